@@ -1,0 +1,1 @@
+"""Brigade: recipes for fine-tuning language models on many processes."""

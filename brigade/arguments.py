@@ -1,0 +1,194 @@
+"""From a run's settings and strategy to Transformers' TrainingArguments: the one place that sets the engines' options."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import ranks
+from .cluster import World
+from .data.sampling import GlobalBatches
+from .errors import UserError
+from .flags import Settings
+from .run import Run
+from .strategy import Strategy, accelerate, deepspeed
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_machine(settings: Settings, strategy: Strategy) -> None:
+    """Hold precision, kernels and strategy against this host's device and compiler. Raises UserError."""
+    import torch
+
+    training, model = settings.recipe.training, settings.recipe.model
+    gpu = torch.cuda.is_available()
+    if training.fp16 and not gpu:
+        raise UserError(settings.place("fp16"), "fp16 needs a GPU, and this host has none", "use bf16, or fp32 (neither)")
+    if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name()
+        raise UserError(settings.place("bf16"), f"{name} has no bf16", "use fp16, or fp32 (neither)")
+    if model.attn_implementation.startswith("flash_attention") and not gpu:
+        problem = f"{model.attn_implementation} needs a GPU, and this host has none"
+        raise UserError(settings.place("attn_implementation"), problem, "use sdpa or eager")
+    if model.attn_implementation.startswith("flash_attention"):
+        from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+        there = is_flash_attn_2_available() if model.attn_implementation.endswith("2") else is_flash_attn_3_available()
+        if not there:
+            problem = f"{model.attn_implementation} is not installed on this host"
+            raise UserError(settings.place("attn_implementation"), problem, "pip install flash-attn, or use sdpa")
+    if model.attn_implementation == "flex_attention" and not gpu:
+        raise UserError(settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU",
+                        "use sdpa or eager")  # fmt: skip
+    if strategy.is_deepspeed:
+        _check_deepspeed(strategy, gpu)
+
+
+def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
+    import ctypes.util
+    import shutil
+    import sysconfig
+
+    assert strategy.ds_config is not None
+    if deepspeed.is_quantised(strategy.ds_config) and not gpu:
+        raise UserError(strategy.source, "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no "
+                        "GPU", "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none")  # fmt: skip
+    compiles = not gpu or "offload_optimizer" in strategy.ds_config["zero_optimization"]
+    if compiles and not shutil.which("g++"):
+        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and there is no g++",
+                        "apt-get install g++")  # fmt: skip
+    if compiles and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and Python.h is missing",
+                        "apt-get install python3-dev")  # fmt: skip
+    if deepspeed.swaps_to_nvme(strategy.ds_config) and not ctypes.util.find_library("aio"):
+        raise UserError(strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev")
+
+
+def prepare_environment(world: World, strategy: Strategy) -> None:
+    """What the engines read from the environment, set once and before any of them is imported.
+
+    - ninja stands beside the interpreter; over ssh and without an activated environment that is not on PATH, and
+      without it every DeepSpeed build dies.
+    - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
+    - accelerate's own variables were read by strategy.choose.
+    """
+    accelerate.clear_environment()
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    if "OMP_NUM_THREADS" not in os.environ:  # torch takes every core for every rank
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // world.local_size))
+    if world.launcher == "python" and strategy.kind != "single":
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(ranks.free_port()))  # fmt: skip
+    _silence(world)
+
+
+def _silence(world: World) -> None:
+    """Rank 0 speaks; the libraries' notes and bars of the others, and what they deprecate, help nobody."""
+    import logging
+    import warnings
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("DS_LOG_LEVEL", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    if not world.speaks:
+        logging.disable(logging.WARNING)
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+
+def load_dtype(settings: Settings, strategy: Strategy) -> "torch.dtype":
+    """The precision to load weights in. DeepSpeed keeps its own fp32 master copy and wants half-precision weights;
+    DDP and FSDP2 train fp32 weights and cast for the computation (autocast, MixedPrecisionPolicy)."""
+    import torch
+
+    training = settings.recipe.training
+    if not strategy.is_deepspeed:
+        return torch.float32
+    return torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
+
+
+def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
+    """TrainingArguments for a run. After this call ZeRO-3 models load shard by shard."""
+    import torch
+    from transformers import TrainingArguments
+    from transformers.utils import logging as transformers_logging
+
+    settings, strategy, batch, world, output_dir = run.settings, run.strategy, run.batch, run.world, run.directory
+    training = settings.recipe.training
+    cpu = not torch.cuda.is_available()
+    if not world.speaks:
+        transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(output_dir / "tensorboard")
+    options: dict[str, Any] = {
+        key: getattr(training, key)
+        for key in ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+                    "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16",
+                    "torch_compile", "seed", "logging_steps", "save_total_limit", "report_to",
+                    "per_device_eval_batch_size", "dataloader_num_workers")
+    }  # fmt: skip
+    if training.optim not in ("lamb", "lars"):
+        options.update(optim=training.optim, optim_args=training.optim_args)
+    if training.activation_checkpointing and strategy.is_fsdp:
+        options["fsdp_config"] = {"activation_checkpointing": True}
+    elif training.activation_checkpointing:
+        # The reentrant form finds no input that requires a gradient where embeddings are frozen, and breaks DDP's hooks.
+        options.update(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False})
+    options |= {"save_strategy": "steps", "save_steps": training.save_steps} if training.save_steps else {
+        "save_strategy": "no"}  # fmt: skip
+    options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps} if training.eval_steps else {}
+    if strategy.is_deepspeed:
+        options["deepspeed"] = deepspeed.fill(strategy.ds_config or {}, world.local_size, _nvme(settings, output_dir))
+    if strategy.is_fsdp:
+        # Sharded checkpoints: a full one would gather the model on rank 0 at every save.
+        wrap = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT"}
+        options.update(fsdp=True, fsdp_config={"version": 2, **wrap, **strategy.fsdp, **options.get("fsdp_config", {})})
+    if strategy.kind == "hsdp":
+        from accelerate import ParallelismConfig
+
+        mesh = {"dp_replicate_size": strategy.replicate, "dp_shard_size": strategy.shard}
+        options["parallelism_config"] = ParallelismConfig(**mesh)
+    steps = GlobalBatches(train_samples, batch.micro, batch.accumulation, 0, batch.data_parallel_size).steps
+    if 0 < training.warmup_steps < 1:  # a share: of the steps that our batches make, not of Trainer's estimate
+        total = training.max_steps if training.max_steps > 0 else steps * training.num_train_epochs
+        options["warmup_steps"] = round(training.warmup_steps * total)
+    arguments = TrainingArguments(
+        output_dir=str(output_dir),
+        per_device_train_batch_size=batch.micro,
+        gradient_accumulation_steps=batch.accumulation,
+        learning_rate=batch.learning_rate,
+        use_cpu=cpu,
+        ddp_backend="gloo" if cpu and world.launcher != "python" else None,
+        ddp_find_unused_parameters=False,
+        eval_on_start=not resuming,
+        disable_tqdm=True,  # watch.progress shows it
+        logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0
+        remove_unused_columns=False,
+        log_level="error",
+        **options,
+    )
+    # The device is settled by now. One process takes one device: Trainer would wrap it in nn.DataParallel.
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    if cpu and strategy.is_fsdp:
+        # AcceleratorState turns to FSDP only from a type of its GPU list, and trains as DDP otherwise, silently.
+        from accelerate.state import DistributedType, PartialState
+
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return arguments
+
+
+def make_trainer(run: Run, model: Any, args: Any, data: Any, tokenizer: Any) -> Any:
+    """The Trainer of a run."""
+    from .trainer import Trainer
+
+    training = run.settings.recipe.training
+    return Trainer(model, args, data, tokenizer, run.world, training.optim, training.optim_args)
+
+
+def _nvme(settings: Settings, output_dir: Path) -> Path:
+    named = settings.recipe.cluster.nvme_path
+    return Path(named).expanduser() if named else output_dir.resolve() / "nvme_offload"

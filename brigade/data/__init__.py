@@ -1,0 +1,1 @@
+"""Chats, templates and tokenizers."""

@@ -1,0 +1,41 @@
+"""Errors of a user's making: where, what, and how to cure it, in at most four lines."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass
+class UserError(Exception):
+    """A mistake in a recipe, a flag, a file or the machine's set-up that the user can cure.
+
+    place: file, key, column or flag, e.g. ``recipes/tiny/full.yaml: training.learning_rate``
+    problem: what is wrong there, with the value that was found
+    cure: what to change
+    """
+
+    place: str
+    problem: str
+    cure: str
+
+    def __post_init__(self) -> None:
+        # Exception keeps what it was built from in args; pickling between ranks rebuilds the error from them.
+        super().__init__(self.place, self.problem, self.cure)
+
+    def __str__(self) -> str:
+        one_line = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
+        place, problem, cure = one_line
+        return f"error: {place}\n  {problem}\n  cure: {cure}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like `name`, or None when nothing comes close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A cure for an unknown name: the nearest known one, or the list of all."""
+    names = sorted(known)
+    best = nearest(name, names)
+    return f"did you mean {best!r}?" if best else f"use one of: {', '.join(names)}"

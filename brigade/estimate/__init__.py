@@ -1,0 +1,1 @@
+"""What hardware can do, and what a model asks of it."""

@@ -1,0 +1,166 @@
+"""A command line of train.py: the recipe it names, with its flags over it.
+
+Every key of a recipe is also a flag; a flag wins over the recipe. This module imports no torch.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from pydantic import ValidationError
+
+from .errors import UserError, did_you_mean
+from .recipe import DEFAULT_RECIPE, OTHER_NAMES, SECTION_OF, SECTIONS, Recipe, find, read_yaml
+
+
+@dataclass
+class Settings:
+    """What one command asks for: a recipe with flags over it, and where the run lies.
+
+    sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
+    overridden: one line per recipe value that a flag replaced
+    """
+
+    recipe: Recipe
+    recipe_path: Path
+    output_dir: Path | None = None
+    resume_from_checkpoint: str | None = None
+    fresh: bool = False
+    rehearse: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+    overridden: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """`qwen3-8b-full` for recipes/qwen3-8b/full.yaml; a run's own run.yaml keeps its directory's name."""
+        if self.recipe_path.name == "run.yaml":
+            return self.recipe_path.parent.name
+        return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
+
+    def place(self, key: str) -> str:
+        """Where a key's value was said, for an error's first line."""
+        return f"{self.sources.get(key, str(self.recipe_path))}: {SECTION_OF.get(key, '?')}.{key}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError("command line", message, "see `python train.py --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="train.py",
+        allow_abbrev=False,
+        description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--recipe", metavar="FILE", help="default: recipes/tiny/full.yaml")
+    run.add_argument("--output_dir", metavar="DIR", help="default: outputs/RECIPE-STRATEGY")
+    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="default: the newest one in the output directory")
+    run.add_argument("--fresh", action="store_true", help="begin anew; an old output directory is moved aside")
+    run.add_argument("--rehearse", action="store_true", help="run the recipe here with tiny shapes and built-in data")
+    run.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # deepspeed injects it
+    for section, model in SECTIONS.items():
+        group = parser.add_argument_group(section)
+        for key, info in model.model_fields.items():
+            names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
+            # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
+            nargs = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
+            group.add_argument(*names, dest=key, metavar="VALUE", help=f"default: {info.get_default()}", **nargs)
+    return parser
+
+
+def load(argv: list[str]) -> Settings:
+    """The settings that a command line of train.py asks for.
+
+    Raises UserError, naming file or flag, key, value and cure.
+    """
+    argv = [_underscores(word) for word in argv]
+    parser = _parser()
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise _unknown_flag(unknown[0], parser)
+    given = {key: value for key, value in vars(options).items() if key in SECTION_OF and value is not None}
+    path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
+    document = read_yaml(path)
+    document.pop("run", None)  # run.yaml's record of hosts and versions
+    unknown_sections = set(document) - set(SECTIONS)
+    if unknown_sections:
+        name = sorted(map(str, unknown_sections))[0]
+        home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else did_you_mean(name, SECTIONS)
+        raise UserError(f"{path}: {name}", "there is no such section", home)
+    settings = Settings(
+        Recipe.model_construct(), path, Path(options.output_dir) if options.output_dir else None,
+        options.resume_from_checkpoint, options.fresh, options.rehearse,
+    )  # fmt: skip
+    for key, text in given.items():
+        section = document.setdefault(SECTION_OF[key], {}) if document.get(SECTION_OF[key], {}) is not None else {}
+        if not isinstance(section, dict):
+            break  # validation below says so
+        value = _scalar(text)
+        if key in section and section[key] != value:
+            settings.overridden.append(f"--{key} {text} (the recipe says {section[key]})")
+        section[key] = value
+        document[SECTION_OF[key]] = section
+        settings.sources[key] = f"flag --{key}"
+    _one_strategy_flag(given, document)
+    try:
+        settings.recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        raise _explain(error, settings, document) from None
+    return settings
+
+
+def _underscores(word: str) -> str:
+    """`--max-steps=3` as `--max_steps=3`: both spellings are in use."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _scalar(text: Any) -> Any:
+    try:
+        return yaml.safe_load(text) if isinstance(text, str) and text.strip() else text
+    except yaml.YAMLError:
+        return text
+
+
+def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any]) -> None:
+    """A strategy flag replaces the recipe's strategy as a whole; two of them contradict each other."""
+    pair = ("ds_config", "accelerate_config")
+    said = [key for key in pair if key in given]
+    if len(said) == 2:
+        raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
+    cluster = document.get("cluster")
+    if said and isinstance(cluster, dict):
+        cluster.pop(pair[1 - pair.index(said[0])], None)
+
+
+def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> UserError:
+    name = word.split("=")[0].lstrip("-")
+    if not word.startswith("-"):
+        return UserError("command line", f"unexpected word {word!r}", "flags are written --name value")
+    known = {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    cure = OTHER_NAMES.get(name) or did_you_mean(name, known)
+    return UserError(f"flag --{name}", "there is no such flag", cure)
+
+
+def _explain(error: ValidationError, settings: Settings, document: dict[str, Any]) -> UserError:
+    """The first of pydantic's complaints, in our words."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    section, key = location[0], location[1] if len(location) > 1 else ""
+    source = settings.sources.get(key, str(settings.recipe_path))
+    place = f"{source}: {section}.{key}" if key else f"{source}: {section}"
+    if first["type"] == "extra_forbidden":
+        home = SECTION_OF.get(key)
+        cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
+        return UserError(place, f"there is no such key (its value: {first['input']!r})", cure)
+    if first["type"] == "missing":
+        return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
+    wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    value = document.get(section, {}).get(key) if isinstance(document.get(section), dict) else first["input"]
+    return UserError(place, f"{value!r} is not {wanted}", f"give {wanted}")

@@ -1,0 +1,120 @@
+"""The model and its tokenizer: from the Hub, from a local directory, or built from a config.json with random weights."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .data import builtin
+from .data.encode import cache_directory
+from .data.sources import BUILT_IN
+from .errors import UserError
+from .flags import Settings
+from .recipe import REPOSITORY
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+def location(settings: Settings) -> str:
+    """model_name_or_path as a path where it is a local directory (here or in the repository), else as a Hub name."""
+    name = settings.recipe.model.model_name_or_path
+    for candidate in (Path(name).expanduser(), REPOSITORY / name):
+        if candidate.is_dir():
+            return str(candidate)
+    return name
+
+
+def load_config(settings: Settings) -> "PreTrainedConfig":
+    """The model's configuration. Raises UserError when it is not there or its positions are fewer than max_length."""
+    from transformers import AutoConfig
+
+    model, data = settings.recipe.model, settings.recipe.data
+    place = settings.place("model_name_or_path")
+    try:
+        config = AutoConfig.from_pretrained(
+            location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
+        raise UserError(place, f"{model.model_name_or_path!r} has no usable config: {_first_line(error)}",
+                        "give a name on the Hub or a directory with a config.json") from None  # fmt: skip
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and data.max_length > positions:
+        raise UserError(settings.place("max_length"), f"{data.max_length} tokens, but the model has positions for {positions}",
+                        f"set max_length to at most {positions}")  # fmt: skip
+    return config
+
+
+def load_tokenizer(settings: Settings) -> "PreTrainedTokenizerBase":
+    """The tokenizer, with a padding token. Raises UserError when there is none."""
+    from transformers import AutoTokenizer
+
+    model = settings.recipe.model
+    name = model.tokenizer_name_or_path or location(settings)
+    if name == BUILT_IN:
+        name = str(builtin.ensure(cache_directory()).tokenizer)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except Exception as error:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"no tokenizer at {name!r}: {_first_line(error)}",
+                        "name a tokenizer, or `python-docs` for the built-in one") from None  # fmt: skip
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def weights(settings: Settings, config: "PreTrainedConfig") -> str:
+    """Where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
+    if settings.recipe.model.from_scratch:
+        return materialise(config, settings.recipe.training.seed)
+    return location(settings)
+
+
+def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
+    """The model from `source` in `dtype`. Under ZeRO-3 TrainingArguments must exist by now: it is then loaded shard
+    by shard, and never whole on one rank."""
+    from transformers import AutoModelForCausalLM
+
+    model = settings.recipe.model
+    return AutoModelForCausalLM.from_pretrained(
+        source,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        attn_implementation=model.attn_implementation,
+        dtype=dtype,
+    )
+
+
+def materialise(config: "PreTrainedConfig", seed: int) -> str:
+    """A directory in the cache with random weights for `config`, the same for the same seed.
+
+    Random weights go through a directory so that every strategy loads them as it would load a real model: built in
+    place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
+    exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
+    """
+    import torch
+    from filelock import FileLock
+    from transformers import AutoModelForCausalLM
+
+    text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
+    folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "complete").exists():
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+            (folder / "complete").touch()
+    return str(folder)
+
+
+def parameter_count(model: Any) -> int:
+    """Parameters of the whole model, also where this rank holds a shard (DeepSpeed's ds_numel, DTensor's numel)."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

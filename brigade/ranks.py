@@ -1,0 +1,139 @@
+"""All ranks as one program: the process group, agreement before the model is built, and one voice for errors.
+
+A launcher kills the other ranks as soon as one leaves, so a message that the wrong rank prints a second later is lost
+(seen under torchrun, accelerate and deepspeed). Hence: before the model is built every rank takes part in one
+exchange of errors, the first that has one speaks for all, and the others leave only when it has spoken.
+"""
+
+import datetime
+import os
+import socket
+import sys
+import traceback
+from contextlib import contextmanager
+from typing import Any
+
+from .cluster import World
+from .errors import UserError
+
+# Longer than any download or tokenisation should keep other ranks waiting; NCCL's own default is 10 minutes.
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=60)
+
+
+def start(world: World, alone: bool = False) -> None:
+    """Start torch's process group, once. A process that nothing launched needs none, unless `alone` asks for a group
+    of one, as ZeRO and FSDP do.
+
+    On GPU hosts the group has NCCL for GPU tensors and gloo for CPU ones, so that agreement between ranks
+    never depends on a healthy NCCL.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized() or (world.launcher == "python" and not alone):
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        backend = "gloo"
+    dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
+
+
+def gather(value: Any) -> list[Any]:
+    """`value` (any picklable object) of every rank, in rank order, on every rank."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def barrier() -> None:
+    """Wait until every rank is here (over gloo where the group has it)."""
+    gather(None)
+
+
+@contextmanager
+def agreed(world: World):
+    """Run a step that may fail on some ranks; leave it only when it went well on all of them.
+
+    Raises SystemExit(2) everywhere if any rank raised a UserError, SystemExit(1) for any other exception, after
+    exactly one rank, the lowest that failed, has printed why, with its host's name.
+    """
+    error: BaseException | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    mine = None if error is None else (_message(error, world), 2 if isinstance(error, UserError) else 1)
+    start(world)
+    verdicts = gather(mine)
+    failed = [rank for rank, verdict in enumerate(verdicts) if verdict]
+    if not failed:
+        return
+    message, code = verdicts[failed[0]]
+    if world.rank == failed[0]:
+        print(message, file=sys.stderr, flush=True)
+    barrier()  # nobody leaves before the one who speaks has spoken
+    finish()
+    raise SystemExit(code)
+
+
+def fail(error: BaseException, world: World) -> None:
+    """Report an error of the running training and leave at once with exit code 1, or 2 for a UserError.
+
+    The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
+    Leaves by os._exit: destructors of a half-dead process group hang, and a rank that hangs keeps all others.
+    """
+    first = True
+    try:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            from torch.distributed.distributed_c10d import _get_default_store
+
+            store = _get_default_store()
+            store.set_timeout(datetime.timedelta(seconds=5))
+            first = store.add("brigade/failed", 1) == 1
+    except Exception:  # the store died with rank 0: somebody else was first
+        first = False
+    if first:
+        print(_message(error, world), file=sys.stderr, flush=True)
+    else:
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        print(f"rank {world.rank} on {world.host} stops because another rank failed first ({reason})", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2 if isinstance(error, UserError) else 1)
+
+
+def finish() -> None:
+    """Leave the process group in step: gloo's teardown can abort a finished run when one rank is early (exit -6)."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _message(error: BaseException, world: World) -> str:
+    where = f"on {world.host}, rank {world.rank} of {world.size}"
+    if isinstance(error, UserError):
+        first, *rest = str(error).splitlines()
+        return "\n".join([f"error {where}: {first.removeprefix('error: ')}", *rest])
+    # Frames of the engines' insides help nobody: the last ones say what broke.
+    text = "".join(traceback.format_exception(error)).rstrip()
+    lines = text.splitlines()
+    if len(lines) > 40:
+        lines = lines[:2] + [f"  ... {len(lines) - 32} lines ..."] + lines[-30:]
+    return "\n".join([f"error {where}: {type(error).__name__}", *lines])

@@ -1,0 +1,237 @@
+"""A recipe: its schema, its batch arithmetic and its identity. How a command line becomes one: flags.py.
+
+Keys are Hugging Face's own names (TrainingArguments, TRL's SFTConfig), grouped under model, data, training and cluster.
+This module imports no torch.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from .errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
+
+# Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
+_APART_FROM_IDENTITY = {"identity": False}
+Watching = Annotated[int, Field(json_schema_extra=_APART_FROM_IDENTITY, ge=1)]
+Positive = Annotated[int, Field(ge=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelSection(Section):
+    model_name_or_path: str
+    """A name on the Hub, or a local directory in Hugging Face format."""
+    revision: str | None = None
+    from_scratch: bool = False
+    """Build random weights from the directory's config.json (with the run's seed) instead of loading any."""
+    tokenizer_name_or_path: str | None = None
+    """Default: the model's own. `python-docs`: the byte-level BPE that is trained with the built-in data."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "sdpa"
+    trust_remote_code: bool = False
+
+
+class DataSection(Section):
+    dataset_name: str | None = None
+    """A name on the Hub, a directory of datasets.save_to_disk, or `python-docs` (built in, nothing downloaded)."""
+    dataset_config_name: str | None = None
+    train_file: str | None = None
+    """A JSONL file of chats: one object a line, {"messages": [{"role": ..., "content": ...}, ...]}."""
+    validation_file: str | None = None
+    validation_split: float = Field(0.02, gt=0, lt=1)
+    """The share held out where the data has no validation part of its own."""
+    chat_template: str | None = None
+    """Default: the tokenizer's own. A name in brigade/data/templates/ or a .jinja file; needs generation marks."""
+    max_length: int = Field(2048, ge=8)
+    """Longest sequence in tokens; longer samples are cut."""
+    max_train_samples: Positive | None = None
+    max_eval_samples: Positive | None = None
+
+
+class TrainingSection(Section):
+    global_batch_size: Positive
+    """Sequences per optimizer step over all ranks. Accumulation follows: global / (micro-batch x data-parallel size)."""
+    reference_batch_size: Positive | None = None
+    """The global batch that learning_rate was chosen for; default: global_batch_size of the recipe itself."""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows when the global batch differs from the reference batch."""
+    per_device_train_batch_size: Positive | Literal["auto"] = Field("auto", json_schema_extra=_APART_FROM_IDENTITY)
+    """Micro-batch in sequences. auto: the largest up to 8 that divides what each rank has to do."""
+    per_device_eval_batch_size: Watching = 8
+    num_train_epochs: float = Field(1.0, gt=0)
+    max_steps: int = Field(-1, ge=-1)
+    learning_rate: float = Field(2e-5, gt=0)
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
+    ] = "cosine"
+    lr_scheduler_kwargs: dict[str, Any] = {}
+    warmup_steps: AtLeastZero = 0
+    """Below 1: a share of all steps."""
+    weight_decay: AtLeastZero = 0.0
+    max_grad_norm: AtLeastZero = 1.0
+    """0: no clipping."""
+    optim: Literal["adamw_torch", "adamw_torch_fused", "sgd", "adafactor", "lamb", "lars"] = "adamw_torch"
+    optim_args: str | None = None
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    bf16: bool = False
+    fp16: bool = False
+    activation_checkpointing: bool = False
+    torch_compile: bool = False
+    seed: int = Field(42, ge=0)
+    logging_steps: Watching = 1
+    eval_steps: Watching | None = None
+    """Held-out loss every so many steps; always before the first and after the last."""
+    save_steps: Watching | None = 500
+    save_total_limit: Watching | None = 3
+    report_to: list[Literal["tensorboard", "wandb"]] = Field(["tensorboard"], json_schema_extra=_APART_FROM_IDENTITY)
+    dataloader_num_workers: Annotated[int, Field(ge=0, json_schema_extra=_APART_FROM_IDENTITY)] = 0
+
+
+class ClusterSection(Section):
+    """The machine a recipe was made for, and by default its strategy. None of it changes what the run computes."""
+
+    hostfile: str | None = None
+    gpu: str | None = None
+    ds_config: str | dict[str, Any] | None = None
+    accelerate_config: str | dict[str, Any] | None = None
+    nvme_path: str | None = None
+    """Where NVMe offload swaps to; default: a folder in the output directory."""
+
+
+class Recipe(Section):
+    model: ModelSection
+    data: DataSection
+    training: TrainingSection
+    cluster: ClusterSection = ClusterSection()
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelSection, "data": DataSection, "training": TrainingSection, "cluster": ClusterSection,
+}  # fmt: skip
+SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
+
+# What people write from habit, and what it is called here.
+OTHER_NAMES = {
+    "gradient_accumulation_steps": "it follows from global_batch_size / (micro-batch x ranks): set global_batch_size",
+    "gradient_checkpointing": "it is called activation_checkpointing since Transformers 5.23",
+    "max_seq_length": "it is called max_length, as in TRL",
+    "block_size": "it is called max_length, as in TRL",
+    "batch_size": "set global_batch_size (all ranks) and, if you must, per_device_train_batch_size (one rank)",
+    "train_batch_size": "set global_batch_size (all ranks) and, if you must, per_device_train_batch_size (one rank)",
+    "model": "set model_name_or_path",
+    "epochs": "set num_train_epochs",
+    "lr": "set learning_rate",
+    "warmup_ratio": "set warmup_steps: below 1 it is a share of all steps, as in Transformers 5",
+    "evaluation_strategy": "set eval_steps",
+    "eval_strategy": "set eval_steps",
+    "save_strategy": "set save_steps",
+    "fsdp": "set --accelerate_config accelerate_configs/fsdp2_1x2.yaml",
+    "mixed_precision": "set bf16 or fp16",
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arithmetic of one optimizer step: global_size = micro x accumulation x data_parallel_size sequences.
+
+    learning_rate: after scaling with the global batch.
+    """
+
+    global_size: int
+    micro: int
+    accumulation: int
+    data_parallel_size: int
+    learning_rate: float
+
+    def __str__(self) -> str:
+        return (f"{self.global_size} sequences = micro-batch {self.micro} x accumulation {self.accumulation} "
+                f"x {self.data_parallel_size} data-parallel ranks")  # fmt: skip
+
+
+def batch_arithmetic(training: TrainingSection, data_parallel_size: int, place: str) -> Batch:
+    """Fill accumulation (and an "auto" micro-batch) so that the global batch stays what the recipe says.
+
+    Learning-rate scaling (Goyal et al. 2017, linear; Krizhevsky 2014, sqrt): lr x (global / reference) or its root.
+    Raises UserError at `place` when micro-batch x ranks does not divide the global batch.
+    """
+    size, ranks = training.global_batch_size, data_parallel_size
+    if size % ranks:
+        near = sorted({max(ranks, size // ranks * ranks), math.ceil(size / ranks) * ranks})
+        raise UserError(place, f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
+                        f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}")  # fmt: skip
+    share = size // ranks
+    micro = training.per_device_train_batch_size
+    if micro == "auto":
+        micro = max(m for m in range(1, 9) if share % m == 0)
+    if share % micro:
+        fits = [str(m) for m in range(1, share + 1) if share % m == 0]
+        raise UserError(
+            place,
+            f"global_batch_size {size} is not micro-batch {micro} x {ranks} ranks x a whole number of accumulation steps",
+            f"set per_device_train_batch_size to {'one of ' if len(fits) > 1 else ''}{', '.join(fits[:8])}",
+        )
+    factor = size / (training.reference_batch_size or size)
+    scale = {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[training.learning_rate_scaling]
+    return Batch(size, micro, share // micro, ranks, training.learning_rate * scale)
+
+
+def identity(recipe: Recipe, strategy: Any) -> str:
+    """A hash of what a run computes: the recipe and how states are sharded, hosts, machine and watching aside."""
+    kept: dict[str, Any] = {}
+    for name, model in SECTIONS.items():
+        if name == "cluster":
+            continue
+        values = getattr(recipe, name).model_dump(mode="json")
+        for key, info in model.model_fields.items():
+            if _marked_apart(info):
+                values.pop(key)
+        kept[name] = values
+    text = json.dumps([kept, strategy], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def find(name: str, place: str, what: str) -> Path:
+    """A file or directory named by a user: as seen from here, or else from the repository's root.
+
+    Raises UserError at `place` when there is neither.
+    """
+    for candidate in (Path(name).expanduser(), REPOSITORY / name):
+        if candidate.exists():
+            return candidate
+    raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY.name}/", "check the path's spelling")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping. Raises UserError with the line for anything else."""
+    if path.is_dir():
+        raise UserError(str(path), "it is a directory, not a file", f"name one of its files, e.g. {path / 'full.yaml'}")
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}", f"not YAML: {getattr(error, 'problem', error)}", "mend that line") from None
+    if not isinstance(document, dict):
+        raise UserError(str(path), f"holds {type(document).__name__}, not keys and values", "see recipes/tiny/full.yaml")
+    return document
+
+
+def _marked_apart(info: Any) -> bool:
+    extra = info.json_schema_extra
+    if extra is None:  # Annotated[...] | None keeps the mark inside the union
+        extra = next((e for arg in getattr(info.annotation, "__args__", ()) for m in getattr(arg, "__metadata__", ())
+                      if (e := getattr(m, "json_schema_extra", None))), None)  # fmt: skip
+    return extra == _APART_FROM_IDENTITY

@@ -1,0 +1,233 @@
+"""A run's directory: who it belongs to, what was resolved (run.yaml), where it stands, and whether it succeeded."""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import ranks
+from .cluster import World
+from .errors import UserError
+from .flags import Settings
+from .recipe import REPOSITORY, Batch, identity
+from .strategy import Strategy
+
+RECORD = "run.yaml"
+SUCCESS = "success.json"
+_PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
+
+
+@dataclass
+class Run:
+    """One run and its directory.
+
+    identity: hash of what it computes; a directory belongs to one identity
+    """
+
+    settings: Settings
+    strategy: Strategy
+    world: World
+    batch: Batch
+    identity: str
+    directory: Path
+
+    @property
+    def finished(self) -> bool:
+        """True when train.py reached its end here; no launcher's exit code says that as surely."""
+        return not self.settings.fresh and (self.directory / SUCCESS).exists()
+
+
+def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
+    """The run that these settings ask for. Looks only, changes nothing.
+
+    Raises UserError when its directory holds another run, or something that is no run.
+    """
+    directory = settings.output_dir or Path("outputs") / f"{settings.name}-{strategy.name}"
+    run = Run(settings, strategy, world, batch, identity(settings.recipe, strategy.identity()), directory)
+    if settings.fresh or not directory.exists() or not any(directory.iterdir()):
+        return run
+    record = directory / RECORD
+    if not record.exists():
+        raise UserError(str(directory), "the output directory holds files, but no run.yaml: it is not a run's",
+                        "give another --output_dir, or --fresh to move it aside")  # fmt: skip
+    old = (yaml.safe_load(record.read_text()) or {}).get("run", {})
+    if old.get("identity") != run.identity:
+        raise UserError(
+            str(directory),
+            f"it holds another run: {_difference(yaml.safe_load(record.read_text()), run)}",
+            "give another --output_dir, or --fresh to move that run aside",
+        )
+    return run
+
+
+def claim(run: Run, fingerprint: str) -> None:
+    """After all agreed, on one rank: move an old run aside if --fresh, and write run.yaml. The others wait."""
+    hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
+    if run.world.speaks:
+        _claim(run, fingerprint, hosts)
+    ranks.barrier()
+
+
+def checkpoint_to_resume(run: Run) -> Path | None:
+    """The checkpoint to continue from: the one asked for, else the newest whole one in the run's directory.
+
+    Trainer writes trainer_state.json last, so a checkpoint with it is whole. Raises UserError for a named directory
+    that is no checkpoint.
+    """
+    named = run.settings.resume_from_checkpoint
+    if named:
+        if not (Path(named) / "trainer_state.json").is_file():
+            raise UserError("flag --resume_from_checkpoint", f"{named!r} is not a checkpoint: no trainer_state.json in it",
+                            "name a checkpoint-N directory, or leave the flag out to take the newest")  # fmt: skip
+        return Path(named)
+    if run.settings.fresh:
+        return None
+    steps = {
+        int(path.name.rpartition("-")[2]): path
+        for path in run.directory.glob("checkpoint-*")
+        if path.name.rpartition("-")[2].isdigit() and (path / "trainer_state.json").is_file()
+    }
+    return steps[max(steps)] if steps else None
+
+
+def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
+    directory = run.directory
+    if run.settings.fresh and directory.exists():
+        number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
+        directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
+    directory.mkdir(parents=True, exist_ok=True)
+    recipe = run.settings.recipe.model_dump(mode="json")
+    if run.strategy.ds_config is not None:  # inline, so that run.yaml repeats the run even when the file changes
+        recipe["cluster"] |= {"ds_config": run.strategy.ds_config, "accelerate_config": None}
+    elif run.strategy.is_fsdp:
+        mesh = {"dp_replicate_size": run.strategy.replicate, "dp_shard_size": run.strategy.shard}
+        accelerate = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2} | {
+            f"fsdp_{key}": value for key, value in run.strategy.fsdp.items()}, "parallelism_config": mesh}  # fmt: skip
+        recipe["cluster"] |= {"ds_config": None, "accelerate_config": accelerate}
+    record = {
+        "identity": run.identity,
+        "data": fingerprint,
+        "strategy": {"kind": run.strategy.kind, "name": run.strategy.name, "from": run.strategy.source},
+        "batch": str(run.batch),
+        "learning_rate": run.batch.learning_rate,
+        "ranks": run.world.size,
+        "hosts": hosts,
+        "launcher": run.world.launcher,
+        "overridden": run.settings.overridden,
+        "command": " ".join(sys.argv),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+        "commit": git_commit(),
+    }
+    text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
+    text += yaml.safe_dump({**recipe, "run": record}, sort_keys=False, width=120)
+    temporary = directory / f".{RECORD}"
+    temporary.write_text(text)
+    temporary.replace(directory / RECORD)
+
+
+def check_data(run: Run, fingerprint: str) -> None:
+    """Raises UserError when the directory's run was trained on other data than there is now."""
+    record = run.directory / RECORD
+    if run.settings.fresh or not record.exists():
+        return
+    old = yaml.safe_load(record.read_text())["run"].get("data")
+    if old != fingerprint:
+        raise UserError(str(record), f"the data or the tokenizer changed since this run began ({old} became {fingerprint})",
+                        "bring the old data back, or begin anew with --fresh")  # fmt: skip
+
+
+def succeed(run: Run, state: Any, held_out_loss: float) -> None:
+    """On one rank, as the very last thing: write the marker that means success, and say where everything lies."""
+    if not run.world.speaks:
+        return
+    before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
+    figures = {
+        "identity": run.identity,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "steps": state.global_step,
+        "held_out_loss_before": before,
+        "held_out_loss": held_out_loss,
+    }
+    temporary = run.directory / f".{SUCCESS}"
+    temporary.write_text(json.dumps(figures, indent=2) + "\n")
+    temporary.replace(run.directory / SUCCESS)
+    print(f"Held-out loss {before:.4f} before, {held_out_loss:.4f} after {state.global_step} steps." if before else
+          f"Held-out loss {held_out_loss:.4f} after {state.global_step} steps.")  # fmt: skip
+    print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
+          f"the resolved run in {run.directory / RECORD}.", flush=True)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def git_commit() -> str | None:
+    """The repository's commit, with a + when files differ from it; None outside of git."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _difference(old: dict[str, Any], run: Run) -> str:
+    """The first key in which a directory's run differs from this one."""
+    new = run.settings.recipe.model_dump(mode="json")
+    for section in ("model", "data", "training"):
+        for key, value in new[section].items():
+            before = (old.get(section) or {}).get(key)
+            if before != value and key not in ("per_device_train_batch_size", "report_to"):
+                return f"{section}.{key} is {before!r} there and {value!r} here"
+    there = old.get("run", {}).get("strategy", {}).get("name")
+    return f"its strategy is {there!r} there and {run.strategy.name!r} here"
+
+
+def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
+    """Print the resolved run as a short table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from .models import parameter_count
+
+    training, world, strategy = run.settings.recipe.training, run.world, run.strategy
+    precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
+    parameters = parameter_count(trainer.model)
+    lines = {
+        "recipe": f"{run.settings.recipe_path}, run {run.identity}",
+        "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
+        "data": f"{len(data.train):,} training and {len(data.heldout):,} held-out samples"
+        + (f", {data.cut:,} cut to max_length" if data.cut else "")
+        + (f", {data.dropped:,} without a supervised token dropped" if data.dropped else ""),
+        "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
+        f"device {trainer.args.device.type}",
+        "strategy": f"{strategy.name} (from {strategy.source})",
+        "global batch": str(run.batch),
+        "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
+        "output": str(run.directory),
+    }
+    if checkpoint:
+        lines["continues"] = f"from {checkpoint}"
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in lines.items():
+        table.add_row(key, value)
+    console = Console()
+    console.print(table)
+    for note in run.settings.overridden:
+        console.print(f"overridden: {note}")

@@ -1,0 +1,118 @@
+"""What is sharded over what, wherever it was said: a ds_config, an accelerate config, or the launcher's environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..cluster import World
+from ..errors import UserError
+from ..flags import Settings
+from . import accelerate, deepspeed
+
+Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
+
+# These look at the norm or the shape of a whole parameter. DeepSpeed hands the optimizer one flat slice per rank, so
+# they would compute something else on every world size (measured: docs/parity.md).
+NEED_WHOLE_PARAMETERS = ("lamb", "lars", "adafactor")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How one run's parameters, gradients and optimizer states lie on its ranks.
+
+    kind: what is sharded: nothing (single, ddp), optimizer states (zero1), and gradients (zero2), and parameters
+        (zero3, fsdp2; hsdp shards within groups of `shard` ranks and replicates over `replicate` of them)
+    name: short, for the output directory: a ds_config's file name, or the kind
+    source: who said so: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
+    ds_config: DeepSpeed's configuration with its "auto"s, or None
+    fsdp: options of TrainingArguments.fsdp_config
+    """
+
+    kind: Kind
+    name: str
+    source: str
+    ds_config: dict[str, Any] | None = None
+    fsdp: dict[str, Any] = field(default_factory=dict)
+    replicate: int = 1
+    shard: int = 1
+
+    @property
+    def is_deepspeed(self) -> bool:
+        return self.ds_config is not None
+
+    @property
+    def is_fsdp(self) -> bool:
+        return self.kind in ("fsdp2", "hsdp")
+
+    def identity(self) -> Any:
+        """What of the strategy belongs to a run's identity (JSON-able); the world size does not."""
+        return [self.kind, self.ds_config, self.fsdp]
+
+
+def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:
+    """The run's strategy. A flag wins over the launcher's environment, that wins over the recipe.
+
+    Without any of them: one process alone, or DDP. Raises UserError for a file that is missing, malformed or at
+    odds with the recipe, and for a strategy that cannot run with this world size or optimizer.
+    """
+    env = os.environ if env is None else env
+    cluster = settings.recipe.cluster
+    by_flag = {key for key in ("ds_config", "accelerate_config") if settings.sources.get(key, "").startswith("flag")}
+    plain = Strategy("single" if world.size == 1 else "ddp", "single" if world.size == 1 else "ddp", "the world size")
+
+    launched = accelerate.from_environment(env) if not by_flag else None
+    if launched:
+        strategy = _from_accelerate(launched, "accelerate launch", plain, settings)
+        named = cluster.ds_config or cluster.accelerate_config
+        if named:
+            settings.overridden.append(f"accelerate launch says {strategy.name} (the recipe says {_label(named)})")
+    elif cluster.ds_config not in (None, "none"):
+        strategy = _from_ds_config(cluster.ds_config, settings.place("ds_config"), settings)
+    elif cluster.accelerate_config not in (None, "none"):
+        read = accelerate.read(cluster.accelerate_config, settings.place("accelerate_config"))
+        strategy = _from_accelerate(read, settings.place("accelerate_config"), plain, settings)
+    else:
+        strategy = plain
+    _check(strategy, settings, world)
+    return strategy
+
+
+def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
+    name, config = deepspeed.read(source, place)
+    deepspeed.check(config, name, settings)
+    stage = config["zero_optimization"]["stage"]
+    short = name.rsplit("/", 1)[-1].removesuffix(".json")
+    return Strategy(f"zero{stage}", short if isinstance(source, str) else f"zero{stage}", place, ds_config=config)  # type: ignore[arg-type]
+
+
+def _from_accelerate(read: accelerate.Read, place: str, plain: Strategy, settings: Settings) -> Strategy:
+    accelerate.check_precision(read, place, settings.recipe.training.bf16, settings.recipe.training.fp16)
+    if read.ds_config is not None:
+        return _from_ds_config(read.ds_config, place, settings)
+    if read.fsdp is None:
+        return Strategy(plain.kind, plain.name, place)
+    kind: Kind = "hsdp" if read.replicate > 1 else "fsdp2"
+    return Strategy(kind, kind, place, fsdp=read.fsdp, replicate=read.replicate, shard=read.shard)
+
+
+def _check(strategy: Strategy, settings: Settings, world: World) -> None:
+    training = settings.recipe.training
+    if strategy.is_deepspeed and training.optim in NEED_WHOLE_PARAMETERS:
+        raise UserError(
+            settings.place("optim"),
+            f"{training.optim} needs whole parameters, but {strategy.name} hands the optimizer flat slices of them",
+            "use DDP (--ds_config none) or FSDP2 (--accelerate_config ...), or optim adamw_torch",
+        )
+    if strategy.kind == "hsdp" and strategy.replicate * strategy.shard != world.size:
+        raise UserError(
+            strategy.source,
+            f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard} is not the world size {world.size}",
+            f"set both so that their product is {world.size}",
+        )
+    if training.bf16 and training.fp16:
+        raise UserError(settings.place("fp16"), "both bf16 and fp16 are true", "keep bf16, or fp16 on older GPUs")
+
+
+def _label(named: str | dict[str, Any]) -> str:
+    return named if isinstance(named, str) else "its own"

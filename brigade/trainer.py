@@ -1,0 +1,136 @@
+"""Brigade's Trainer: sampling and evaluation that are exact at any world size, and a bridge to the engines' quirks."""
+
+import math
+import time
+from typing import Any
+
+import torch
+import transformers
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from . import ranks
+from .cluster import World
+from .data.encode import Encoded
+from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
+from .models import parameter_count
+from .watch.meter import Meter, model_shape
+from .watch.progress import Progress
+
+
+class Trainer(transformers.Trainer):
+    """Transformers' Trainer over our own batches.
+
+    Accelerate never sees the data loaders: it would shard them once more and repeat samples at an epoch's end.
+    Losses are sums over supervised tokens divided by their number over the global batch (Transformers does that when
+    the model takes num_items_in_batch), so neither accumulation nor the number of ranks changes them.
+    """
+
+    def __init__(
+        self, model: Any, args: Any, data: Encoded, tokenizer: Any, world: World, optimizer: str, optim_args: str | None
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=data.train,
+            eval_dataset=data.heldout,
+            processing_class=tokenizer,
+            optimizer_cls_and_kwargs=_whole_parameter_optimizer(optimizer, args, optim_args),
+        )
+        self.world = world
+        self.pad_token_id = tokenizer.pad_token_id
+        self.remove_callback(PrinterCallback)
+        if world.speaks:
+            self.add_callback(Progress())
+        self.meter = Meter(parameter_count(model), *model_shape(model.config))
+        self._evaluated_at: int | None = None
+
+    # ---- batches -------------------------------------------------------------------------------------------------
+    def _loader(self, dataset: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
+        batches = GlobalBatches(len(dataset), micro, accumulation, self.world.rank, self.world.size, seed)
+        samples = WithFiller(dataset, self.pad_token_id)
+        return Loader(samples, batches, self.pad_token_id, self.args.dataloader_num_workers)
+
+    def get_train_dataloader(self) -> Loader:
+        args = self.args
+        return self._loader(
+            self.train_dataset, args.per_device_train_batch_size, args.gradient_accumulation_steps, args.seed
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        return self._loader(dataset, self.args.per_device_eval_batch_size, 1, None)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        self.meter.start()
+        began = time.perf_counter()
+        micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
+        self.meter.count(micro_batches, time.perf_counter() - began)
+        return micro_batches, self._get_num_items_in_batch(micro_batches, device)
+
+    # ---- evaluation ----------------------------------------------------------------------------------------------
+    def evaluation_loop(self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
+                        ignore_keys: Any = None, metric_key_prefix: str = "eval") -> EvalLoopOutput:  # fmt: skip
+        """Mean cross-entropy in nats per supervised token over the whole held-out set, each sample once.
+
+        Sums are taken per micro-batch and added in float64, so world size and batch size do not show in the result.
+        """
+        # The model that train() wrapped: evaluating before it would train DDP unwrapped and crash ZeRO-3.
+        model = self.model_wrapped
+        if not self.is_in_train and self.world.size > 1 and model is self.model and not self.is_fsdp_enabled:
+            raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
+        model.eval()
+        total = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            for inputs in dataloader:
+                inputs = self._prepare_inputs(inputs)
+                supervised = int((inputs["labels"][:, 1:] != IGNORED).sum())
+                with self.compute_loss_context_manager():
+                    loss = model(**inputs, num_items_in_batch=1).loss  # 1: the sum over tokens, not their mean
+                total += torch.tensor([float(loss), supervised], dtype=torch.float64)
+        model.train()
+        loss_sum, tokens = (math.fsum(column) for column in zip(*ranks.gather(total.tolist()), strict=True))
+        metrics = {f"{metric_key_prefix}_loss": loss_sum / tokens}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))  # type: ignore[arg-type]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with self.meter.pause():
+            metrics = super().evaluate(*args, **kwargs)
+        self._evaluated_at = self.state.global_step
+        return metrics
+
+    def final_evaluation(self) -> float:
+        """Held-out loss of the trained model, computed now unless the last step's evaluation just did."""
+        if self._evaluated_at != self.state.global_step:
+            self.evaluate()
+        return [entry["eval_loss"] for entry in self.state.log_history if "eval_loss" in entry][-1]
+
+    # ---- watching and saving -------------------------------------------------------------------------------------
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs.update(self.meter.report())
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with self.meter.pause():
+            super()._save_checkpoint(model, trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save in Hugging Face format. FSDP checkpoints stay sharded; only a model asked for by name is gathered."""
+        if self.is_fsdp_enabled and not _internal_call:
+            self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
+        else:
+            super().save_model(output_dir, _internal_call)
+
+
+def _whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]] | None:
+    """LAMB and LARS from pytorch-optimizer; foreach off, for its fused path mixes DTensors with plain tensors."""
+    if name not in ("lamb", "lars"):
+        return None
+    from pytorch_optimizer import LARS, Lamb
+
+    options = {key: float(value) for key, value in (pair.split("=") for pair in (optim_args or "").split(",") if pair)}
+    common = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "foreach": False}
+    if name == "lars":
+        return LARS, common | options
+    return Lamb, common | {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options

@@ -1,0 +1,99 @@
+"""Throughput, data waiting, balance between ranks and peak memory, measured between two log lines."""
+
+import resource
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import ranks
+from ..data.sampling import IGNORED
+from ..estimate import hardware
+
+
+class Meter:
+    """Counts what happens between two calls of `report`; pauses during evaluation and checkpoints.
+
+    `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
+    """
+
+    def __init__(self, parameters: int, layers: int | None, hidden_size: int | None) -> None:
+        self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
+        self.device_name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        self.began: float | None = None
+        self.waited = self.paused = 0.0
+        self.steps = self.tokens = self.squared_lengths = 0
+
+    def start(self) -> None:
+        """Start the clock with the first step of training; later calls do nothing."""
+        if self.began is None:
+            self._reset()
+
+    def _reset(self) -> None:
+        self.began = time.perf_counter()
+        self.waited = self.paused = 0.0
+        self.steps = self.tokens = self.squared_lengths = 0
+
+    def count(self, micro_batches: list[dict[str, torch.Tensor]], waited: float) -> None:
+        """Add one optimizer step's micro-batches of this rank (padding and filler samples do not count)."""
+        self.steps += 1
+        self.waited += waited
+        for batch in micro_batches:
+            real = (batch["labels"] != IGNORED).any(dim=1)
+            lengths = batch["attention_mask"].sum(dim=1)[real]
+            self.tokens += int(lengths.sum())
+            self.squared_lengths += int((lengths**2).sum())
+
+    @contextmanager
+    def pause(self):
+        """Time spent here is not training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.paused += time.perf_counter() - began
+
+    def report(self) -> dict[str, float]:
+        """Figures since the last report, over all ranks; a collective. Then start anew.
+
+        tokens_per_second: over all ranks, padding excluded; ..._per_gpu: per rank
+        step_time, data_time: seconds per optimizer step, and how much of it the slowest rank waited for data
+        token_spread: (most - fewest) / mean tokens of a rank, in percent
+        peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
+        mfu: percent (estimate.hardware.flops_per_token states the convention); only where the GPU is known
+        """
+        now = time.perf_counter()
+        seconds = max(now - (self.began or now) - self.paused, 1e-9)
+        rows = ranks.gather((self.tokens, self.squared_lengths, self.waited, peak_memory_gib()))
+        tokens = [row[0] for row in rows]
+        steps = max(self.steps, 1)
+        figures = {
+            "tokens_per_second": sum(tokens) / seconds,
+            "tokens_per_second_per_gpu": sum(tokens) / seconds / len(rows),
+            "step_time": seconds / steps,
+            "data_time": max(row[2] for row in rows) / steps,
+            "token_spread": 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1),
+            "peak_memory_gib": max(row[3] for row in rows),
+        }
+        if self.model_shape and sum(tokens):
+            attended = sum(row[1] for row in rows) / sum(tokens)
+            needed = hardware.flops_per_token(*self.model_shape, attended_length=attended)
+            used = hardware.mfu(figures["tokens_per_second_per_gpu"], needed, self.device_name)
+            if used is not None:
+                figures["mfu"] = used
+        self._reset()
+        return figures
+
+
+def peak_memory_gib() -> float:
+    """GiB: the most that torch's CUDA allocator has had allocated, or without a GPU the process's peak resident set."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def model_shape(config: Any) -> tuple[int | None, int | None]:
+    """(layers, hidden size) of a Hugging Face config, or None where it has no such thing."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None)

@@ -1,0 +1,59 @@
+"""A progress bar and one line per log entry, on the rank that speaks."""
+
+import sys
+from typing import Any
+
+from transformers import TrainerCallback
+
+_COLUMNS = (
+    ("loss", "loss {:.4f}"),
+    ("eval_loss", "held-out loss {:.4f}"),
+    ("grad_norm", "grad norm {:.3f}"),
+    ("learning_rate", "lr {:.2e}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("tokens_per_second_per_gpu", "{:,.0f} per GPU"),
+    ("step_time", "{:.2f} s/step"),
+    ("data_time", "data {:.0%}"),
+    ("token_spread", "spread {:.0f} %"),
+    ("peak_memory_gib", "{:.1f} GiB"),
+    ("mfu", "MFU {:.1f} %"),
+)
+
+
+class Progress(TrainerCallback):
+    """One line per log entry; a bar beneath it where the error output is a terminal."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+
+    def on_train_begin(self, args, state, control, **_):
+        if state.is_world_process_zero:
+            from tqdm import tqdm
+
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True,
+                disable=not sys.stderr.isatty(),
+            )  # fmt: skip
+
+    def on_step_end(self, args, state, control, **_):
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if self.bar is not None and logs:
+            self.bar.write(line(state.global_step, state.max_steps, logs), file=sys.stdout)
+            sys.stdout.flush()
+
+    def on_train_end(self, args, state, control, **_):
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def line(step: int, steps: int, logs: dict[str, float]) -> str:
+    """`step 10/100  loss 4.2113  grad norm 1.204 ...` from a Trainer's log entry; what is not in it is left out."""
+    shown = dict(logs)
+    if shown.get("step_time"):
+        shown["data_time"] = shown.get("data_time", 0.0) / shown["step_time"]
+    parts = [form.format(shown[key]) for key, form in _COLUMNS if isinstance(shown.get(key), (int, float))]
+    return f"step {step}/{steps}  " + "  ".join(parts) if parts else ""

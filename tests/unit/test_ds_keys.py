@@ -1,0 +1,285 @@
+"""brigade/strategy/ds_keys.yaml equals what the installed DeepSpeed knows, and ds_configs/*.json keep their promise.
+
+DeepSpeed ignores an unknown top-level key without a word, so its own code is the only list there is: typed blocks are read from
+their pydantic models, and for all other keys a dict that notes what it is asked for goes through DeepSpeedConfig.
+"""
+
+import dataclasses
+import enum
+import inspect
+import json
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.compile.config import CompileConfig
+from deepspeed.inference.config import WeightQuantConfig
+from deepspeed.module_inject.auto_ep_presets.base import AutoEPConfig
+from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
+from deepspeed.runtime.config import (
+    _REMOVED_TOP_LEVEL_CONFIG_KEYS,
+    _REMOVED_ZERO_CONFIG_KEYS,
+    DEEPSPEED_OPTIMIZERS,
+    DeepSpeedConfig,
+    HybridEngineConfig,
+)
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
+from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = yaml.safe_load((ROOT / "brigade/strategy/ds_keys.yaml").read_text())
+ALLOWED, REMOVED, OWNED = TABLE["allowed"], TABLE["removed"], TABLE["owned_by_recipe"]
+DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "ds_configs").glob("*.json"))}
+
+MODELS = {
+    "zero_optimization": DeepSpeedZeroConfig,
+    "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
+    "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    "zero_optimization.zenflow": ZenFlowConfig,
+    "zero_optimization.leaf_module": DeepSpeedZeroLeafModuleConfig,
+    "bf16": DeepSpeedBF16Config,
+    "fp16": DeepSpeedFP16Config,
+    "hybrid_engine": HybridEngineConfig,
+    "compile": CompileConfig,
+    "comms_logger": CommsLoggerConfig,
+    "tensorboard": TensorBoardConfig,
+    "wandb": WandbConfig,
+    "csv_monitor": CSVConfig,
+    "comet": CometConfig,
+    "timers.throughput": DeepSpeedThroughputTimerConfig,
+    "tensor_parallel": TPTrainingConfig,
+    "tensor_parallel.tp": TPConfig,
+    "weight_quantization": WeightQuantConfig,
+}
+# blocks that DeepSpeed reads key by key, and keys that it reads outside DeepSpeedConfig, with the place
+ASKED_BLOCKS = ("optimizer", "scheduler", "torch_autocast", "data_types", "checkpoint", "checkpoint.writer",
+                "checkpoint.parallel_write", "aio", "flops_profiler", "activation_checkpointing", "autotuning", "timers",
+                "data_efficiency")  # fmt: skip
+ELSEWHERE = {
+    "sequence_parallel_size",  # deepspeed/runtime/config.py, once a process group is up
+    "data_parallel_size",  # deepspeed/__init__.py, the device mesh
+    "inference",  # transformers/integrations/deepspeed.py
+}
+
+
+def children(block):
+    return {path for path in ALLOWED if path.rpartition(".")[0] == block}
+
+
+def nested(path, value):
+    """nested("a.b", 1) is {"a": {"b": 1}}."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+def paths_of(config, prefix=""):
+    for key, value in config.items():
+        yield prefix + key
+        if isinstance(value, dict):
+            yield from paths_of(value, f"{prefix}{key}.")
+
+
+def test_table_is_for_the_installed_deepspeed():
+    assert TABLE["deepspeed"] == version("deepspeed")
+
+
+def test_every_entry_has_its_fields():
+    for path, entry in ALLOWED.items():
+        assert "what" in entry and ("default" in entry or entry.get("block")), path
+        assert set(entry) <= {"what", "default", "block", "free", "also", "auto"}, path
+        assert entry.get("auto") in (None, "huggingface", "brigade"), path
+        parent = path.rpartition(".")[0]
+        assert not parent or ALLOWED[parent].get("block"), f"{path}: {parent} is not a block"
+    for path, entry in REMOVED.items():
+        assert set(entry) == {"since", "status", "use", "issue"}, path
+        assert path not in ALLOWED, path
+
+
+@pytest.mark.parametrize("block", MODELS)
+def test_typed_block_has_the_fields_of_its_model(block):
+    fields = {field.alias or name: (name, field) for name, field in MODELS[block].model_fields.items()}
+    dropped = {path.rpartition(".")[2] for path in REMOVED if path.rpartition(".")[0] == block}
+    assert {path.rpartition(".")[2] for path in children(block)} == set(fields) - dropped
+    for key, (name, field) in fields.items():
+        entry = ALLOWED.get(f"{block}.{key}")
+        if entry is None:
+            continue
+        assert entry.get("also") == (name if name != key else None), key
+        if entry.get("block"):
+            continue
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, enum.Enum):
+            default = default.value
+        assert entry["default"] == (str(default) if isinstance(default, torch.dtype) else default), key
+
+
+def test_expert_parallel_has_the_fields_of_its_dataclass():
+    fields = {field.name: field.default for field in dataclasses.fields(AutoEPConfig) if not field.name.startswith("_")}
+    assert children("expert_parallel") == {f"expert_parallel.{name}" for name in fields}
+    for name, default in fields.items():
+        if isinstance(default, (bool, int, float, str, type(None))):  # "not given" is an object of its own
+            assert ALLOWED[f"expert_parallel.{name}"]["default"] == default, name
+
+
+class Asked(dict):
+    """A config that notes every dotted path it is asked for, and the default given with `get`."""
+
+    def __init__(self, content=(), prefix="", log=None):
+        super().__init__(content)
+        self.prefix, self.log = prefix, {} if log is None else log
+
+    def __contains__(self, key):
+        self.log.setdefault(self.prefix + key, None)
+        return super().__contains__(key)
+
+    def get(self, key, default=None):
+        self.log[self.prefix + key] = default
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.log.setdefault(self.prefix + key, None)
+        return super().__getitem__(key)
+
+    def keys(self):
+        return self
+
+    def __copy__(self):
+        return Asked(dict(self.items()), self.prefix, self.log)
+
+
+def asked_by_deepspeed():
+    config = Asked()
+    for block in ASKED_BLOCKS:
+        parent = config
+        *parents, key = block.split(".")
+        for name in parents:
+            parent = dict.__getitem__(parent, name)
+        dict.__setitem__(parent, key, Asked(prefix=f"{block}.", log=config.log))
+    for block in ("optimizer", "scheduler"):  # their other keys are read only where a type is given
+        dict.__setitem__(dict.__getitem__(config, block), "type", "AdamW")
+    dict.__setitem__(config, "train_micro_batch_size_per_gpu", 1)
+    DeepSpeedConfig(config)
+    return config.log
+
+
+def test_every_key_that_deepspeed_asks_for_is_in_the_table_and_no_other():
+    asked = asked_by_deepspeed()
+    free = tuple(f"{path}." for path, entry in ALLOWED.items() if entry.get("free"))
+    assert [path for path in asked if path not in ALLOWED and path not in REMOVED and not path.startswith(free)] == []
+    typed = tuple(f"{block}." for block in (*MODELS, "expert_parallel", "pipeline"))
+    assert {path for path in ALLOWED if path not in asked and not path.startswith(typed)} == ELSEWHERE
+    for path, default in asked.items():
+        entry = ALLOWED.get(path, {})
+        if default is not None and "default" in entry and not entry.get("free"):
+            assert entry["default"] == default, path
+
+
+def test_pipeline_defaults():
+    pipeline = DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1}).pipeline
+    table = {path.partition(".")[2]: ALLOWED[path]["default"] for path in children("pipeline")}
+    assert table == {**pipeline, "use_reentrant": True}  # the last one from deepspeed/runtime/pipe/engine.py
+
+
+def test_reject_lists_of_deepspeed_are_all_here():
+    ours = {path for path, entry in REMOVED.items() if entry["since"] != "older"}
+    assert ours == {*_REMOVED_TOP_LEVEL_CONFIG_KEYS, *(f"zero_optimization.{key}" for key in _REMOVED_ZERO_CONFIG_KEYS)}
+
+
+def as_text(config):
+    """All that DeepSpeedConfig understood, without addresses of objects."""
+    return {name: re.sub("0x[0-9a-f]+", "", str(value)) for name, value in vars(config).items() if name != "_param_dict"}
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_removed_key_fares_as_the_table_says(path, monkeypatch):
+    status = REMOVED[path]["status"]
+    config = {"train_micro_batch_size_per_gpu": 1, **nested(path, {} if path == "bfloat16" else True)}
+    if path.startswith("optimizer."):
+        config["optimizer"]["type"] = "AdamW"
+    warnings = []
+    monkeypatch.setattr("deepspeed.runtime.config_utils.logger.warning", lambda text, *_, **__: warnings.append(text))
+    if status == "rejected":
+        # its own DeepSpeedConfigError for the lists, pydantic's ValidationError ("Extra inputs are not permitted") for the rest
+        with pytest.raises(Exception, match="removed|no longer supported|not permitted"):
+            DeepSpeedConfig(config)
+        return
+    read = DeepSpeedConfig(config)
+    key = path.rpartition(".")[2]
+    if status == "deprecated" and path != "bfloat16":
+        assert any(key in text for text in warnings), warnings
+    elif status == "engine":
+        assert f"zero_{key}()" in inspect.getsource(DeepSpeedEngine._configure_zero_optimizer)
+    elif status == "ignored":
+        assert as_text(read) == as_text(DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1}))
+
+
+@pytest.mark.parametrize("name", TABLE["removed_optimizers"])
+def test_removed_optimizer_is_unknown(name):
+    assert name.lower() not in DEEPSPEED_OPTIMIZERS and not hasattr(torch.optim, name)
+
+
+def test_auto_is_filled_by_hugging_face_where_the_table_says_so():
+    source = Path(find_spec("transformers").origin).parent / "integrations/deepspeed.py"  # read, not imported: that takes seconds
+    filled = set(re.findall(r'self\.fill_(?:match|only)\(\s*"([^"]+)"', source.read_text()))
+    assert filled, "transformers fills its autos in another way now"
+    params = {path for path in filled if ".params." in path}
+    assert params - {"scheduler.params.warmup_min_lr"} <= set(OWNED)  # that one is always 0
+    assert filled - params == {path for path, entry in ALLOWED.items() if entry.get("auto") == "huggingface"}
+
+
+def test_owned_keys_are_allowed():
+    for path in OWNED:
+        assert path in ALLOWED or ALLOWED[path.rpartition(".")[0]].get("free"), path
+
+
+@pytest.mark.parametrize("name", DS_CONFIGS)
+def test_ds_config(name):
+    config = DS_CONFIGS[name]
+    assert (ROOT / f"ds_configs/{name}.json").read_text() == json.dumps(config, indent=2) + "\n", "formatting"
+    assert [path for path in paths_of(config) if path not in ALLOWED] == []
+    assert config["gradient_clipping"] == "auto"  # absent would mean 1.0
+    zero = config["zero_optimization"]
+    assert (zero["stage"] == 3) == ("stage3_gather_16bit_weights_on_model_save" in zero)
+
+
+@pytest.mark.parametrize("name", DS_CONFIGS)
+def test_ds_configs_are_interchangeable(name):
+    strip = [{key: value for key, value in DS_CONFIGS[n].items() if key != "zero_optimization"} for n in (name, "zero1")]
+    assert strip[0] == strip[1]
+
+
+@pytest.mark.parametrize("name", DS_CONFIGS)
+def test_no_ds_config_repeats_a_default(name):
+    for path in paths_of(DS_CONFIGS[name]):
+        value = DS_CONFIGS[name]
+        for key in path.split("."):
+            value = value[key]
+        if value == "auto":
+            assert path in OWNED or ALLOWED[path].get("auto"), f"{path}: nobody fills this auto"
+        elif not isinstance(value, dict):
+            assert value != ALLOWED[path]["default"], path
+
+
+@pytest.mark.parametrize("name", DS_CONFIGS)
+def test_deepspeed_takes_each_ds_config_once_filled(name):
+    config = json.loads(json.dumps(DS_CONFIGS[name]))
+    config.update(train_batch_size=1, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, gradient_clipping=1.0)
+    config.update(bf16={"enabled": True}, fp16={"enabled": False})
+    zero = config["zero_optimization"]
+    for key, value in zero.items():
+        zero[key] = 8 if value == "auto" else value
+        if isinstance(value, dict) and "nvme_path" in value:
+            value["nvme_path"] = "/tmp"
+    assert DeepSpeedConfig(config).zero_config.stage == zero["stage"]

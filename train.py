@@ -1,0 +1,84 @@
+"""Fine-tune a language model as a recipe says, on whatever the launcher starts: one process or a cluster.
+
+    python train.py                                                      # the tiny recipe, one process
+    deepspeed --num_gpus 2 train.py --ds_config ds_configs/zero3.json
+    deepspeed --hostfile hostfiles/2x8 train.py --recipe recipes/qwen3-8b/full.yaml --learning_rate 1e-5
+    accelerate launch --config_file accelerate_configs/fsdp2_2x8.yaml train.py --recipe recipes/qwen3-8b/full.yaml
+    torchrun --nproc_per_node 2 train.py --recipe recipes/qwen3-8b/full.yaml --rehearse
+
+Every key of a recipe is also a flag (--help), and a flag wins. The same command again continues where a run stopped.
+"""
+
+import sys
+from typing import Any
+
+from brigade import flags, ranks
+from brigade import run as runs
+from brigade.cluster import world_from_environment
+from brigade.recipe import batch_arithmetic
+from brigade.strategy import choose
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """One run, from its command line to its success marker. Returns the Trainer, or None if there was nothing to do.
+
+    Raises SystemExit(2) on all ranks for a user's mistake that any of them finds, after one has told it.
+    """
+    world = world_from_environment()
+
+    # 1. What is asked for: a recipe with flags over it, a strategy, the batch arithmetic, an output directory.
+    #    Until the model is built, a mistake that one rank finds ends all of them, with one message.
+    with ranks.agreed(world):
+        settings = flags.load(sys.argv[1:] if argv is None else argv)
+    if settings.rehearse:
+        from brigade.rehearse import rehearse
+
+        return rehearse(settings, world, main)
+    with ranks.agreed(world):
+        strategy = choose(settings, world)
+        batch = batch_arithmetic(settings.recipe.training, world.size, settings.place("global_batch_size"))
+        run = runs.open_run(settings, strategy, world, batch)
+    if run.finished:
+        if world.speaks:
+            print(f"This run is finished: {run.directory} (--fresh begins it anew).")
+        return None
+
+    # 2. The machine, the tokenizer, the data, and where the weights come from.
+    from brigade import arguments, models
+    from brigade.data import encode
+
+    with ranks.agreed(world):
+        arguments.prepare_environment(world, strategy)
+        ranks.start(world, alone=strategy.kind != "single")
+        arguments.check_machine(settings, strategy)
+        config = models.load_config(settings)
+        tokenizer = models.load_tokenizer(settings)
+        data = encode.prepare(settings, tokenizer)
+        runs.check_data(run, data.fingerprint)
+        checkpoint = runs.checkpoint_to_resume(run)
+        weights = models.weights(settings, config)
+    runs.claim(run, data.fingerprint)
+
+    # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
+    try:
+        args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
+        model = models.load_model(settings, weights, arguments.load_dtype(settings, strategy))
+        trainer = arguments.make_trainer(run, model, args, data, tokenizer)
+        if world.speaks:
+            runs.introduce(run, trainer, data, checkpoint)
+
+        # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        held_out_loss = trainer.final_evaluation()
+        trainer.save_model()
+        trainer.save_state()
+        ranks.barrier()
+        runs.succeed(run, trainer.state, held_out_loss)
+        return trainer
+    except Exception as error:
+        ranks.fail(error, world)
+
+
+if __name__ == "__main__":
+    main()
+    ranks.finish()
