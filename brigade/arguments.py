@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import ranks
+from . import optimizers, ranks
 from .cluster import World
 from .data.sampling import GlobalBatches
 from .errors import UserError
@@ -94,6 +94,7 @@ def _silence(world: World) -> None:
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     if not world.speaks:
         logging.disable(logging.WARNING)
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -114,13 +115,13 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
     """TrainingArguments for a run. After this call ZeRO-3 models load shard by shard."""
     import torch
     from transformers import TrainingArguments
+
     from transformers.utils import logging as transformers_logging
 
     settings, strategy, batch, world, output_dir = run.settings, run.strategy, run.batch, run.world, run.directory
     training = settings.recipe.training
     cpu = not torch.cuda.is_available()
-    if not world.speaks:
-        transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # ours is watch.progress
     transformers_logging.set_verbosity_error()
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(output_dir / "tensorboard")
     options: dict[str, Any] = {
@@ -130,7 +131,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
                     "torch_compile", "seed", "logging_steps", "save_total_limit", "report_to",
                     "per_device_eval_batch_size", "dataloader_num_workers")
     }  # fmt: skip
-    if training.optim not in ("lamb", "lars"):
+    if training.optim not in optimizers.NAMES:
         options.update(optim=training.optim, optim_args=training.optim_args)
     if training.activation_checkpointing and strategy.is_fsdp:
         options["fsdp_config"] = {"activation_checkpointing": True}
@@ -141,7 +142,15 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         "save_strategy": "no"}  # fmt: skip
     options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps} if training.eval_steps else {}
     if strategy.is_deepspeed:
-        options["deepspeed"] = deepspeed.fill(strategy.ds_config or {}, world.local_size, _nvme(settings, output_dir))
+        if cpu:
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed as engine
+
+        # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
+        engine.init_distributed(dist_backend="gloo" if cpu else "nccl", auto_mpi_discovery=False)
+        options["deepspeed"] = deepspeed.fill(
+            strategy.ds_config or {}, world.local_size, _nvme(settings, output_dir), training.optim
+        )
     if strategy.is_fsdp:
         # Sharded checkpoints: a full one would gather the model on rank 0 at every save.
         wrap = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT"}

@@ -27,6 +27,7 @@ def start(world: World, alone: bool = False) -> None:
     On GPU hosts the group has NCCL for GPU tensors and gloo for CPU ones, so that agreement between ranks
     never depends on a healthy NCCL.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # 25 lines of C++ frames for each peer that is gone
     import torch
     import torch.distributed as dist
 

@@ -14,6 +14,7 @@ from .cluster import World
 from .data.encode import Encoded
 from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
 from .models import parameter_count
+from .optimizers import clip_, whole_parameter_optimizer
 from .watch.meter import Meter, model_shape
 from .watch.progress import Progress
 
@@ -35,7 +36,7 @@ class Trainer(transformers.Trainer):
             train_dataset=data.train,
             eval_dataset=data.heldout,
             processing_class=tokenizer,
-            optimizer_cls_and_kwargs=_whole_parameter_optimizer(optimizer, args, optim_args),
+            optimizer_cls_and_kwargs=whole_parameter_optimizer(optimizer, args, optim_args),
         )
         self.world = world
         self.pad_token_id = tokenizer.pad_token_id
@@ -67,6 +68,19 @@ class Trainer(transformers.Trainer):
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         self.meter.count(micro_batches, time.perf_counter() - began)
         return micro_batches, self._get_num_items_in_batch(micro_batches, device)
+
+    # ---- gradient norm -------------------------------------------------------------------------------------------
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        return self._get_grad_norm(model, max_norm=self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None, max_norm: float = 0.0) -> Any:
+        """The gradient norm before clipping. DeepSpeed clips and measures by itself, in float64 on a CPU."""
+        if self.is_deepspeed_enabled:
+            return super()._get_grad_norm(model, grad_norm)
+        if grad_norm is None:
+            self.accelerator.unscale_gradients()
+            grad_norm = clip_(model.parameters(), max_norm).item()
+        return grad_norm
 
     # ---- evaluation ----------------------------------------------------------------------------------------------
     def evaluation_loop(self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
@@ -121,16 +135,3 @@ class Trainer(transformers.Trainer):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
         else:
             super().save_model(output_dir, _internal_call)
-
-
-def _whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]] | None:
-    """LAMB and LARS from pytorch-optimizer; foreach off, for its fused path mixes DTensors with plain tensors."""
-    if name not in ("lamb", "lars"):
-        return None
-    from pytorch_optimizer import LARS, Lamb
-
-    options = {key: float(value) for key, value in (pair.split("=") for pair in (optim_args or "").split(",") if pair)}
-    common = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "foreach": False}
-    if name == "lars":
-        return LARS, common | options
-    return Lamb, common | {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options

@@ -65,12 +65,15 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> None:
         config.setdefault(precision, {}).setdefault("enabled", "auto")
 
 
-def fill(config: dict[str, Any], local_world_size: int, nvme_path: Path) -> dict[str, Any]:
+def fill(config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: str) -> dict[str, Any]:
     """A copy with Brigade's own "auto"s replaced; Transformers fills those that the recipe owns.
 
-    zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`.
+    zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`. And unless `optim` is an AdamW, keep it:
+    accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently (accelerator.py:2373).
     """
     filled = copy.deepcopy(config)
+    if not optim.startswith("adamw"):
+        filled.setdefault("zero_force_ds_cpu_optimizer", False)
     zero = filled["zero_optimization"]
     if zero.get("zero_hpz_partition_size") == "auto":
         zero["zero_hpz_partition_size"] = local_world_size

@@ -1,0 +1,221 @@
+"""Every strategy gives the losses and gradient norms of a single process.
+
+    python -m benchmarks.parity                     # all strategies x world sizes x accumulation -> docs/parity.md
+    python -m benchmarks.parity --quick             # what the tests run
+
+Each case is one train.py run of 20 steps on 67 chats with unevenly masked answers: fp32, SGD at a rate that moves the
+loss by more than 20 %, global batch 16, so that an epoch ends in the middle of a batch. Cases of one world size share
+one process group. The reference is one process without any engine.
+"""
+
+import argparse
+import contextlib
+import gc
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TOLERANCE = 1e-5  # relative
+WORLD_SIZES = (1, 2, 4)
+ACCUMULATIONS = (1, 2, 4)
+GLOBAL_BATCH = 16
+
+DDP = ["--ds_config", "none"]
+STRATEGIES: dict[str, list[str]] = {
+    "ddp": DDP,
+    **{
+        name: ["--ds_config", f"ds_configs/{name}.json"]
+        for name in ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_hpz",
+                     "zero3_nvme")
+    },
+    "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
+    "hsdp": ["--accelerate_config", "accelerate_configs/hsdp_1x4.yaml"],
+}  # fmt: skip
+# Optimizers that need whole parameters, under the strategies that keep them whole.
+WHOLE_PARAMETER = {f"{kind}+{optim}": [*STRATEGIES[kind], "--optim", optim]
+                   for kind, optim in itertools.product(("ddp", "fsdp2"), ("lamb", "lars"))}  # fmt: skip
+LEARNING_RATE = {"sgd": "0.6", "lamb": "0.02", "lars": "4"}
+
+
+def cases(world_size: int, accumulations: tuple[int, ...] = ACCUMULATIONS) -> list[dict[str, Any]]:
+    """The cases of one world size: {"name", "strategy", "accumulation", "flags"}."""
+    found = []
+    for (strategy, flags), accumulation in itertools.product((STRATEGIES | WHOLE_PARAMETER).items(), accumulations):
+        if strategy == "hsdp" and world_size != 4:
+            continue  # two groups of two: accelerate refuses groups of one
+        if "+" in strategy and accumulation != accumulations[0]:
+            continue
+        optim = strategy.partition("+")[2] or "sgd"
+        micro = GLOBAL_BATCH // world_size // accumulation
+        flags = ["--optim", optim, "--learning_rate", LEARNING_RATE[optim], *flags,
+                 "--per_device_train_batch_size", str(micro), "--per_device_eval_batch_size", str(1 + world_size)]  # fmt: skip
+        found.append({"name": f"{strategy}-w{world_size}-k{accumulation}", "strategy": strategy,
+                      "accumulation": accumulation, "flags": flags})  # fmt: skip
+    return found
+
+
+def references() -> list[dict[str, Any]]:
+    """One process without any engine, once per optimizer."""
+    return [
+        {"name": f"single+{optim}", "strategy": "single", "accumulation": 1,
+         "flags": ["--optim", optim, "--learning_rate", rate, "--per_device_train_batch_size", "16"]}
+        for optim, rate in LEARNING_RATE.items()
+    ]  # fmt: skip
+
+
+def write_inputs(folder: Path) -> list[str]:
+    """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
+    from brigade.data import builtin, encode
+
+    built = builtin.ensure(encode.cache_directory())
+    model = folder / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
+    config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    for name, source, count in (("train", built.train, 67), ("heldout", built.heldout, 13)):
+        short = (line for line in source.read_text().splitlines() if len(line) < 220)
+        (folder / f"{name}.jsonl").write_text("\n".join(itertools.islice(short, count)) + "\n")
+    recipe = {
+        "model": {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": "python-docs"},
+        "data": {"train_file": str(folder / "train.jsonl"), "validation_file": str(folder / "heldout.jsonl"),
+                 "chat_template": "chatml", "max_length": 64},
+        "training": {"global_batch_size": GLOBAL_BATCH, "max_steps": 20, "lr_scheduler_type": "constant",
+                     "max_grad_norm": 0, "eval_steps": 10, "save_steps": None, "report_to": []},
+    }  # fmt: skip
+    (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return ["--recipe", str(folder / "full.yaml")]
+
+
+def run_cases(world_size: int, wanted: list[dict[str, Any]], folder: Path, timeout: float = 1800) -> dict[str, Any]:
+    """Run cases in one process group of `world_size` ranks; name -> {"loss", "grad_norm", "eval_loss", "error"}."""
+    shared = write_inputs(folder)
+    job = folder / f"job-{world_size}.json"
+    job.write_text(json.dumps({"shared": shared, "cases": wanted, "folder": str(folder)}))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}",
+               "-m", "benchmarks.parity", "--job", str(job)]  # fmt: skip
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout)
+    results = {}
+    for case in wanted:
+        result = folder / f"{case['name']}.json"
+        if not result.exists():
+            raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n"
+                               f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")  # fmt: skip
+        results[case["name"]] = json.loads(result.read_text())
+    return results
+
+
+def _work(job: Path) -> None:
+    """One rank: run every case, in order, through train.py itself."""
+    sys.path.insert(0, str(REPOSITORY))
+    import train
+    from brigade import ranks
+    from brigade.cluster import world_from_environment
+
+    todo = json.loads(job.read_text())
+    world = world_from_environment()
+    for case in todo["cases"]:
+        output = Path(todo["folder"]) / "outputs" / case["name"]
+        undo = _damage_gradients(case, world.rank)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said if world.size > 1 or world.rank else sys.stdout):
+            trainer = train.main([*todo["shared"], *case["flags"], "--output_dir", str(output)])
+        undo()
+        if world.speaks:
+            history = trainer.state.log_history
+            result = {key: [entry[key] for entry in history if key in entry]
+                      for key in ("loss", "grad_norm", "eval_loss")}  # fmt: skip
+            temporary = Path(todo["folder"]) / f".{case['name']}.json"
+            temporary.write_text(json.dumps(result))
+            temporary.rename(Path(todo["folder"]) / f"{case['name']}.json")
+        forget(trainer)
+    ranks.finish()
+
+
+def forget(trainer: Any) -> None:
+    """Release a run's engine, so that the next run of this process starts clean."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        trainer.deepspeed.destroy()
+    unset_hf_deepspeed_config()
+    del trainer
+    gc.collect()
+
+
+def _damage_gradients(case: dict[str, Any], rank: int) -> Any:
+    """For the case that has to be caught: one rank's gradients are 1 % too large. Returns what undoes it."""
+    if not case.get("damage") or rank != 1:
+        return lambda: None
+    from brigade import models
+
+    load = models.load_model
+
+    def damaged(*args: Any, **kwargs: Any) -> Any:
+        model = load(*args, **kwargs)
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * 1.01)
+        return model
+
+    models.load_model = damaged
+    return lambda: setattr(models, "load_model", load)
+
+
+def worst(result: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:
+    """Largest relative difference to the reference, for losses, gradient norms and evaluation losses."""
+    differences = {}
+    for key in ("loss", "grad_norm", "eval_loss"):
+        ours, theirs = result[key], reference[key]
+        if len(ours) != len(theirs) or not ours:
+            raise ValueError(f"{len(ours)} values of {key}, but the reference has {len(theirs)}")
+        differences[key] = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+    return differences
+
+
+def reference_of(strategy: str) -> str:
+    return f"single+{strategy.partition('+')[2] or 'sgd'}"
+
+
+def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumulations: tuple[int, ...]) -> str:
+    """The markdown table of docs/parity.md."""
+    lines = ["| strategy | world size | accumulation | loss | gradient norm | held-out loss |", "|---|---|---|---|---|---|"]
+    for world_size, found in results.items():
+        for case in cases(world_size, accumulations):
+            difference = worst(found[case["name"]], reference[reference_of(case["strategy"])])
+            figures = " | ".join(f"{difference[key]:.1e}" for key in ("loss", "grad_norm", "eval_loss"))
+            lines.append(f"| {case['strategy']} | {world_size} | {case['accumulation']} | {figures} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "parity.md")
+    options = parser.parse_args()
+    if options.job:
+        return _work(options.job)
+    with tempfile.TemporaryDirectory() as folder:
+        reference = run_cases(1, references(), Path(folder) / "reference")
+        results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}
+    first, last = reference["single+sgd"]["loss"][0], reference["single+sgd"]["loss"][-1]
+    from brigade.run import versions
+
+    text = (Path(__file__).with_name("parity_page.md").read_text()
+            .replace("{table}", table(results, reference, ACCUMULATIONS))
+            .replace("{first}", f"{first:.3f}").replace("{last}", f"{last:.3f}")
+            .replace("{versions}", ", ".join(f"{name} {number}" for name, number in versions().items())))  # fmt: skip
+    options.out.write_text(text)
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Norms that no sharding changes, clipping by them, and the optimizers that need them: LAMB (arXiv 1904.00962) and LARS
+(arXiv 1708.03888) from pytorch-optimizer, under DDP and FSDP2 alike."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.overrides import TorchFunctionMode
+
+NAMES = ("lamb", "lars")
+
+
+def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Euclidean norm of plain tensors and DTensors taken as one vector; float64 scalar, the same on every rank.
+
+    Sums are taken in float64: on a CPU torch adds up fp32 squares one after another, which is off by 1e-5 and more for
+    the gradient of an embedding, so that the norm would change with the number of shards. One collective per layout.
+    """
+    squares: dict[Any, torch.Tensor] = {}
+    for tensor in tensors:
+        local, layout = (tensor.to_local(), (tensor.device_mesh, tensor.placements)) if isinstance(
+            tensor, DTensor) else (tensor, None)  # fmt: skip
+        square = torch.linalg.vector_norm(local, dtype=torch.float64) ** 2
+        squares[layout] = squares[layout] + square if layout in squares else square
+    total = torch.zeros((), dtype=torch.float64)
+    for layout, square in squares.items():
+        if layout is not None:
+            mesh, placements = layout
+            parts = [Partial() if placement.is_shard() else Replicate() for placement in placements]
+            square = DTensor.from_local(square, mesh, parts).full_tensor()
+        total = total.to(square.device) + square
+    return total.sqrt()
+
+
+def clip_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale gradients in place so that their global norm is at most `max_norm` (0: leave them); return the norm before.
+
+    As torch.nn.utils.clip_grad_norm_, with the norm of global_norm.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = global_norm(gradients)
+    if max_norm > 0:
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in gradients:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            local.mul_(scale.to(local.device, local.dtype))
+    return norm
+
+
+class _WholeNorms(TorchFunctionMode):
+    """Under FSDP2 a parameter is a DTensor and its norm a partial one, which the library's in-place operations refuse
+    (torch 2.13: "in-place operations that require placement changes"). Here a norm is at once that of all shards."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.linalg.norm:
+            return global_norm(args[:1]).to(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]] | None:
+    """Class and arguments for Trainer's optimizer_cls_and_kwargs, or None for an optimizer that Trainer builds itself.
+
+    args: TrainingArguments; optim_args: "key=value,key=value" of the library's own, e.g. "trust_coefficient=0.02".
+    """
+    if name not in NAMES:
+        return None
+    import pytorch_optimizer
+
+    base = {"lamb": pytorch_optimizer.Lamb, "lars": pytorch_optimizer.LARS}[name]
+
+    class WholeParameter(base):  # type: ignore[misc, valid-type]
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            with _WholeNorms():
+                return super().step(closure)
+
+    WholeParameter.__name__ = WholeParameter.__qualname__ = base.__name__
+    options = {key: float(value) for key, value in (pair.split("=") for pair in (optim_args or "").split(",") if pair)}
+    # foreach: its batched path mixes DTensors and plain tensors.
+    options = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "foreach": False} | options
+    if name == "lamb":
+        options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon} | options
+    return WholeParameter, options
