@@ -19,8 +19,10 @@ from brigade.recipe import batch_arithmetic
 from brigade.strategy import choose
 
 
-def main(argv: list[str] | None = None) -> Any:
+def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     """One run, from its command line to its success marker. Returns the Trainer, or None if there was nothing to do.
+
+    callbacks: further TrainerCallbacks, for who calls this from Python.
 
     Raises SystemExit(2) on all ranks for a user's mistake that any of them finds, after one has told it.
     """
@@ -46,6 +48,7 @@ def main(argv: list[str] | None = None) -> Any:
     # 2. The machine, the tokenizer, the data, and where the weights come from.
     from brigade import arguments, models
     from brigade.data import encode
+    from brigade.trainer import Trainer
 
     with ranks.agreed(world):
         arguments.prepare_environment(world, strategy)
@@ -63,7 +66,7 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
         model = models.load_model(settings, weights, arguments.load_dtype(settings, strategy))
-        trainer = arguments.make_trainer(run, model, args, data, tokenizer)
+        trainer = Trainer(run, model, args, data, tokenizer, callbacks)
         if world.speaks:
             runs.introduce(run, trainer, data, checkpoint)
 

@@ -190,14 +190,6 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
     return arguments
 
 
-def make_trainer(run: Run, model: Any, args: Any, data: Any, tokenizer: Any) -> Any:
-    """The Trainer of a run."""
-    from .trainer import Trainer
-
-    training = run.settings.recipe.training
-    return Trainer(model, args, data, tokenizer, run.world, training.optim, training.optim_args)
-
-
 def _nvme(settings: Settings, output_dir: Path) -> Path:
     named = settings.recipe.cluster.nvme_path
     return Path(named).expanduser() if named else output_dir.resolve() / "nvme_offload"

@@ -39,9 +39,13 @@ class Settings:
             return self.recipe_path.parent.name
         return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
 
+    def said(self, key: str) -> str:
+        """Who gave a key its value: "flag --bf16" or "recipes/tiny/full.yaml: training.bf16"."""
+        return self.sources.get(key) or self.place(key)
+
     def place(self, key: str) -> str:
-        """Where a key's value was said, for an error's first line."""
-        return f"{self.sources.get(key, str(self.recipe_path))}: {SECTION_OF.get(key, '?')}.{key}"
+        """Where a key's value stands or would stand, for an error's first line."""
+        return self.sources.get(key) or f"{self.recipe_path}: {SECTION_OF[key]}.{key}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,6 +104,8 @@ def load(argv: list[str]) -> Settings:
         if not isinstance(section, dict):
             break  # validation below says so
         value = _scalar(text)
+        if key == "global_batch_size" and key in section:  # learning-rate scaling is against the recipe's own batch
+            section.setdefault("reference_batch_size", section[key])
         if key in section and section[key] != value:
             settings.overridden.append(f"--{key} {text} (the recipe says {section[key]})")
         section[key] = value
@@ -154,7 +160,7 @@ def _explain(error: ValidationError, settings: Settings, document: dict[str, Any
     location = [str(part) for part in first["loc"]]
     section, key = location[0], location[1] if len(location) > 1 else ""
     source = settings.sources.get(key, str(settings.recipe_path))
-    place = f"{source}: {section}.{key}" if key else f"{source}: {section}"
+    place = source if key in settings.sources else f"{source}: {section}.{key}" if key else f"{source}: {section}"
     if first["type"] == "extra_forbidden":
         home = SECTION_OF.get(key)
         cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))

@@ -97,17 +97,21 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     """
     import torch
     from filelock import FileLock
+    from safetensors.torch import save_model
     from transformers import AutoModelForCausalLM
 
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not (folder / "complete").exists():
+        if not (folder / "model.safetensors").exists():
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-            (folder / "complete").touch()
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model.config.save_pretrained(folder)
+            # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
+            save_model(model, str(folder / "partial"), metadata={"format": "pt"})
+            (folder / "partial").rename(folder / "model.safetensors")
     return str(folder)
 
 

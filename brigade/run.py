@@ -104,13 +104,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
     directory.mkdir(parents=True, exist_ok=True)
     recipe = run.settings.recipe.model_dump(mode="json")
-    if run.strategy.ds_config is not None:  # inline, so that run.yaml repeats the run even when the file changes
-        recipe["cluster"] |= {"ds_config": run.strategy.ds_config, "accelerate_config": None}
-    elif run.strategy.is_fsdp:
-        mesh = {"dp_replicate_size": run.strategy.replicate, "dp_shard_size": run.strategy.shard}
-        accelerate = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2} | {
-            f"fsdp_{key}": value for key, value in run.strategy.fsdp.items()}, "parallelism_config": mesh}  # fmt: skip
-        recipe["cluster"] |= {"ds_config": None, "accelerate_config": accelerate}
+    recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
     record = {
         "identity": run.identity,
         "data": fingerprint,

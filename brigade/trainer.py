@@ -10,11 +10,11 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from . import ranks
-from .cluster import World
 from .data.encode import Encoded
 from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
+from .run import Run
 from .watch.meter import Meter, model_shape
 from .watch.progress import Progress
 
@@ -28,20 +28,22 @@ class Trainer(transformers.Trainer):
     """
 
     def __init__(
-        self, model: Any, args: Any, data: Encoded, tokenizer: Any, world: World, optimizer: str, optim_args: str | None
+        self, run: Run, model: Any, args: Any, data: Encoded, tokenizer: Any, callbacks: tuple[Any, ...] = ()
     ) -> None:
+        training = run.settings.recipe.training
         super().__init__(
             model=model,
             args=args,
             train_dataset=data.train,
             eval_dataset=data.heldout,
             processing_class=tokenizer,
-            optimizer_cls_and_kwargs=whole_parameter_optimizer(optimizer, args, optim_args),
+            callbacks=list(callbacks),
+            optimizer_cls_and_kwargs=whole_parameter_optimizer(training.optim, args, training.optim_args),
         )
-        self.world = world
+        self.world = run.world
         self.pad_token_id = tokenizer.pad_token_id
         self.remove_callback(PrinterCallback)
-        if world.speaks:
+        if run.world.speaks:
             self.add_callback(Progress())
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
         self._evaluated_at: int | None = None

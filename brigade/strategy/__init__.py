@@ -45,6 +45,17 @@ class Strategy:
     def is_fsdp(self) -> bool:
         return self.kind in ("fsdp2", "hsdp")
 
+    def as_cluster(self) -> dict[str, Any]:
+        """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
+        if self.is_deepspeed:
+            return {"ds_config": self.ds_config, "accelerate_config": None}
+        if not self.is_fsdp:
+            return {"ds_config": None, "accelerate_config": None}
+        mesh = {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard}
+        options = {f"fsdp_{key}": value for key, value in self.fsdp.items()}
+        document = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, **options}, "parallelism_config": mesh}
+        return {"ds_config": None, "accelerate_config": document}
+
     def identity(self) -> Any:
         """What of the strategy belongs to a run's identity (JSON-able); the world size does not."""
         return [self.kind, self.ds_config, self.fsdp]
@@ -58,7 +69,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     """
     env = os.environ if env is None else env
     cluster = settings.recipe.cluster
-    by_flag = {key for key in ("ds_config", "accelerate_config") if settings.sources.get(key, "").startswith("flag")}
+    by_flag = {"ds_config", "accelerate_config"} & {k for k, s in settings.sources.items() if s.startswith("flag")}
     plain = Strategy("single" if world.size == 1 else "ddp", "single" if world.size == 1 else "ddp", "the world size")
 
     launched = accelerate.from_environment(env) if not by_flag else None
@@ -68,10 +79,10 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         if named:
             settings.overridden.append(f"accelerate launch says {strategy.name} (the recipe says {_label(named)})")
     elif cluster.ds_config not in (None, "none"):
-        strategy = _from_ds_config(cluster.ds_config, settings.place("ds_config"), settings)
+        strategy = _from_ds_config(cluster.ds_config, settings.said("ds_config"), settings)
     elif cluster.accelerate_config not in (None, "none"):
-        read = accelerate.read(cluster.accelerate_config, settings.place("accelerate_config"))
-        strategy = _from_accelerate(read, settings.place("accelerate_config"), plain, settings)
+        place = settings.said("accelerate_config")
+        strategy = _from_accelerate(accelerate.read(cluster.accelerate_config, place), place, plain, settings)
     else:
         strategy = plain
     _check(strategy, settings, world)
@@ -104,7 +115,7 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
             f"{training.optim} needs whole parameters, but {strategy.name} hands the optimizer flat slices of them",
             "use DDP (--ds_config none) or FSDP2 (--accelerate_config ...), or optim adamw_torch",
         )
-    if strategy.kind == "hsdp" and strategy.replicate * strategy.shard != world.size:
+    if strategy.kind == "hsdp" and not settings.rehearse and strategy.replicate * strategy.shard != world.size:
         raise UserError(
             strategy.source,
             f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard} is not the world size {world.size}",

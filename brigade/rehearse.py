@@ -1,0 +1,169 @@
+"""A rehearsal: any recipe on the machine at hand, with its own architecture, strategy and code path, but tiny shapes.
+
+It trains, saves, is interrupted, resumes, and shows by the bytes that each rank holds that the states are sharded.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import ranks
+from .cluster import World
+from .data.sources import BUILT_IN
+from .errors import UserError
+from .flags import Settings
+from .recipe import REPOSITORY
+from .run import SUCCESS
+from .strategy import Strategy, choose
+
+STEPS, SAVE_STEPS = 6, 3
+VOCABULARY = 4096  # of the built-in tokenizer
+
+# Sizes of a rehearsed model. What a config does not have is left out; everything else of it stays as it is.
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 4, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": VOCABULARY,
+    "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None:
+    """Rehearse `settings` on the ranks at hand, or on fresh ones when nothing launched this process.
+
+    Raises SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
+    """
+    with ranks.agreed(world):
+        strategy = choose(settings, world)
+    if world.launcher == "python":
+        raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
+    with ranks.agreed(world):
+        if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
+            raise UserError("flag --rehearse", f"{strategy.name} cannot shard over {world.size} ranks",
+                            "start at least 2 ranks, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
+        if strategy.kind == "hsdp":
+            strategy = replace(strategy, replicate=2, shard=world.size // 2)
+        folder = Path("outputs") / f"rehearsal-{settings.name}-{strategy.name}"
+        config = shrink(model_config(settings))
+    ranks.start(world)
+    if world.speaks:
+        shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
+        recipe = tiny_recipe(settings, strategy, folder / "model", world)
+        (folder / "rehearsal.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.")
+    ranks.barrier()
+
+    from .watch.states import StateBytes
+
+    states = StateBytes()
+    command = ["--recipe", str(folder / "rehearsal.yaml"), "--output_dir", str(folder / "run")]
+    first = _losses(main(command, callbacks=(states,)))
+    if world.speaks:
+        _interrupt(folder / "run")
+    ranks.barrier()
+    if world.speaks:
+        print(f"Interrupted after checkpoint-{SAVE_STEPS}; the same command again:")
+    second = _losses(main(command))
+    held = ranks.gather(states.states)
+    with ranks.agreed(world):
+        _judge(strategy, first, second, held)
+    if world.speaks:
+        _report(strategy, held)
+
+
+def model_config(settings: Settings) -> dict[str, Any]:
+    """The model's config.json: beside the recipe, in the model's own directory, or from the Hub."""
+    from . import models
+
+    for folder in (settings.recipe_path.parent, Path(models.location(settings))):
+        if (folder / "config.json").is_file():
+            return json.loads((folder / "config.json").read_text())
+    return models.load_config(settings).to_dict()
+
+
+def shrink(config: dict[str, Any]) -> dict[str, Any]:
+    """The same architecture with tiny sizes; the ratio of query heads to key-value heads is kept."""
+    tiny = {key: TINY.get(key, value) for key, value in config.items()}
+    heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and shared:
+        tiny["num_key_value_heads"] = max(1, TINY["num_attention_heads"] * shared // heads)
+    if isinstance(config.get("layer_types"), list):
+        tiny["layer_types"] = config["layer_types"][: TINY["num_hidden_layers"]]
+    tiny["vocab_size"] = VOCABULARY
+    return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:
+    """The recipe with the tiny model, the built-in data and a few steps; optimizer, precision, clipping, schedule,
+    checkpointing and strategy stay the recipe's."""
+    recipe = settings.recipe.model_dump(mode="json")
+    recipe["model"] |= {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": BUILT_IN,
+                        "revision": None, "trust_remote_code": False}  # fmt: skip
+    recipe["data"] = {"dataset_name": BUILT_IN, "chat_template": "chatml", "max_length": 64,
+                      "max_train_samples": 50, "max_eval_samples": 9}  # fmt: skip
+    recipe["training"] |= {
+        "global_batch_size": 4 * world.size, "reference_batch_size": None, "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 4, "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": None,
+        "logging_steps": 1, "warmup_steps": 0, "report_to": [], "save_total_limit": None,
+    }  # fmt: skip
+    recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}
+    return recipe
+
+
+def _launch(count: int) -> int:
+    """Start this same command under torchrun on `count` ranks of this host; returns its exit code."""
+    script = str(REPOSITORY / "train.py")
+    arguments = sys.argv[1:]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", script]
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return subprocess.run([*command, *arguments], env=environment).returncode
+
+
+def _interrupt(run: Path) -> None:
+    """Leave the directory as a run that was killed after its first checkpoint would."""
+    (run / SUCCESS).unlink()
+    for leftover in (f"checkpoint-{STEPS}", "trainer_state.json", "model.safetensors"):
+        path = run / leftover
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _losses(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _judge(strategy: Strategy, first: list[float], second: list[float], held: list[Any]) -> None:
+    if first != second or len(first) != STEPS or not all(map(math.isfinite, first)):
+        raise RuntimeError(f"the resumed run's losses differ from the uninterrupted run's:\n{first}\n{second}")
+    for part, share in expected_shares(strategy, len(held)).items():
+        sizes = [getattr(states, part) for states in held]
+        whole = sum(sizes) * share  # what one rank holds of a state that is not sharded: all of it
+        if share < 1 and max(sizes) > 1.35 * whole:  # small parameters stay whole, and slices are padded
+            raise RuntimeError(f"{strategy.name} should shard {part}, but one rank holds {max(sizes)} of {sum(sizes)} bytes")
+
+
+def expected_shares(strategy: Strategy, world_size: int) -> dict[str, float]:
+    """The share of all ranks' bytes that one rank holds when a state is sharded over all of them."""
+    sharded = {"single": (), "ddp": (), "zero1": ("optimizer",), "zero2": ("optimizer", "gradients")}
+    parts = sharded.get(strategy.kind, ("optimizer", "gradients", "parameters"))
+    return {part: 1 / world_size if part in parts else 1.0 for part in ("parameters", "gradients", "optimizer")}
+
+
+def _report(strategy: Strategy, held: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"model states under {strategy.name}")
+    for rank, states in enumerate(held):
+        table.add_row(str(rank), *(f"{size / 1024:,.0f}" for size in (states.parameters, states.gradients, states.optimizer)))
+    Console().print(table)
+    print("The rehearsal went well: trained, saved, resumed with the same losses.", flush=True)
