@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         strategy = choose(settings, world)
         batch = batch_arithmetic(settings.recipe.training, world.size, settings.place("global_batch_size"))
         run = runs.open_run(settings, strategy, world, batch)
-    if run.finished:
+    if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.speaks:
             print(f"This run is finished: {run.directory} (--fresh begins it anew).")
         return None
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.check_data(run, data.fingerprint)
         checkpoint = runs.checkpoint_to_resume(run)
         weights = models.weights(settings, config)
-    runs.claim(run, data.fingerprint)
+    runs.claim(run, data.fingerprint, checkpoint)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:

@@ -95,7 +95,10 @@ def _silence(world: World) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
     if not world.speaks:
+        sys.stdout = Path(os.devnull).open("w")  # DeepSpeed prints what it builds; errors go to stderr
         logging.disable(logging.WARNING)
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 

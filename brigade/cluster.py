@@ -68,8 +68,12 @@ def read_hostfile(path: Path) -> dict[str, int]:
     """
     if not path.is_file():
         raise UserError(str(path), "there is no such hostfile", "write one line per host: `node1 slots=8`")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(str(path), "the hostfile is not text", "write one line per host: `node1 slots=8`") from None
     hosts: dict[str, int] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _HOST_LINE.match(line.strip())

@@ -93,8 +93,8 @@ def load(argv: list[str]) -> Settings:
     unknown_sections = set(document) - set(SECTIONS)
     if unknown_sections:
         name = sorted(map(str, unknown_sections))[0]
-        home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else did_you_mean(name, SECTIONS)
-        raise UserError(f"{path}: {name}", "there is no such section", home)
+        home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else OTHER_NAMES.get(name)
+        raise UserError(f"{path}: {name}", "there is no such section", home or did_you_mean(name, SECTIONS))
     settings = Settings(
         Recipe.model_construct(), path, Path(options.output_dir) if options.output_dir else None,
         options.resume_from_checkpoint, options.fresh, options.rehearse,
@@ -103,15 +103,17 @@ def load(argv: list[str]) -> Settings:
         section = document.setdefault(SECTION_OF[key], {}) if document.get(SECTION_OF[key], {}) is not None else {}
         if not isinstance(section, dict):
             break  # validation below says so
-        value = _scalar(text)
-        if key == "global_batch_size" and key in section:  # learning-rate scaling is against the recipe's own batch
-            section.setdefault("reference_batch_size", section[key])
-        if key in section and section[key] != value:
-            settings.overridden.append(f"--{key} {text} (the recipe says {section[key]})")
+        value = _value(key, text)
+        if key in section and not _same(section[key], value):
+            settings.overridden.append(f"--{key} {text} (the recipe says {_short(str(section[key]))})")
+            # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
+            if key == "global_batch_size" and section.get("reference_batch_size") is None:
+                if "reference_batch_size" not in given:
+                    section["reference_batch_size"] = section[key]
         section[key] = value
         document[SECTION_OF[key]] = section
         settings.sources[key] = f"flag --{key}"
-    _one_strategy_flag(given, document)
+    _one_strategy_flag(given, document, settings)
     try:
         settings.recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -127,14 +129,31 @@ def _underscores(word: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
-def _scalar(text: Any) -> Any:
+def _value(key: str, text: str) -> Any:
+    """A flag's value in YAML's notation, but names stay as they are: a commit of digits alone is no number."""
     try:
-        return yaml.safe_load(text) if isinstance(text, str) and text.strip() else text
-    except yaml.YAMLError:
+        value = yaml.safe_load(text) if text.strip() else text
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
+    wanted = SECTIONS[SECTION_OF[key]].model_fields[key].annotation
+    types = getattr(wanted, "__args__", (wanted,))
+    is_name = str in types and value is not None and not (isinstance(value, dict) and len(types) > 2)
+    return text if is_name else value
 
 
-def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any]) -> None:
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether two values of a key are the same; 1e-5 is a text to YAML."""
+    try:
+        return ours == theirs or float(ours) == float(theirs)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any], settings: Settings) -> None:
     """A strategy flag replaces the recipe's strategy as a whole; two of them contradict each other."""
     pair = ("ds_config", "accelerate_config")
     said = [key for key in pair if key in given]
@@ -142,7 +161,11 @@ def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any]) -> None:
         raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
     cluster = document.get("cluster")
     if said and isinstance(cluster, dict):
-        cluster.pop(pair[1 - pair.index(said[0])], None)
+        other = pair[1 - pair.index(said[0])]
+        gone = cluster.pop(other, None)
+        if gone not in (None, "none"):
+            text = f"--{said[0]} {given[said[0]]} (the recipe says {other} {_short(str(gone))})"
+            settings.overridden.append(text)
 
 
 def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> UserError:
@@ -164,9 +187,13 @@ def _explain(error: ValidationError, settings: Settings, document: dict[str, Any
     if first["type"] == "extra_forbidden":
         home = SECTION_OF.get(key)
         cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
-        return UserError(place, f"there is no such key (its value: {first['input']!r})", cure)
+        return UserError(place, f"there is no such key (its value: {_short(repr(first['input']))})", cure)
     if first["type"] == "missing":
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
-    wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    value = document.get(section, {}).get(key) if isinstance(document.get(section), dict) else first["input"]
-    return UserError(place, f"{value!r} is not {wanted}", f"give {wanted}")
+    wanted = first["msg"].removeprefix("Input should be ").partition(", unable")[0]
+    wanted = wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    if first["type"] == "model_type":
+        wanted = "a section of keys and values"
+    value = document.get(section)
+    value = value.get(key) if isinstance(value, dict) else value
+    return UserError(place, f"{_short(repr(value))} is not {wanted}", f"give {wanted}")

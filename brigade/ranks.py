@@ -6,11 +6,13 @@ exchange of errors, the first that has one speaks for all, and the others leave 
 """
 
 import datetime
+import json
 import os
 import socket
 import sys
+import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .cluster import World
@@ -28,11 +30,11 @@ def start(world: World, alone: bool = False) -> None:
     never depends on a healthy NCCL.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # 25 lines of C++ frames for each peer that is gone
+    if _group() or (world.launcher == "python" and not alone):
+        return
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized() or (world.launcher == "python" and not alone):
-        return
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
@@ -43,9 +45,8 @@ def start(world: World, alone: bool = False) -> None:
 
 def gather(value: Any) -> list[Any]:
     """`value` (any picklable object) of every rank, in rank order, on every rank."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
+    dist = _group()
+    if dist is None:
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -64,23 +65,25 @@ def agreed(world: World):
     Raises SystemExit(2) everywhere if any rank raised a UserError, SystemExit(1) for any other exception, after
     exactly one rank, the lowest that failed, has printed why, with its host's name.
     """
-    error: BaseException | None = None
+    error: Exception | None = None
     try:
         yield
     except Exception as caught:
         error = caught
-    mine = None if error is None else (_message(error, world), 2 if isinstance(error, UserError) else 1)
-    start(world)
-    verdicts = gather(mine)
-    failed = [rank for rank, verdict in enumerate(verdicts) if verdict]
+    try:
+        start(world)
+    except Exception as caught:  # no group, hence nobody to agree with
+        _tell(error or _no_rendezvous(caught), world)
+        raise SystemExit(2) from None
+    codes = gather(None if error is None else _exit_code(error))
+    failed = [rank for rank, code in enumerate(codes) if code]
     if not failed:
         return
-    message, code = verdicts[failed[0]]
-    if world.rank == failed[0]:
-        print(message, file=sys.stderr, flush=True)
+    if error is not None and world.rank == failed[0]:
+        _tell(error, world)
     barrier()  # nobody leaves before the one who speaks has spoken
     finish()
-    raise SystemExit(code)
+    raise SystemExit(codes[failed[0]])
 
 
 def fail(error: BaseException, world: World) -> None:
@@ -91,9 +94,7 @@ def fail(error: BaseException, world: World) -> None:
     """
     first = True
     try:
-        import torch.distributed as dist
-
-        if dist.is_initialized():
+        if _group():
             from torch.distributed.distributed_c10d import _get_default_store
 
             store = _get_default_store()
@@ -102,20 +103,19 @@ def fail(error: BaseException, world: World) -> None:
     except Exception:  # the store died with rank 0: somebody else was first
         first = False
     if first:
-        print(_message(error, world), file=sys.stderr, flush=True)
+        _tell(error, world)
     else:
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         print(f"rank {world.rank} on {world.host} stops because another rank failed first ({reason})", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(2 if isinstance(error, UserError) else 1)
+    os._exit(_exit_code(error))
 
 
 def finish() -> None:
     """Leave the process group in step: gloo's teardown can abort a finished run when one rank is early (exit -6)."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
+    dist = _group()
+    if dist:
         dist.barrier()
         dist.destroy_process_group()
 
@@ -125,6 +125,39 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _group() -> Any:
+    """torch.distributed where the process group stands, else None. Imports nothing: a typo is told without torch."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist and dist.is_available() and dist.is_initialized() else None
+
+
+def _exit_code(error: BaseException) -> int:
+    return 2 if isinstance(error, UserError) else 1
+
+
+def _no_rendezvous(error: Exception) -> UserError:
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    cure = "give the launcher an address that all hosts reach and a port that is free"
+    return UserError(f"rendezvous at {address}", (str(error).splitlines() or [type(error).__name__])[0][:200], cure)
+
+
+def _tell(error: BaseException, world: World) -> None:
+    """Say on stderr what went wrong. Torchrun and accelerate bury that under 40 lines of their own, of which the last
+    quote what a rank left in the error file: there the reason stands once more, in one line."""
+    print(_message(error, world), file=sys.stderr, flush=True)
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
+        return
+    if isinstance(error, UserError):
+        reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
+    else:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    # They take the earliest failure, in whole seconds, for the cause.
+    extra = {"py_callstack": f"{reason} (told above)", "timestamp": str(int(time.time()) - 1)}
+    with suppress(OSError), open(file, "w") as record:
+        json.dump({"message": {"message": reason, "extraInfo": extra}}, record)
 
 
 def _message(error: BaseException, world: World) -> str:

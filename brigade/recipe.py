@@ -7,12 +7,13 @@ This module imports no torch.
 import hashlib
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .errors import UserError
 
@@ -27,7 +28,14 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: Any) -> Any:
+        # pydantic takes true for 1: `eval_steps: true` would evaluate at every step. A bare object fits no type.
+        truth = isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool
+        return object() if truth else value
 
 
 class ModelSection(Section):
@@ -168,16 +176,17 @@ def batch_arithmetic(training: TrainingSection, data_parallel_size: int, place: 
     Raises UserError at `place` when micro-batch x ranks does not divide the global batch.
     """
     size, ranks = training.global_batch_size, data_parallel_size
+    micro = training.per_device_train_batch_size
     if size % ranks:
-        near = sorted({max(ranks, size // ranks * ranks), math.ceil(size / ranks) * ranks})
+        unit = ranks if micro == "auto" else ranks * micro
+        near = sorted({max(unit, size // unit * unit), math.ceil(size / unit) * unit})
         raise UserError(place, f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
                         f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}")  # fmt: skip
     share = size // ranks
-    micro = training.per_device_train_batch_size
     if micro == "auto":
         micro = max(m for m in range(1, 9) if share % m == 0)
     if share % micro:
-        fits = [str(m) for m in range(1, share + 1) if share % m == 0]
+        fits = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
         raise UserError(
             place,
             f"global_batch_size {size} is not micro-batch {micro} x {ranks} ranks x a whole number of accumulation steps",
@@ -196,7 +205,7 @@ def identity(recipe: Recipe, strategy: Any) -> str:
             continue
         values = getattr(recipe, name).model_dump(mode="json")
         for key, info in model.model_fields.items():
-            if _marked_apart(info):
+            if marked_apart(info):
                 values.pop(key)
         kept[name] = values
     text = json.dumps([kept, strategy], sort_keys=True)
@@ -208,9 +217,10 @@ def find(name: str, place: str, what: str) -> Path:
 
     Raises UserError at `place` when there is neither.
     """
-    for candidate in (Path(name).expanduser(), REPOSITORY / name):
-        if candidate.exists():
-            return candidate
+    with suppress(OSError, RuntimeError):  # a name too long for the file system; ~somebody whom nobody knows
+        for candidate in (Path(name).expanduser(), REPOSITORY / name):
+            if candidate.exists():
+                return candidate
     raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY.name}/", "check the path's spelling")
 
 
@@ -219,8 +229,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise UserError(str(path), "it is a directory, not a file", f"name one of its files, e.g. {path / 'full.yaml'}")
     try:
-        document = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(str(path), f"it cannot be read: {error.strerror}", "check the file's permissions") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}", f"not YAML: {getattr(error, 'problem', error)}", "mend that line") from None
@@ -229,7 +241,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _marked_apart(info: Any) -> bool:
+def marked_apart(info: Any) -> bool:
+    """Whether a key says how a run is watched or executed, and stays out of its identity."""
     extra = info.json_schema_extra
     if extra is None:  # Annotated[...] | None keeps the mark inside the union
         extra = next((e for arg in getattr(info.annotation, "__args__", ()) for m in getattr(arg, "__metadata__", ())

@@ -16,7 +16,7 @@ from . import ranks
 from .cluster import World
 from .errors import UserError
 from .flags import Settings
-from .recipe import REPOSITORY, Batch, identity
+from .recipe import REPOSITORY, SECTIONS, Batch, identity, marked_apart, read_yaml
 from .strategy import Strategy
 
 RECORD = "run.yaml"
@@ -51,28 +51,40 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
     """
     directory = settings.output_dir or Path("outputs") / f"{settings.name}-{strategy.name}"
     run = Run(settings, strategy, world, batch, identity(settings.recipe, strategy.identity()), directory)
+    if directory.exists() and not directory.is_dir():
+        raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
     if settings.fresh or not directory.exists() or not any(directory.iterdir()):
         return run
     record = directory / RECORD
     if not record.exists():
         raise UserError(str(directory), "the output directory holds files, but no run.yaml: it is not a run's",
                         "give another --output_dir, or --fresh to move it aside")  # fmt: skip
-    old = (yaml.safe_load(record.read_text()) or {}).get("run", {})
-    if old.get("identity") != run.identity:
+    old = read_yaml(record)
+    if (old.get("run") or {}).get("identity") != run.identity:
         raise UserError(
             str(directory),
-            f"it holds another run: {_difference(yaml.safe_load(record.read_text()), run)}",
+            f"it holds another run: {_difference(old, run)}",
             "give another --output_dir, or --fresh to move that run aside",
         )
     return run
 
 
-def claim(run: Run, fingerprint: str) -> None:
-    """After all agreed, on one rank: move an old run aside if --fresh, and write run.yaml. The others wait."""
-    hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
-    if run.world.speaks:
-        _claim(run, fingerprint, hosts)
-    ranks.barrier()
+def claim(run: Run, fingerprint: str, checkpoint: Path | None = None) -> None:
+    """After all agreed, on one rank: move an old run aside if --fresh, and write run.yaml. The others wait.
+
+    Ends all ranks with one message when hosts differ in the recipe, the data or the checkpoint that they found, and
+    when the directory cannot be written.
+    """
+    seen = {"recipe or strategy": run.identity, "data": fingerprint, "checkpoint to continue from": str(checkpoint)}
+    found = ranks.gather((run.world.host, seen))
+    with ranks.agreed(run.world):
+        host, first = found[0]
+        for what, value in seen.items():
+            if value != first[what]:
+                raise UserError(f"the {what}", f"{value} here, but {first[what]} on {host}, rank 0",
+                                "give all hosts the same files, or one file system for them and the output directory")  # fmt: skip
+        if run.world.speaks:
+            _claim(run, fingerprint, list(dict.fromkeys(host for host, _ in found)))
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
@@ -99,10 +111,15 @@ def checkpoint_to_resume(run: Run) -> Path | None:
 
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     directory = run.directory
-    if run.settings.fresh and directory.exists():
-        number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
-        directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        if run.settings.fresh and directory.exists():
+            number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
+            directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f".{RECORD}").touch()
+    except OSError as error:
+        raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
+                        "give another --output_dir") from None  # fmt: skip
     recipe = run.settings.recipe.model_dump(mode="json")
     recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
     record = {
@@ -132,7 +149,7 @@ def check_data(run: Run, fingerprint: str) -> None:
     record = run.directory / RECORD
     if run.settings.fresh or not record.exists():
         return
-    old = yaml.safe_load(record.read_text())["run"].get("data")
+    old = (read_yaml(record).get("run") or {}).get("data")
     if old != fingerprint:
         raise UserError(str(record), f"the data or the tokenizer changed since this run began ({old} became {fingerprint})",
                         "bring the old data back, or begin anew with --fresh")  # fmt: skip
@@ -183,12 +200,25 @@ def _difference(old: dict[str, Any], run: Run) -> str:
     """The first key in which a directory's run differs from this one."""
     new = run.settings.recipe.model_dump(mode="json")
     for section in ("model", "data", "training"):
-        for key, value in new[section].items():
-            before = (old.get(section) or {}).get(key)
-            if before != value and key not in ("per_device_train_batch_size", "report_to"):
-                return f"{section}.{key} is {before!r} there and {value!r} here"
-    there = old.get("run", {}).get("strategy", {}).get("name")
-    return f"its strategy is {there!r} there and {run.strategy.name!r} here"
+        for key, info in SECTIONS[section].model_fields.items():
+            before, now = (old.get(section) or {}).get(key), new[section][key]
+            if before != now and not marked_apart(info):
+                return f"{section}.{key} is {before!r} there and {now!r} here"
+    there = (old.get("run") or {}).get("strategy", {}).get("name")
+    if there != run.strategy.name:
+        return f"its strategy is {there!r} there and {run.strategy.name!r} here"
+    before, now = _flat(old.get("cluster")), _flat(run.strategy.as_cluster())
+    for key in [*now, *before]:
+        if before.get(key) != now.get(key) and key.startswith(("ds_config", "accelerate_config")):
+            return f"{key} is {before.get(key)!r} there and {now.get(key)!r} here"
+    return f"it has the identity {(old.get('run') or {}).get('identity')}, this one {run.identity}"
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    if not isinstance(tree, dict):
+        return {prefix.rstrip("."): tree}
+    return {key: value for name, below in tree.items() for key, value in _flat(below, f"{prefix}{name}.").items()}
 
 
 def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
@@ -221,7 +251,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     table.add_column(overflow="fold")
     for key, value in lines.items():
         table.add_row(key, value)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for note in run.settings.overridden:
         console.print(f"overridden: {note}")

@@ -1,9 +1,12 @@
-"""Model states in bytes per rank, by formula."""
+"""Model states in bytes per rank, by formula. docs/states.md holds them against what is measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 # Bytes per parameter of an optimizer's own states in fp32 (moments, momentum).
 OPTIMIZER_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "lamb": 8, "lars": 4, "sgd": 0}
+SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
 
 @dataclass(frozen=True)
@@ -19,26 +22,55 @@ class StateBytesPerRank:
         return self.parameters + self.gradients + self.optimizer
 
 
-def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch") -> StateBytesPerRank:
-    """What one rank holds of a model with `parameters` parameters, sharded over `ranks` ranks.
+def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch", *,
+                 accumulates: bool = False, cut: int = 0, hpz: int = 0) -> StateBytesPerRank:  # fmt: skip
+    """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 
     kind: single, ddp, zero1, zero2, zero3, fsdp2 (hsdp: fsdp2 with `ranks` = its shard group)
-    half: bf16 or fp16. DDP and FSDP2 keep fp32 weights and cast for the computation, so it changes nothing for them.
+    half: bf16 or fp16. DDP and FSDP2 keep fp32 weights and cast for the computation.
+    accumulates: more than one micro-batch per step and rank
+    cut: what cut_parameters() gives: under ZeRO-1 and 2 a rank keeps the whole gradient of what its slice cuts
+    hpz: ranks of one host, under ZeRO++'s zero_hpz_partition_size
 
-    Rajbhandari et al. 2020 (arXiv 1910.02054, table 1: 2 + 2 + 12 bytes per parameter), with what DeepSpeed 0.19.8 was
-    seen to hold on top of it: a gradient in the weights' precision and a partition of it in fp32 for the step.
-    "About 4x" less for ZeRO-1, "about 8x" for ZeRO-2 and "1/N" for ZeRO-3 are the limits of these for many ranks.
+    The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
+    2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all. Against
+    those 16 bytes the paper's "4x", "8x" and "1/N" are limits for many ranks: 2 + 2 + 12/N -> 4, 2 + 14/N -> 2, 16/N.
+
+    What differs in DeepSpeed 0.19.8 (runtime/zero/):
+    - Gradients are accumulated in the weights' precision and copied into fp32 for the step, in fp32 training too, and
+      the first copy stays until the step's end (stage_1_and_2.py:3107, stage3.py:2686): (2 + 4) P/N, or (4 + 4) P/N
+      in fp32. So "1/N" of ZeRO-3 is 20/N, 25 % above the paper. ZeRO-3 makes the second copy per sub-group.
+    - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
+    - The fp32 master copy exists in fp32 training too: ZeRO-1 then tends to 8 bytes of 16 (2x), ZeRO-2 to 4 (4x).
+    FSDP2 has no master copy, 16/N in any precision; but with accumulation, accelerate delays the reduction to the last
+    micro-batch (accelerator.py:1169), and each rank holds all gradients in the computation's precision until then.
     """
-    own = OPTIMIZER_BYTES[optim]
+    own = OPTIMIZER_BYTES.get(optim, 8)
     share = parameters / ranks
+    weight = 2 if half else 4
     if kind in ("single", "ddp"):
         return StateBytesPerRank(4 * parameters, 4 * parameters, own * parameters)
     if kind in ("fsdp2", "hsdp"):
-        return StateBytesPerRank(4 * share, 4 * share, own * share)
-    weight = 2 if half else 4
+        whole = weight * parameters if accumulates else 0
+        return StateBytesPerRank(4 * share, max(4 * share, whole), own * share)
     optimizer = (4 + own) * share
+    if kind == "zero3":
+        copies = weight * (share + (parameters / hpz if hpz else 0))
+        return StateBytesPerRank(copies, weight * share + 4 * min(share, SUB_GROUP_SIZE), optimizer)
+    gradients = weight * (share + cut) + 4 * share
     if kind == "zero1":
-        return StateBytesPerRank(weight * parameters, weight * parameters, optimizer)
-    if kind == "zero2":
-        return StateBytesPerRank(weight * parameters, (weight + 4 * half) * share, optimizer)
-    return StateBytesPerRank(weight * share, (weight + 4 * half) * share, optimizer)
+        gradients = max(gradients, weight * parameters)
+    return StateBytesPerRank(weight * parameters, gradients, optimizer)
+
+
+def cut_parameters(sizes: Sequence[int], ranks: int) -> int:
+    """Elements, beyond its slice, of the parameters that reach into one rank's slice; the largest of all ranks.
+
+    ZeRO-1 and 2 lay all parameters in one row and cut it into `ranks` equal slices, through parameters.
+    sizes: elements of each parameter, in the model's order.
+    """
+    slice_ = -(-sum(sizes) // ranks)
+    spans = [(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    touched = (sum(end - start for start, end in spans if start < (rank + 1) * slice_ and end > rank * slice_)
+               for rank in range(ranks))  # fmt: skip
+    return max(0, max(touched) - slice_)

@@ -5,17 +5,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+
+# Attributes of DeepSpeed 0.19.8's ZeRO optimizers (runtime/zero/stage_1_and_2.py and stage3.py) that hold gradients ...
+_GRADIENTS = (
+    "all_grad_tensors",  # ZeRO-1 and 2: accumulated over micro-batches, of whole parameters where a slice cuts them
+    "averaged_gradients",  # ZeRO-1, 2 and 3: reduced, and not yet in the optimizer's precision
+    "accumulated_grads_in_cpu",  # ZeRO-1 and 2 with offload_optimizer
+    "grad_partitions_flat_buffer",  # ZeRO-3, at all times
+)
+# ... and the master copy of the parameters: of ZeRO-1 and 2, of ZeRO-3.
+_MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one rank. optimizer: moments and, where the engine keeps one, the fp32 master copy of the parameters."""
+    """Bytes on one rank. optimizer: moments and, where the engine keeps one, the fp32 master copy of the parameters.
+    on_host: how many of them lie in the host's memory; all of them where there is no GPU."""
 
     parameters: int
     gradients: int
     optimizer: int
+    on_host: int = 0
 
     @property
     def total(self) -> int:
@@ -23,50 +36,76 @@ class States:
 
 
 class StateBytes(TrainerCallback):
-    """Measures at an optimizer step, when gradients are reduced and not yet freed; `states` holds the newest figures."""
+    """`states` holds the figures of the newest optimizer step.
+
+    Gradients come and go: counted is the most that their tensors hold at one moment, of the ends of all micro-batches
+    and the steps of the optimizer (ZeRO-3 steps once per sub-group). What lives within a backward pass alone is not a
+    model state here: buckets on their way through the network, gathered layers, one gradient on its way into a bucket.
+    """
 
     def __init__(self) -> None:
         self.states: States | None = None
-        self._gradients: dict[int, int] = {}
+        self._gradients: dict[Any, int] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any):
         self.model, self.engine = model, getattr(optimizer, "optimizer", optimizer)
         self.inner = getattr(self.engine, "optimizer", self.engine)  # DeepSpeed wraps the optimizer once more
-        self.hook = self.inner.register_step_pre_hook(lambda *_: self._see_gradients())
+        self._step_hook = self.inner.register_step_pre_hook(lambda *_: self._see_gradients())
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any):
+        self._see_gradients()
 
     def _see_gradients(self) -> None:
-        # ZeRO-3 steps once per sub-group of parameters, and only that group's gradients are there: add up over them.
-        self._gradients |= storages(self._gradient_tensors())
+        others = self._parameters() | self._optimizer()  # a buffer may serve for two: count it once
+        now = {key: size for key, size in storages(self._gradient_tensors()).items() if key not in others}
+        self._gradients = max(self._gradients, now, key=lambda found: sum(found.values()))
 
     def _gradient_tensors(self) -> Iterator[Any]:
         yield (parameter.grad for parameter in self.model.parameters())
-        yield (parameter.grad for group in self.inner.param_groups for parameter in group["params"])
-        yield getattr(self.engine, "averaged_gradients", None)  # ZeRO-1 and 2
-        yield getattr(self.engine, "grad_partitions_flat_buffer", None)  # ZeRO-3
+        yield (master.grad for master in self._masters())
+        yield (getattr(self.engine, name, None) for name in _GRADIENTS)
+        # FSDP2 keeps whole gradients where accelerate delays their reduction to the last micro-batch.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    for parameter in group.fsdp_params:
+                        yield parameter.unsharded_accumulated_grad
+                        yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+
+    def _masters(self) -> list[torch.Tensor]:
+        return [master for name in _MASTERS for master in getattr(self.engine, name, ())]
+
+    def _parameters(self) -> dict[Any, int]:
+        parameters = list(self.model.parameters())
+        found = storages(getattr(parameter, "ds_tensor", parameter) for parameter in parameters)
+        found |= storages(getattr(parameter, "ds_secondary_tensor", None) for parameter in parameters)  # ZeRO++'s hpZ
+        # ZeRO-3 keeps small parameters whole besides their partition (stage3_param_persistence_threshold).
+        return found | storages(parameter for parameter in parameters if getattr(parameter, "ds_persist", False))
+
+    def _optimizer(self) -> dict[Any, int]:
+        return storages([self.inner.state.values(), self._masters()])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any):
-        parameters = storages(getattr(p, "ds_tensor", p) for p in self.model.parameters())
-        # ZeRO-3 keeps small parameters whole besides their partition (stage3_param_persistence_threshold).
-        parameters |= storages(p for p in self.model.parameters() if getattr(p, "ds_persist", False))
-        masters = [getattr(self.engine, name, None)
-                   for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")]  # fmt: skip
-        optimizer = storages([self.inner.state.values(), masters])
-        optimizer = {key: size for key, size in optimizer.items() if key not in parameters}
-        gradients = {key: size for key, size in self._gradients.items() if key not in parameters | optimizer}
-        self.states = States(sum(parameters.values()), sum(gradients.values()), sum(optimizer.values()))
+        parameters = self._parameters()
+        optimizer = {key: size for key, size in self._optimizer().items() if key not in parameters}
+        found = (parameters, self._gradients, optimizer)
+        on_host = sum(size for part in found for (device, _), size in part.items() if device == "cpu")
+        self.states = States(*(sum(part.values()) for part in found), on_host)
         self._gradients = {}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
-        self.hook.remove()
+        self._step_hook.remove()
+        del self.model, self.engine, self.inner  # the run's figures stay, its memory does not
 
 
-def storages(tensors: Any) -> dict[int, int]:
-    """Address -> bytes of each distinct storage behind nested tensors (DTensors: this rank's shard)."""
-    found: dict[int, int] = {}
+def storages(tensors: Any) -> dict[tuple[str, int], int]:
+    """(device type, address) -> bytes of each distinct storage behind nested tensors (DTensors: this rank's shard)."""
+    found: dict[tuple[str, int], int] = {}
     for tensor in _flatten(tensors):
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if local.numel() and local.device.type != "meta":
-            found[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+        storage = local.untyped_storage()
+        if storage.nbytes() and local.device.type != "meta":
+            found[local.device.type, storage.data_ptr()] = storage.nbytes()
     return found
 
 

@@ -1,0 +1,39 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_OUTPUT := outputs/demo
+JOBS ?= 2
+
+.PHONY: help setup demo test lint clean
+help:
+	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
+	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
+	@echo "make test    all tests that need no root (about ten minutes on two cores)"
+	@echo "make lint    ruff and mypy"
+
+setup: $(VENV)/.complete
+$(VENV)/.complete: requirements.txt constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). cure: apt-get install python3 python3-venv python3-dev"; exit 2; }
+	@$(PYTHON) brigade/system.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m brigade.kernels
+	@touch $@
+
+demo: setup
+	rm -rf $(DEMO_OUTPUT)
+	$(BIN)/deepspeed --num_gpus 2 train.py --ds_config ds_configs/zero3.json --output_dir $(DEMO_OUTPUT)
+	$(BIN)/python -m brigade eval $(DEMO_OUTPUT)
+
+test: setup
+	$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest tests/ranks
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis

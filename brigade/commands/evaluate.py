@@ -1,0 +1,101 @@
+"""`python -m brigade eval OUTPUT`: a fresh process judges what a run saved."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}  # relative; a half-precision model is summed up in it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, help="output directory of a finished run")
+    parser.add_argument("--answers", type=int, default=3, metavar="N", help="held-out questions to answer (default: 3)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when the loaded model has the held-out loss that the run recorded, 1 when it has not."""
+    marker = options.output / "success.json"
+    if not marker.is_file():
+        raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
+    recorded = json.loads(marker.read_text())
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from .. import flags
+    from ..data.encode import prepare
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    settings = flags.load(["--recipe", str(options.output / "run.yaml")])
+    tokenizer = AutoTokenizer.from_pretrained(options.output)
+    model = AutoModelForCausalLM.from_pretrained(options.output).eval()
+    heldout = prepare(settings, tokenizer).heldout
+
+    loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
+    before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
+    print(f"Held-out loss in nats per token, over {len(heldout)} samples that the model never saw:")
+    if before is not None:
+        print(f"  before training            {before:.4f}")
+    print(f"  after training             {after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""))
+    print(f"  loaded from {str(options.output)!s:<15} {loss:.4f}")
+    print(f"  unigram entropy of the text {unigram_entropy(heldout):.4f}  (what knowing word frequencies alone would give)")
+    for sample in heldout.select(range(min(options.answers, len(heldout)))):
+        question, answer = greedy_answer(model, tokenizer, sample)
+        print(f"\nQ: {question}\nA: {answer}")
+    tolerance = TOLERANCE[str(model.dtype).removeprefix("torch.")]
+    if not math.isclose(loss, after, rel_tol=tolerance):
+        print(f"\nThe loaded model's loss is not the run's: {loss:.6f} against {after:.6f}.")
+        return 1
+    print(f"\nEverything lies in {options.output}: the model in Hugging Face format, run.yaml (what was run), "
+          "trainer_state.json (the log), checkpoint-*, tensorboard/.")  # fmt: skip
+    return 0
+
+
+def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int = 8) -> float:
+    """Mean cross-entropy in nats per supervised token, by nothing but the model's own forward pass."""
+    import torch
+
+    from ..data.sampling import IGNORED, Padding
+
+    collate, total, tokens = Padding(pad_token_id), 0.0, 0
+    with torch.inference_mode():
+        for start in range(0, len(samples), batch_size):
+            batch = collate([samples[i] for i in range(start, min(start + batch_size, len(samples)))])
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
+            labels = batch["labels"][:, 1:]
+            total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+            tokens += int((labels != IGNORED).sum())
+    return total / tokens
+
+
+def unigram_entropy(samples: Any) -> float:
+    """Entropy in nats of the supervised tokens' own frequencies: the best loss of a model that ignores all context."""
+    from collections import Counter
+
+    from ..data.sampling import IGNORED
+
+    counts = Counter(label for sample in samples for label in sample["labels"] if label != IGNORED)
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())
+
+
+def greedy_answer(model: Any, tokenizer: Any, sample: dict[str, list[int]], longest: int = 64) -> tuple[str, str]:
+    """The question of a sample's first turn, and the model's own answer to it, decoded greedily."""
+    import torch
+
+    from ..data.sampling import IGNORED
+
+    begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
+    prompt = torch.tensor([sample["input_ids"][:begin]])
+    with torch.inference_mode():
+        generated = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=longest, do_sample=False,
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )[0, begin:]  # fmt: skip
+    question = tokenizer.decode(prompt[0], skip_special_tokens=True).replace("user\n", "").replace("assistant\n", "")
+    return question.strip(), tokenizer.decode(generated, skip_special_tokens=True).strip()

@@ -1,0 +1,61 @@
+"""The user's own command lines, from a shell without the environment's bin folder on PATH, train with all their ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+SHORT = ["--max_steps", "3", "--max_train_samples", "100", "--max_eval_samples", "10"]
+
+COMMANDS = {
+    "python": (["python", "train.py"], "world size 1", "single"),
+    "python-zero3": (["python", "train.py", "--ds_config", "ds_configs/zero3.json"], "world size 1", "zero3"),
+    "torchrun": (["torchrun", "--nproc_per_node", "2", "train.py"], "world size 2", "ddp"),
+    "deepspeed": (
+        ["deepspeed", "--num_gpus", "2", "train.py", "--ds_config", "ds_configs/zero3.json"], "world size 2", "zero3"),
+    "deepspeed-hostfile": (
+        ["deepspeed", "--hostfile", "HOSTFILE", "train.py", "--deepspeed", "ds_configs/zero2.json"],
+        "world size 2", "zero2"),
+    "accelerate-ddp": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/ddp_1x2.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 2", "ddp"),
+    "accelerate-fsdp2": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2_1x2.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 2", "fsdp2"),
+    "accelerate-zero3": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/zero3_1x2.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 2", "zero3"),
+    "accelerate-hsdp": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/hsdp_1x4.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 4", "hsdp"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def losses():
+    return {}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_line_trains_with_all_its_ranks(name, tmp_path, losses):
+    words, world_size, strategy = COMMANDS[name]
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=2\n")
+    words = [str(hostfile) if word == "HOSTFILE" else word for word in words]
+    command = [str(BIN / words[0]), *words[1:], *SHORT, "--output_dir", str(tmp_path / "run")]
+    bare = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": os.environ["HOME"]}
+    kept = {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
+    done = subprocess.run(command, cwd=REPOSITORY, env=bare | kept, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert world_size in done.stdout
+    assert f"strategy       {strategy} " in done.stdout
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    losses[name] = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    assert json.loads((tmp_path / "run" / "success.json").read_text())["steps"] == 3
+    if name != "python":
+        assert losses[name] == pytest.approx(losses["python"], rel=1e-5)

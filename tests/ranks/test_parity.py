@@ -1,0 +1,66 @@
+"""Every strategy prints the losses, gradient norms and held-out losses of a single process (benchmarks/parity.py)."""
+
+import ctypes.util
+
+import pytest
+
+from benchmarks import parity
+
+# Every strategy meets every world size and every accumulation; the cheap ones meet more of their combinations.
+# The whole product is `python -m benchmarks.parity` (docs/parity.md).
+CHEAP = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
+ALL = {1: (4,), 2: (2,), 4: (1,)}
+CHEAP_TOO = {1: (), 2: (1, 4), 4: (4,)}
+
+
+def wanted(world_size):
+    chosen = [case for case in parity.cases(world_size, ALL[world_size])]
+    chosen += [case for case in parity.cases(world_size, CHEAP_TOO[world_size]) if case["strategy"] in CHEAP]
+    if ctypes.util.find_library("aio") is None:  # CI installs it
+        chosen = [case for case in chosen if "nvme" not in case["strategy"]]
+    return chosen
+
+
+DAMAGED = {"name": "damaged", "strategy": "ddp", "accumulation": 2, "damage": True,
+           "flags": parity.cases(2, (2,))[0]["flags"]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return parity.run_cases(1, parity.references(), tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    found = {}
+
+    def of(world_size):
+        if world_size not in found:
+            todo = wanted(world_size) + ([DAMAGED] if world_size == 2 else [])
+            found[world_size] = parity.run_cases(world_size, todo, tmp_path_factory.mktemp(f"ranks{world_size}"))
+        return found[world_size]
+
+    return of
+
+
+def test_the_reference_learns(reference):
+    """A comparison of losses that hardly move would prove nothing."""
+    for name, result in reference.items():
+        assert result["loss"][-1] < 0.8 * result["loss"][0], name
+        assert len(result["loss"]) == parity.STEPS
+
+
+@pytest.mark.parametrize(
+    ("world_size", "case"),
+    [pytest.param(size, case, id=case["name"]) for size in parity.WORLD_SIZES for case in wanted(size)],
+)
+def test_strategy_equals_one_process(world_size, case, reference, results):
+    result = results(world_size)[case["name"]]
+    differences = parity.worst(result, reference[parity.reference_of(case["strategy"])])
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+
+
+def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results):
+    differences = parity.worst(results(2)["damaged"], reference["single+sgd"])
+    assert differences["grad_norm"] > 100 * parity.TOLERANCE
+    assert differences["loss"] > 3 * parity.TOLERANCE

@@ -1,0 +1,57 @@
+"""Every recipe and every strategy trains, saves, resumes with the same losses, and really shards its states."""
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import parity
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
+HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
+
+CASES = {f"recipe-{path.parent.name}-{path.stem}": ["--recipe", str(path)] for path in RECIPES}
+CASES |= {name: flags for name, flags in parity.STRATEGIES.items() if name != "hsdp"}
+CASES |= {f"fsdp2-{optim}": [*parity.STRATEGIES["fsdp2"], "--optim", optim] for optim in ("lamb", "lars")}
+CASES |= {f"{name}-bf16-checkpointing": [*parity.STRATEGIES[name], "--bf16", "--activation_checkpointing"]
+          for name in ("ddp", "zero2", "zero3", "fsdp2")}  # fmt: skip
+if not HAS_LIBAIO:
+    del CASES["zero3_nvme"]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each rehearsal printed, all in one process group of two ranks."""
+    folder = tmp_path_factory.mktemp("rehearsals")
+    job = folder / "cases.json"
+    job.write_text(json.dumps({"folder": str(folder), "cases": CASES}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.ranks.rehearsals", str(job)], cwd=REPOSITORY, capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}, timeout=550,
+    )  # fmt: skip
+    return {path.stem: path.read_text() for path in folder.glob("*.txt")}, done
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rehearsal_goes_well(name, said):
+    texts, done = said
+    assert name in texts, done.stderr[-3000:]
+    text = texts[name]
+    assert "continues" in text and "checkpoint-3" in text
+    assert "The rehearsal went well" in text
+    assert "world size 2" in text
+
+
+def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
+    """The user's own command line, verbatim, from another directory."""
+    command = [sys.executable, str(REPOSITORY / "train.py"), "--recipe", "recipes/qwen3-8b/full.yaml", "--rehearse",
+               "--accelerate_config", "accelerate_configs/hsdp_2x8.yaml"]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "world size 4" in done.stdout and "The rehearsal went well" in done.stdout

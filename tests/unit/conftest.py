@@ -1,0 +1,70 @@
+"""What the unit tests share: a minimal recipe with changes over it, its settings, and how an error must read."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, settings
+
+from brigade import flags
+from brigade.errors import UserError
+
+settings.register_profile("unit", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unit")
+
+MINIMAL = {
+    "model": {"model_name_or_path": "recipes/tiny", "tokenizer_name_or_path": "python-docs"},
+    "data": {"dataset_name": "python-docs", "chat_template": "chatml"},
+    "training": {"global_batch_size": 32},
+}
+
+
+@pytest.fixture
+def write_recipe(tmp_path):
+    """write_recipe(training={"bf16": True}, ...): a file with the minimal recipe and these keys over it, or a text."""
+
+    def write(text: str | None = None, **sections) -> Path:
+        document = copy.deepcopy(MINIMAL)
+        for section, values in sections.items():
+            document.setdefault(section, {}).update(values)
+        path = tmp_path / "recipe" / "full.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(document) if text is None else text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def load(write_recipe):
+    """load("--bf16", training={...}): the settings of that recipe with these flags over it."""
+    return lambda *argv, **sections: flags.load(["--recipe", str(write_recipe(**sections)), *argv])
+
+
+@pytest.fixture
+def write_json(tmp_path):
+    def write(content, name: str = "ds.json") -> str:
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def mistake():
+    """mistake(function, *arguments): the message of the UserError that the call must raise, held to its form."""
+
+    def call(function, *arguments, **named) -> str:
+        with pytest.raises(UserError) as caught:
+            function(*arguments, **named)
+        message = str(caught.value)
+        lines = message.splitlines()
+        assert len(lines) <= 4 and lines[0].startswith("error: ") and lines[-1].startswith("  cure: "), message
+        assert all(line.partition(": ")[2] if ": " in line else line.strip() for line in lines), message
+        assert all(len(line) < 1000 for line in lines), message
+        return message
+
+    return call

@@ -1,0 +1,122 @@
+"""Who started us, and the hostfile's grammar."""
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brigade.cluster import World, read_hostfile, world_from_environment
+from brigade.errors import UserError
+
+# What each launcher puts into the environment of rank 5 of 8 on two hosts (seen with torch 2.13, DeepSpeed 0.19.8,
+# Accelerate 1.15). accelerate launch starts torchrun's elastic agent.
+COMMON = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+LAUNCHERS = {
+    "torchrun": {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "none"},
+    "deepspeed": {"LOCAL_SIZE": "4", "CROSS_RANK": "1", "CROSS_SIZE": "2"},
+    "accelerate": {"LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none", "ACCELERATE_MIXED_PRECISION": "no"},
+    "environment": {"LOCAL_WORLD_SIZE": "4"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_world_of_each_launcher(launcher):
+    world = world_from_environment(COMMON | LAUNCHERS[launcher])
+    assert world == World(5, 1, 8, 4, socket.gethostname(), launcher)
+    assert world.hosts == 2 and not world.speaks
+
+
+def test_deepspeeds_launcher_sets_what_we_read():
+    import inspect
+
+    from deepspeed.launcher import launch
+
+    source = inspect.getsource(launch.main)
+    assert 'current_env["LOCAL_SIZE"]' in source and "current_env[CROSS_SIZE]" in source and launch.CROSS_SIZE == "CROSS_SIZE"
+
+
+@pytest.mark.parametrize("environment", [{}, {"LOCAL_RANK": "0"}, {"ACCELERATE_MIXED_PRECISION": "no"}])
+def test_a_lone_process(environment):
+    world = world_from_environment(environment)
+    assert (world.rank, world.local_rank, world.size, world.local_size, world.launcher) == (0, 0, 1, 1, "python")
+    assert world.speaks and world.hosts == 1
+
+
+def test_exactly_one_rank_speaks():
+    worlds = [world_from_environment(COMMON | LAUNCHERS["torchrun"] | {"RANK": str(rank)}) for rank in range(8)]
+    assert [world.speaks for world in worlds] == [True] + [False] * 7
+
+
+# ---- hostfiles ---------------------------------------------------------------------------------------------------
+names = st.from_regex(r"[a-z0-9]([a-z0-9.\-]{0,12}[a-z0-9])?", fullmatch=True)
+hosts = st.dictionaries(names, st.integers(1, 64), min_size=1, max_size=8)
+space = st.sampled_from([" ", "  ", "\t", " \t "])
+noise = st.sampled_from(["", "   ", "# a comment", "  # node9 slots=8", "#node1 slots=1"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hosts")
+
+
+@given(hosts, st.data())
+def test_valid_files_come_back_whole_and_in_order(folder, hosts, data):
+    lines = []
+    for name, slots in hosts.items():
+        lines += data.draw(st.lists(noise, max_size=2))
+        lines.append(f"{data.draw(st.sampled_from(['', ' ']))}{name}{data.draw(space)}slots={slots}")
+    path = folder / "valid"
+    path.write_text("\n".join(lines) + data.draw(st.sampled_from(["", "\n", "\n\n"])))
+    assert list(read_hostfile(path).items()) == list(hosts.items())
+
+
+@given(hosts)
+def test_deepspeed_reads_the_same(folder, hosts):
+    from deepspeed.launcher.runner import fetch_hostfile
+
+    path = folder / "both"
+    path.write_text("".join(f"{name} slots={slots}\n" for name, slots in hosts.items()))
+    assert dict(fetch_hostfile(str(path))) == read_hostfile(path)
+
+
+BROKEN = [
+    "node1: slots=8", "node1 slots=8x", "node1 slots = 8", "node1 slots=", "node1 slots=0", "node1 slots=-1", "node1 slots=8.5",
+    "node1", "slots=8", "node1 8", "node1 slots=8 slots=8", "node1 slots=8 # spare", "node1 slot=8", "node1,node2 x slots=8",
+    "node1 max_slots=8", "node1 slots=8,",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_broken_line_is_named(tmp_path, mistake, line):
+    path = tmp_path / "hosts"
+    path.write_text(f"# two hosts\nnode0 slots=8\n\n{line}\n")
+    message = mistake(read_hostfile, path)
+    assert f"{path}, line 4" in message and repr(line.strip()) in message and "slots=8" in message.splitlines()[-1]
+
+
+@given(hosts, st.data())
+def test_a_host_that_stands_twice_is_an_error_that_names_line_and_host(folder, hosts, data):
+    again = data.draw(st.sampled_from(sorted(hosts)))
+    path = folder / "twice"
+    path.write_text("".join(f"{name} slots={slots}\n" for name, slots in hosts.items()) + f"{again} slots=3\n")
+    with pytest.raises(UserError, match=f"line {len(hosts) + 1}") as caught:
+        read_hostfile(path)
+    assert repr(again) in caught.value.problem
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60))
+def test_any_file_is_read_or_is_a_users_mistake(folder, content):
+    path = folder / "any"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    try:
+        found = read_hostfile(path)
+    except UserError:
+        return
+    assert found and all(slots > 0 for slots in found.values())
+
+
+def test_missing_and_empty_files(tmp_path, mistake):
+    assert str(tmp_path / "nowhere") in mistake(read_hostfile, tmp_path / "nowhere")
+    (tmp_path / "empty").write_text("# nothing\n\n")
+    assert "names no host" in mistake(read_hostfile, tmp_path / "empty")
