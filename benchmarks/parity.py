@@ -212,6 +212,7 @@ def main() -> None:
 
     text = (Path(__file__).with_name("parity_page.md").read_text()
             .replace("{table}", table(results, reference, ACCUMULATIONS))
+            .replace("{steps}", str(STEPS))
             .replace("{first}", f"{first:.3f}").replace("{last}", f"{last:.3f}")
             .replace("{versions}", ", ".join(f"{name} {number}" for name, number in versions().items())))  # fmt: skip
     options.out.write_text(text)

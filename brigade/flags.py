@@ -6,7 +6,7 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -136,7 +136,7 @@ def _value(key: str, text: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
     wanted = SECTIONS[SECTION_OF[key]].model_fields[key].annotation
-    types = getattr(wanted, "__args__", (wanted,))
+    types = (wanted,) if get_origin(wanted) in (list, dict) else get_args(wanted) or (wanted,)
     is_name = str in types and value is not None and not (isinstance(value, dict) and len(types) > 2)
     return text if is_name else value
 

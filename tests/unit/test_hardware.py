@@ -1,0 +1,53 @@
+"""Peaks by the names that drivers give, and the FLOPs of a token. An unknown device gets no figure, never a guess."""
+
+import pytest
+
+from brigade.estimate.hardware import catalogue, flops_per_token, mfu, peak_tflops
+
+
+# Names as torch.cuda.get_device_name() gives them.
+@pytest.mark.parametrize("name, tflops", [
+    ("NVIDIA A100-SXM4-40GB", 312), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA A100-PCIE-40GB", 312),
+    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
+    ("NVIDIA B200", 2250), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA A10G", 70),
+    ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71),
+])  # fmt: skip
+def test_known_names(name, tflops):
+    assert peak_tflops(name) == tflops
+
+
+@pytest.mark.parametrize("name", [
+    "", "cpu", "Tesla V100-SXM2-16GB", "NVIDIA A10", "NVIDIA GB200", "AMD Instinct MI300X", "NVIDIA H20", "NVIDIA H800",
+    "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
+])  # fmt: skip
+def test_unknown_names(name):
+    assert peak_tflops(name) is None and mfu(1000.0, 1e9, name) is None
+
+
+@pytest.mark.parametrize("name", [
+    "NVIDIA L40",  # not the L4: 181 TFLOPS
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of the card
+    "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+    "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
+    "NVIDIA H200 NVL",  # 835
+])  # fmt: skip
+def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
+    assert peak_tflops(name) is None
+
+
+def test_every_entry_has_peak_and_source():
+    for name, entry in catalogue().items():
+        assert set(entry) == {"bf16_tflops", "source"} and entry["bf16_tflops"] > 0 and entry["source"], name
+
+
+def test_flops_of_a_token_by_hand():
+    # PaLM 540B, arXiv 2204.02311: 6 x 540.35e9 + 12 x 118 layers x 48 heads x 256 x 2048 tokens; heads x 256 = 12288
+    assert flops_per_token(540_350_000_000, 118, 12_288, 2048) == 3_242_100_000_000 + 35_634_806_784
+    # One layer of hidden size 2, 10 parameters, 3 tokens: 60 for the weights, 72 for attention.
+    assert flops_per_token(10, 1, 2, 3) == 132
+
+
+def test_utilisation_is_in_percent_of_the_peak():
+    # 989e12 / 1e9 tokens/s would be all of it
+    assert mfu(989_000, 1e9, "NVIDIA H200") == pytest.approx(100)
+    assert mfu(98_900, 1e9, "NVIDIA H200") == pytest.approx(10)

@@ -1,0 +1,197 @@
+"""The arithmetic of a step and the identity of a run."""
+
+import json
+import re
+import subprocess
+import sys
+import types
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from brigade.errors import UserError, did_you_mean, nearest
+from brigade.recipe import SECTION_OF, SECTIONS, Recipe, TrainingSection, batch_arithmetic, identity
+
+ROOT = Path(__file__).parents[2]
+counts = st.integers(1, 300)
+micros = st.just("auto") | st.integers(1, 40)
+
+
+def training(size, micro="auto", **more):
+    return TrainingSection(global_batch_size=size, per_device_train_batch_size=micro, **more)
+
+
+# ---- a step's arithmetic -----------------------------------------------------------------------------------------
+@given(counts, micros, st.integers(1, 64))
+def test_the_product_is_the_global_batch_or_the_suggestion_works(size, micro, ranks):
+    try:
+        batch = batch_arithmetic(training(size, micro), ranks, "here")
+    except UserError as error:
+        key, values = re.match(r"set (it|per_device_train_batch_size) to (?:one of )?([\d, or]+)", error.cure).groups()
+        suggested = [int(value) for value in re.findall(r"\d+", values)]
+        assert suggested, error.cure
+        for value in suggested:
+            mended = training(value, micro) if key == "it" else training(size, value)
+            batch = batch_arithmetic(mended, ranks, "here")
+            assert batch.micro * batch.accumulation * ranks == mended.global_batch_size
+        assert error.place == "here" and str(size) in error.problem and str(ranks) in error.problem
+    else:
+        assert batch.micro * batch.accumulation * batch.data_parallel_size == size == batch.global_size
+        assert batch.data_parallel_size == ranks and micro in ("auto", batch.micro)
+
+
+@given(counts, st.integers(1, 64))
+def test_a_suggested_batch_is_near(size, ranks):
+    assume(size % ranks)
+    with pytest.raises(UserError) as caught:
+        batch_arithmetic(training(size), ranks, "here")
+    suggested = [int(value) for value in re.findall(r"\d+", caught.value.cure.split(",")[0])]
+    assert all(abs(value - size) < ranks for value in suggested)
+
+
+@given(st.integers(1, 300), st.integers(1, 64))
+def test_an_automatic_micro_batch_is_the_largest_up_to_8_that_fits(share, ranks):
+    batch = batch_arithmetic(training(share * ranks), ranks, "here")
+    assert batch.micro == max(m for m in range(1, 9) if share % m == 0)
+
+
+def test_the_tiny_recipe_as_its_header_says():
+    for ranks, micro, accumulation in ((1, 8, 4), (2, 8, 2), (16, 2, 1)):
+        batch = batch_arithmetic(training(32), ranks, "here")
+        assert (batch.micro, batch.accumulation) == (micro, accumulation)
+    assert str(batch) == "32 sequences = micro-batch 2 x accumulation 1 x 16 data-parallel ranks"
+
+
+def test_an_absurd_batch_is_told_at_once():
+    with pytest.raises(UserError):
+        batch_arithmetic(training(10**15, 7), 1, "here")
+
+
+@pytest.mark.parametrize("scaling, factor", [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_learning_rate_scaling(scaling, factor):
+    options = {"learning_rate": 1e-3, "learning_rate_scaling": scaling, "reference_batch_size": 8}
+    assert batch_arithmetic(training(32, **options), 2, "").learning_rate == pytest.approx(1e-3 * factor)
+    assert batch_arithmetic(training(2, **options), 2, "").learning_rate == pytest.approx(1e-3 / factor)
+    del options["reference_batch_size"]
+    assert batch_arithmetic(training(32, **options), 2, "").learning_rate == 1e-3
+
+
+@given(counts, st.sampled_from(["none", "linear", "sqrt"]), st.integers(1, 8))
+def test_the_learning_rate_does_not_depend_on_the_ranks(share, scaling, ranks):
+    options = training(share * ranks, learning_rate_scaling=scaling, reference_batch_size=16)
+    alone, together = (batch_arithmetic(options, n, "").learning_rate for n in (1, ranks))
+    assert alone == together
+
+
+# ---- identity ----------------------------------------------------------------------------------------------------
+# Keys that may change when a run continues. Whoever adds a key decides here, too.
+WATCHING = {
+    "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
+    "save_total_limit", "report_to", "dataloader_num_workers",
+}  # fmt: skip
+
+
+def document(**changed):
+    whole = {
+        "model": {"model_name_or_path": "m"}, "data": {"train_file": "d"}, "training": {"global_batch_size": 32}, "cluster": {}
+    }  # fmt: skip
+    for key, value in changed.items():
+        whole[SECTION_OF[key]][key] = value
+    return whole
+
+
+def identity_of(strategy="s", **changed):
+    return identity(Recipe.model_validate(document(**changed)), strategy)
+
+
+def another_value(key):
+    """A valid value of a key that is not the one in `document()`, by the field's type."""
+    info = SECTIONS[SECTION_OF[key]].model_fields[key]
+    now = getattr(getattr(Recipe.model_validate(document()), SECTION_OF[key]), key)
+    return next(value for value in candidates(info.annotation) if value != now and value is not None and fits(key, value))
+
+
+def candidates(annotation):
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return list(arguments)
+    if origin is typing.Annotated:
+        return candidates(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return [value for argument in arguments for value in candidates(argument)]
+    if origin is list:
+        return [[], candidates(arguments[0])[:1]]
+    known = {str: ["other"], bool: [True, False], int: [1, 2, 9, 4096], float: [0.25, 0.5, 2.0], dict: [{"a": 1}]}
+    return known.get(origin or annotation, [])
+
+
+def fits(key, value):
+    try:
+        identity_of(**{key: value})
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", SECTION_OF)
+def test_identity_changes_with_what_is_computed_and_with_nothing_else(key):
+    apart = key in WATCHING or SECTION_OF[key] == "cluster"
+    assert (identity_of(**{key: another_value(key)}) == identity_of()) is apart
+
+
+def test_identity_changes_with_the_strategy():
+    assert identity_of("s") != identity_of("t")
+    assert identity_of(["zero3", {"b": 1, "a": 2}, {}]) == identity_of(["zero3", {"a": 2, "b": 1}, {}])
+
+
+@pytest.mark.parametrize("key, one, other", [
+    ("learning_rate", "1e-5", 0.00001), ("weight_decay", 0, 0.0), ("max_steps", "3", 3), ("bf16", "yes", True),
+    ("num_train_epochs", 1, 1.0),
+])  # fmt: skip
+def test_identity_is_of_values_not_of_their_spelling(key, one, other):
+    assert identity_of(**{key: one}) == identity_of(**{key: other})
+
+
+def test_identity_is_the_same_in_every_process():
+    # Ranks and later commands compute it anew, with other hash seeds.
+    code = (
+        "import json, sys; from brigade.recipe import Recipe, identity;"
+        "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
+    )
+    whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")
+    command = [sys.executable, "-c", code, json.dumps(whole)]
+    found = subprocess.run(command, env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert found.stdout.strip() == identity(Recipe.model_validate(whole), "s"), found.stderr
+
+
+def test_defaults_written_out_are_the_same_run():
+    recipe = Recipe.model_validate(document())
+    again = Recipe.model_validate(recipe.model_dump(mode="json"))
+    assert again == recipe and identity(again, "s") == identity(recipe, "s")
+
+
+def test_nothing_here_imports_torch():
+    code = "import sys, brigade.flags, brigade.cluster, brigade.strategy; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT)})
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------
+@given(st.text(), st.text(), st.text())
+def test_an_error_is_three_lines_whatever_is_in_it(place, problem, cure):
+    assert len(str(UserError(place, problem, cure)).splitlines()) == 3
+
+
+def test_an_error_survives_the_way_to_another_rank():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(UserError("here", "wrong", "mend it")))
+    assert str(error) == "error: here\n  wrong\n  cure: mend it"
+
+
+def test_names_far_from_all_others_get_the_list():
+    assert nearest("qqq", ["alpha", "beta"]) is None
+    assert did_you_mean("qqq", ["beta", "alpha"]) == "use one of: alpha, beta"
+    assert did_you_mean("alpa", ["beta", "alpha"]) == "did you mean 'alpha'?"
