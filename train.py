@@ -48,7 +48,6 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     # 2. The machine, the tokenizer, the data, and where the weights come from.
     from brigade import arguments, models
     from brigade.data import encode
-    from brigade.trainer import Trainer
 
     with ranks.agreed(world):
         arguments.prepare_environment(world, strategy)
@@ -64,6 +63,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
+        from brigade.trainer import Trainer  # not before the data is known to be good: it takes seconds to load
+
         args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
         model = models.load_model(settings, weights, arguments.load_dtype(settings, strategy))
         trainer = Trainer(run, model, args, data, tokenizer, callbacks)

@@ -14,14 +14,13 @@ import gc
 import io
 import itertools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from benchmarks.torchrun import REPOSITORY, torchrun
+
 TOLERANCE = 1e-5  # relative
 WORLD_SIZES = (1, 2, 4)
 ACCUMULATIONS = (1, 2, 4)
@@ -101,10 +100,7 @@ def run_cases(world_size: int, wanted: list[dict[str, Any]], folder: Path, timeo
     shared = write_inputs(folder)
     job = folder / f"job-{world_size}.json"
     job.write_text(json.dumps({"shared": shared, "cases": wanted, "folder": str(folder)}))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}",
-               "-m", "benchmarks.parity", "--job", str(job)]  # fmt: skip
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout)
+    done = torchrun("benchmarks.parity", "--job", str(job), ranks=world_size, timeout=timeout)
     results = {}
     for case in wanted:
         result = folder / f"{case['name']}.json"
@@ -144,11 +140,8 @@ def _work(job: Path) -> None:
 
 def forget(trainer: Any) -> None:
     """Release a run's engine, so that the next run of this process starts clean."""
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
     if getattr(trainer, "is_deepspeed_enabled", False):
         trainer.deepspeed.destroy()
-    unset_hf_deepspeed_config()
     del trainer
     gc.collect()
 

@@ -1,5 +1,6 @@
 """From a run's settings and strategy to Transformers' TrainingArguments: the one place that sets the engines' options."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,10 @@ def check_machine(settings: Settings, strategy: Strategy) -> None:
     if model.attn_implementation == "flex_attention" and not gpu:
         raise UserError(settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU",
                         "use sdpa or eager")  # fmt: skip
+    for package in training.report_to:
+        if importlib.util.find_spec(package) is None:
+            problem = f"{package!r} is not installed on this host"
+            raise UserError(settings.place("report_to"), problem, f"pip install {package}, or remove it from report_to")
     if strategy.is_deepspeed:
         _check_deepspeed(strategy, gpu)
 
@@ -63,6 +68,24 @@ def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
                         "apt-get install python3-dev")  # fmt: skip
     if deepspeed.swaps_to_nvme(strategy.ds_config) and not ctypes.util.find_library("aio"):
         raise UserError(strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev")
+    _check_deepspeed_values(strategy)
+
+
+def _check_deepspeed_values(strategy: Strategy) -> None:
+    """Let DeepSpeed itself judge the values of zero_optimization, before a model is built for them."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    def known(table: dict[str, Any]) -> dict[str, Any]:  # an "auto" is filled later
+        return {k: known(v) if isinstance(v, dict) else v for k, v in table.items() if v != "auto"}
+
+    try:
+        DeepSpeedZeroConfig(**known((strategy.ds_config or {})["zero_optimization"]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(["zero_optimization", *map(str, first["loc"])])
+        problem = f"DeepSpeed takes no {first['input']!r} here: {first['msg']}"
+        raise UserError(f"{strategy.source} ({strategy.name}): {path}", problem, "see ds_configs/README.md") from None
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
@@ -72,8 +95,13 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
       without it every DeepSpeed build dies.
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - accelerate's own variables were read by strategy.choose.
+    - A ZeRO-3 configuration of an earlier run in this process would shard whatever is built from now on.
     """
+    import torch
+
     accelerate.clear_environment()
+    if "transformers.integrations.deepspeed" in sys.modules:
+        sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
@@ -82,7 +110,18 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     if world.launcher == "python" and strategy.kind != "single":
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
                           MASTER_PORT=str(ranks.free_port()))  # fmt: skip
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns, whatever the strategy: accelerate imports it
     _silence(world)
+
+
+def _forget_earlier_run() -> None:
+    """What an earlier run of this process left in the engines' modules: a ZeRO-3 configuration would shard whatever is
+    built from now on, and hpZ's groups may be made only once."""
+    if "transformers.integrations.deepspeed" in sys.modules:
+        sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
+    if "deepspeed.utils.groups" in sys.modules:
+        sys.modules["deepspeed.utils.groups"]._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # type: ignore[attr-defined]
 
 
 def _silence(world: World) -> None:

@@ -107,9 +107,9 @@ def load(argv: list[str]) -> Settings:
         if key in section and not _same(section[key], value):
             settings.overridden.append(f"--{key} {text} (the recipe says {_short(str(section[key]))})")
             # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
-            if key == "global_batch_size" and section.get("reference_batch_size") is None:
-                if "reference_batch_size" not in given:
-                    section["reference_batch_size"] = section[key]
+            unset = section.get("reference_batch_size") is None and "reference_batch_size" not in given
+            if key == "global_batch_size" and unset:
+                section["reference_batch_size"] = section[key]
         section[key] = value
         document[SECTION_OF[key]] = section
         settings.sources[key] = f"flag --{key}"

@@ -70,7 +70,11 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     """Where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
     if settings.recipe.model.from_scratch:
         return materialise(config, settings.recipe.training.seed)
-    return location(settings)
+    source = location(settings)
+    if Path(source).is_dir() and not any(Path(source).glob("*.safetensors")) and not any(Path(source).glob("*.bin")):
+        raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights",
+                        "name a model with weights, or set from_scratch: true")  # fmt: skip
+    return source
 
 
 def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":

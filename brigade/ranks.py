@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from .cluster import World
@@ -105,7 +106,7 @@ def fail(error: BaseException, world: World) -> None:
     if first:
         _tell(error, world)
     else:
-        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         print(f"rank {world.rank} on {world.host} stops because another rank failed first ({reason})", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -156,8 +157,8 @@ def _tell(error: BaseException, world: World) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     # They take the earliest failure, in whole seconds, for the cause.
     extra = {"py_callstack": f"{reason} (told above)", "timestamp": str(int(time.time()) - 1)}
-    with suppress(OSError), open(file, "w") as record:
-        json.dump({"message": {"message": reason, "extraInfo": extra}}, record)
+    with suppress(OSError):
+        Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
 
 
 def _message(error: BaseException, world: World) -> str:
@@ -169,5 +170,5 @@ def _message(error: BaseException, world: World) -> str:
     text = "".join(traceback.format_exception(error)).rstrip()
     lines = text.splitlines()
     if len(lines) > 40:
-        lines = lines[:2] + [f"  ... {len(lines) - 32} lines ..."] + lines[-30:]
+        lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
     return "\n".join([f"error {where}: {type(error).__name__}", *lines])

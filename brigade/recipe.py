@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from .errors import UserError
 
@@ -25,6 +25,10 @@ _APART_FROM_IDENTITY = {"identity": False}
 Watching = Annotated[int, Field(json_schema_extra=_APART_FROM_IDENTITY, ge=1)]
 Positive = Annotated[int, Field(ge=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
+
+
+def _words(value: Any) -> Any:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
 class Section(BaseModel):
@@ -104,7 +108,10 @@ class TrainingSection(Section):
     """Held-out loss every so many steps; always before the first and after the last."""
     save_steps: Watching | None = 500
     save_total_limit: Watching | None = 3
-    report_to: list[Literal["tensorboard", "wandb"]] = Field(["tensorboard"], json_schema_extra=_APART_FROM_IDENTITY)
+    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = Field(
+        ["tensorboard"], json_schema_extra=_APART_FROM_IDENTITY
+    )
+    """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
     dataloader_num_workers: Annotated[int, Field(ge=0, json_schema_extra=_APART_FROM_IDENTITY)] = 0
 
 

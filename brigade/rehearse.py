@@ -141,29 +141,43 @@ def _losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _judge(strategy: Strategy, first: list[float], second: list[float], held: list[Any]) -> None:
+PARTS = ("parameters", "gradients", "optimizer")
+
+
+def _judge(strategy: Strategy, first: list[float], second: list[float], held: list[Any],
+           optim: str = "adamw_torch") -> None:  # fmt: skip
+    """Raises RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
+    more than the strategy's formula allows: then something that should be sharded is not."""
     if first != second or len(first) != STEPS or not all(map(math.isfinite, first)):
         raise RuntimeError(f"the resumed run's losses differ from the uninterrupted run's:\n{first}\n{second}")
-    for part, share in expected_shares(strategy, len(held)).items():
-        sizes = [getattr(states, part) for states in held]
-        whole = sum(sizes) * share  # what one rank holds of a state that is not sharded: all of it
-        if share < 1 and max(sizes) > 1.35 * whole:  # small parameters stay whole, and slices are padded
-            raise RuntimeError(f"{strategy.name} should shard {part}, but one rank holds {max(sizes)} of {sum(sizes)} bytes")
+    for rank, states in enumerate(held):
+        for part, most in _allowed(strategy, states, rank, len(held), optim).items():
+            if getattr(states, part) > most:
+                problem = f"rank {rank} holds {getattr(states, part)} bytes of {part}, at most {most:.0f} are allowed"
+                raise RuntimeError(f"{strategy.name} does not shard as it should: {problem}")
 
 
-def expected_shares(strategy: Strategy, world_size: int) -> dict[str, float]:
-    """The share of all ranks' bytes that one rank holds when a state is sharded over all of them."""
-    sharded = {"single": (), "ddp": (), "zero1": ("optimizer",), "zero2": ("optimizer", "gradients")}
-    parts = sharded.get(strategy.kind, ("optimizer", "gradients", "parameters"))
-    return {part: 1 / world_size if part in parts else 1.0 for part in ("parameters", "gradients", "optimizer")}
+def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str) -> dict[str, float]:
+    """The most bytes of each part that a rank may hold: 1.1 of what the formula says of a sharded model, and from
+    every parameter one row or 1,024 elements whole (FSDP2 pads to rows, ZeRO-3 keeps small parameters whole)."""
+    from .estimate.states import cut_parameters, model_states
+
+    sizes = [math.prod(shape) for shape in states.shapes]
+    rows = [min(size, max(1024, size // (*shape, 1)[0])) for size, shape in zip(sizes, states.shapes, strict=True)]
+    shard = strategy.shard if strategy.kind == "hsdp" else count
+    hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
+    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim, accumulates=True,
+                           cut=cut_parameters(sizes, shard)[rank % shard], hpz=int(hpz != 1))  # fmt: skip
+    whole = model_states(strategy.kind, sum(rows), 1, states.half, optim)
+    return {part: 1.1 * getattr(formula, part) + getattr(whole, part) for part in PARTS}
 
 
 def _report(strategy: Strategy, held: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"model states under {strategy.name}")
+    table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"states under {strategy.name}")
     for rank, states in enumerate(held):
-        table.add_row(str(rank), *(f"{size / 1024:,.0f}" for size in (states.parameters, states.gradients, states.optimizer)))
+        table.add_row(str(rank), *(f"{getattr(states, part) / 1024:,.0f}" for part in PARTS))
     Console().print(table)
     print("The rehearsal went well: trained, saved, resumed with the same losses.", flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from ..errors import UserError
 from ..flags import Settings
@@ -54,7 +55,10 @@ def load_template(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> s
     if name in known:
         template = (TEMPLATES / f"{name}.jinja").read_text()
     elif name:
-        template = find(name, place, f"chat template (or one of: {', '.join(known)})").read_text()
+        path = find(name, place, f"chat template (or one of: {', '.join(known)})")
+        if not path.is_file():
+            raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
+        template = path.read_text()
     else:
         template = tokenizer.chat_template or ""
     if "{% generation" not in template and "{%- generation" not in template:
@@ -77,6 +81,7 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Encoded
     train_file, heldout_file = sources.files(settings, cache)
     named = [train_file.read_bytes() if train_file else repr((data.dataset_name, data.dataset_config_name)).encode()]
     named += [heldout_file.read_bytes()] if heldout_file else []
+    named += sources.local_digests(settings)
     options = [data.max_length, data.max_train_samples, data.max_eval_samples, data.validation_split]
     tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(sorted(tokenizer.get_vocab()))
     key = hashlib.sha256()
@@ -114,6 +119,8 @@ def _encode_into(folder: Path, settings: Settings, tokenizer: Any, template: str
         heldout = list(sources.read_jsonl(heldout_file)) if heldout_file else None
     else:
         train, heldout = sources.from_datasets(settings)
+    if heldout_file and not train_file:
+        heldout = list(sources.read_jsonl(heldout_file))
     if heldout is None:
         train, heldout = _split(train, data.validation_split)
     parts = {"train": train[: data.max_train_samples], "heldout": heldout[: data.max_eval_samples]}
@@ -134,7 +141,12 @@ def _encode_into(folder: Path, settings: Settings, tokenizer: Any, template: str
 
 def _encode_all(chats: Iterable[sources.Chat], tokenizer: Any, template: str, max_length: int, counts: dict[str, int]):
     for chat in chats:
-        sample = encode_chat(tokenizer, chat["messages"], template)
+        try:
+            sample = encode_chat(tokenizer, chat["messages"], template)
+        except TemplateError as error:  # its syntax, or a chat that it refuses: roles that do not alternate, ...
+            line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            raise UserError(f"the chat template{line}", f"{error} (at a chat that begins {str(chat['messages'])[:80]})",
+                            "mend the template or the chat") from None  # fmt: skip
         counts["cut"] += len(sample["input_ids"]) > max_length
         sample = {name: ids[:max_length] for name, ids in sample.items()}
         if any(label != IGNORED for label in sample["labels"]):

@@ -1,5 +1,6 @@
 """Where chats come from: a JSONL file, the Hub, a saved data set, or the built-in documentation of Python."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,31 +27,52 @@ def files(settings: Settings, cache: Path) -> tuple[Path | None, Path | None]:
         problem = "both dataset_name and train_file are given" if data.train_file else "no data is named"
         raise UserError(settings.place("train_file"), problem, "give exactly one: dataset_name or train_file")
     if data.dataset_name == BUILT_IN:
+        if data.validation_file:
+            raise UserError(settings.place("validation_file"), f"{BUILT_IN} has held-out samples of its own",
+                            "remove validation_file")  # fmt: skip
         built = builtin.ensure(cache)
         return built.train, built.heldout
-    train = find(data.train_file, settings.place("train_file"), "data file") if data.train_file else None
-    heldout = data.validation_file
-    return train, find(heldout, settings.place("validation_file"), "data file") if heldout else None
+    return tuple(_file(settings, key) if getattr(data, key) else None for key in ("train_file", "validation_file"))
+
+
+def _file(settings: Settings, key: str) -> Path:
+    path = find(getattr(settings.recipe.data, key), settings.place(key), "data file")
+    if not path.is_file():
+        raise UserError(settings.place(key), f"{str(path)!r} is a directory, not a file", "name one JSONL file")
+    return path
 
 
 def read_jsonl(path: Path) -> Iterator[Chat]:
     """The chats of a JSONL file, checked. Raises UserError with the line's number for the first that is broken."""
     empty = True
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             empty = False
             place = f"{path}, line {number}"
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8").rstrip())
+            except UnicodeDecodeError:
+                raise UserError(place, f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8") from None
             except json.JSONDecodeError as error:
-                raise UserError(place, f"not JSON: {error.msg} at column {error.colno}: {line.strip()[:40]!r}",
+                raise UserError(place, f"not JSON: {error.msg} at column {error.colno}: {error.doc[:40]!r}",
                                 "mend or delete that line") from None  # fmt: skip
             check_chat(row, place)
             yield row
     if empty:
         raise UserError(str(path), "the file is empty", 'write one chat a line: {"messages": [...]}')
+
+
+def local_digests(settings: Settings) -> list[bytes]:
+    """Hashes of the files of a data set that is a local directory: it may change under the same name."""
+    name = settings.recipe.data.dataset_name
+    digests = []
+    for path in sorted(Path(name).rglob("*")) if name and name != BUILT_IN else ():
+        if path.is_file():
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").digest())
+    return digests
 
 
 def from_datasets(settings: Settings) -> tuple[list[Chat], list[Chat] | None]:

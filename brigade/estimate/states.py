@@ -29,7 +29,7 @@ def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str 
     kind: single, ddp, zero1, zero2, zero3, fsdp2 (hsdp: fsdp2 with `ranks` = its shard group)
     half: bf16 or fp16. DDP and FSDP2 keep fp32 weights and cast for the computation.
     accumulates: more than one micro-batch per step and rank
-    cut: what cut_parameters() gives: under ZeRO-1 and 2 a rank keeps the whole gradient of what its slice cuts
+    cut: a rank's figure of cut_parameters(): ZeRO-1 and 2 keep the whole gradient of a parameter that a slice cuts
     hpz: ranks of one host, under ZeRO++'s zero_hpz_partition_size
 
     The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
@@ -38,7 +38,7 @@ def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str 
 
     What differs in DeepSpeed 0.19.8 (runtime/zero/):
     - Gradients are accumulated in the weights' precision and copied into fp32 for the step, in fp32 training too, and
-      the first copy stays until the step's end (stage_1_and_2.py:3107, stage3.py:2686): (2 + 4) P/N, or (4 + 4) P/N
+      the first copy stays until the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N, or (4 + 4) P/N
       in fp32. So "1/N" of ZeRO-3 is 20/N, 25 % above the paper. ZeRO-3 makes the second copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
     - The fp32 master copy exists in fp32 training too: ZeRO-1 then tends to 8 bytes of 16 (2x), ZeRO-2 to 4 (4x).
@@ -63,8 +63,8 @@ def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str 
     return StateBytesPerRank(weight * parameters, gradients, optimizer)
 
 
-def cut_parameters(sizes: Sequence[int], ranks: int) -> int:
-    """Elements, beyond its slice, of the parameters that reach into one rank's slice; the largest of all ranks.
+def cut_parameters(sizes: Sequence[int], ranks: int) -> list[int]:
+    """For each rank, the elements beyond its slice of the parameters that reach into it.
 
     ZeRO-1 and 2 lay all parameters in one row and cut it into `ranks` equal slices, through parameters.
     sizes: elements of each parameter, in the model's order.
@@ -73,4 +73,4 @@ def cut_parameters(sizes: Sequence[int], ranks: int) -> int:
     spans = [(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     touched = (sum(end - start for start, end in spans if start < (rank + 1) * slice_ and end > rank * slice_)
                for rank in range(ranks))  # fmt: skip
-    return max(0, max(touched) - slice_)
+    return [max(0, elements - slice_) for elements in touched]

@@ -52,7 +52,7 @@ class Strategy:
         if not self.is_fsdp:
             return {"ds_config": None, "accelerate_config": None}
         mesh = {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard}
-        options = {f"fsdp_{key}": value for key, value in self.fsdp.items()}
+        options = {accelerate.FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
         document = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, **options}, "parallelism_config": mesh}
         return {"ds_config": None, "accelerate_config": document}
 
@@ -72,6 +72,9 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     by_flag = {"ds_config", "accelerate_config"} & {k for k, s in settings.sources.items() if s.startswith("flag")}
     plain = Strategy("single" if world.size == 1 else "ddp", "single" if world.size == 1 else "ddp", "the world size")
 
+    if all(named not in (None, "none") for named in (cluster.ds_config, cluster.accelerate_config)):
+        raise UserError(f"{settings.recipe_path}: cluster", f"ds_config {_label(cluster.ds_config)} and accelerate_config "
+                        f"{_label(cluster.accelerate_config)} both name a strategy", "keep one of them")  # fmt: skip
     launched = accelerate.from_environment(env) if not by_flag else None
     if launched:
         strategy = _from_accelerate(launched, "accelerate launch", plain, settings)
@@ -125,5 +128,5 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
         raise UserError(settings.place("fp16"), "both bf16 and fp16 are true", "keep bf16, or fp16 on older GPUs")
 
 
-def _label(named: str | dict[str, Any]) -> str:
+def _label(named: str | dict[str, Any] | None) -> str:
     return named if isinstance(named, str) else "its own"

@@ -109,6 +109,8 @@ def _check_keys(config: dict[str, Any], name: str, prefix: str = "") -> None:
         if path not in allowed:
             problem = f"DeepSpeed {table['deepspeed']} knows no such key (its value: {json.dumps(value)[:60]})"
             raise UserError(place, problem, did_you_mean(key, siblings))
+        if allowed[path].get("block") and not isinstance(value, dict):
+            raise UserError(place, f"{value!r} stands where a table belongs", f'write "{key}": {{...}}; see ds_configs/')
         if isinstance(value, dict) and not allowed[path].get("free"):
             _check_keys(value, name, f"{path}.")
 

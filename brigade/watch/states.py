@@ -22,13 +22,20 @@ _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one rank. optimizer: moments and, where the engine keeps one, the fp32 master copy of the parameters.
-    on_host: how many of them lie in the host's memory; all of them where there is no GPU."""
+    """Bytes on one rank, and of what.
+
+    optimizer: moments and, where the engine keeps one, the fp32 master copy of the parameters
+    on_host: how many of all bytes lie in the host's memory; all of them where there is no GPU
+    half: parameters are held in two bytes each
+    shapes: of the whole parameters, in the model's order
+    """
 
     parameters: int
     gradients: int
     optimizer: int
     on_host: int = 0
+    half: bool = False
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def total(self) -> int:
@@ -89,8 +96,12 @@ class StateBytes(TrainerCallback):
         parameters = self._parameters()
         optimizer = {key: size for key, size in self._optimizer().items() if key not in parameters}
         found = (parameters, self._gradients, optimizer)
-        on_host = sum(size for part in found for (device, _), size in part.items() if device == "cpu")
-        self.states = States(*(sum(part.values()) for part in found), on_host)
+        self.states = States(
+            *(sum(part.values()) for part in found),
+            on_host=sum(size for part in found for (device, _), size in part.items() if device == "cpu"),
+            half=next(self.model.parameters()).element_size() == 2,
+            shapes=tuple(tuple(getattr(p, "ds_shape", p.shape)) for p in self.model.parameters()),
+        )
         self._gradients = {}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):

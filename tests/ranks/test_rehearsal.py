@@ -2,16 +2,14 @@
 
 import ctypes.util
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks import parity
+from benchmarks.torchrun import REPOSITORY, torchrun
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
 
@@ -30,11 +28,7 @@ def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsals")
     job = folder / "cases.json"
     job.write_text(json.dumps({"folder": str(folder), "cases": CASES}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.ranks.rehearsals", str(job)], cwd=REPOSITORY, capture_output=True, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}, timeout=550,
-    )  # fmt: skip
+    done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=400)
     return {path.stem: path.read_text() for path in folder.glob("*.txt")}, done
 
 

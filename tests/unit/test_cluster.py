@@ -33,7 +33,11 @@ def test_deepspeeds_launcher_sets_what_we_read():
     from deepspeed.launcher import launch
 
     source = inspect.getsource(launch.main)
-    assert 'current_env["LOCAL_SIZE"]' in source and "current_env[CROSS_SIZE]" in source and launch.CROSS_SIZE == "CROSS_SIZE"
+    assert (
+        'current_env["LOCAL_SIZE"]' in source
+        and "current_env[CROSS_SIZE]" in source
+        and launch.CROSS_SIZE == "CROSS_SIZE"
+    )
 
 
 @pytest.mark.parametrize("environment", [{}, {"LOCAL_RANK": "0"}, {"ACCELERATE_MIXED_PRECISION": "no"}])
@@ -81,8 +85,10 @@ def test_deepspeed_reads_the_same(folder, hosts):
 
 
 BROKEN = [
-    "node1: slots=8", "node1 slots=8x", "node1 slots = 8", "node1 slots=", "node1 slots=0", "node1 slots=-1", "node1 slots=8.5",
-    "node1", "slots=8", "node1 8", "node1 slots=8 slots=8", "node1 slots=8 # spare", "node1 slot=8", "node1,node2 x slots=8",
+    "node1: slots=8", "node1 slots=8x", "node1 slots = 8", "node1 slots=", "node1 slots=0", "node1 slots=-1",
+    "node1 slots=8.5",
+    "node1", "slots=8", "node1 8", "node1 slots=8 slots=8", "node1 slots=8 # spare", "node1 slot=8",
+    "node1,node2 x slots=8",
     "node1 max_slots=8", "node1 slots=8,",
 ]  # fmt: skip
 

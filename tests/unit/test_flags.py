@@ -1,6 +1,7 @@
 """A command line of train.py: what it takes, who wins, and what a mistake is told."""
 
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,9 @@ def test_a_bare_switch_before_another_flag(load):
 def test_numbers_in_any_notation(load, write_recipe, number):
     # YAML 1.1, which PyYAML reads, takes 1e-5 for a string.
     assert load("--learning_rate", number).recipe.training.learning_rate == 1e-5
-    text = yaml.safe_dump(yaml.safe_load(write_recipe().read_text())).replace("training:", f"training:\n  learning_rate: {number}")
+    text = yaml.safe_dump(yaml.safe_load(write_recipe().read_text())).replace(
+        "training:", f"training:\n  learning_rate: {number}"
+    )
     assert flags.load(["--recipe", str(write_recipe(text))]).recipe.training.learning_rate == 1e-5
 
 
@@ -162,7 +165,9 @@ def test_learning_rate_scaling_is_against_the_recipes_own_batch(load):
     assert settings.overridden == ["--global_batch_size 64 (the recipe says 32)"]
 
 
-@pytest.mark.parametrize("key, value", [("global_batch_size", 32), ("learning_rate", 2e-5), ("bf16", False), ("seed", 42)])
+@pytest.mark.parametrize(
+    "key, value", [("global_batch_size", 32), ("learning_rate", 2e-5), ("bf16", False), ("seed", 42)]
+)
 def test_a_flag_that_says_what_the_recipe_says_is_the_same_run(load, key, value):
     # `train.py --global_batch_size 32` continues what `train.py` began.
     assert identity(load(f"--{key}", str(value)).recipe, "s") == identity(load().recipe, "s")
@@ -262,7 +267,8 @@ def test_a_missing_key_is_named(load, write_recipe, mistake):
 
 @pytest.mark.parametrize("text, line", [
     ("model:\n  a: [1, 2\ndata:\n", 3), ("model:\n\tname: x\n", 2), ("model: a: b\n", 1), ("training:\n  x: 'a\n", 3),
-    ("model: x\n- y\n", 2), ("a: &x 1\nb: *y\n", 2), ("a: !!python/object:os.system {}\n", 1), ("a: 1\n? [x]\n: 2\n", 2),
+    ("model: x\n- y\n", 2), ("a: &x 1\nb: *y\n", 2), ("a: !!python/object:os.system {}\n", 1),
+    ("a: 1\n? [x]\n: 2\n", 2),
 ])  # fmt: skip
 def test_a_yaml_error_names_its_line(write_recipe, mistake, text, line):
     path = write_recipe(text)
@@ -282,7 +288,8 @@ def test_a_date_that_is_none(write_recipe, mistake):
 
 @pytest.mark.parametrize("words, said", [
     (["--recipe", "recipes/tiny"], "full.yaml"), (["--recipe", "recipes/nowhere.yaml"], "'recipes/nowhere.yaml'"),
-    (["full.yaml"], "'full.yaml'"), (["--max_steps"], "max_steps"), (["-x"], "-x"), (["--recipe", "~nobody-here/x.yaml"], "~nobody"),
+    (["full.yaml"], "'full.yaml'"), (["--max_steps"], "max_steps"), (["-x"], "-x"),
+    (["--recipe", "~nobody-here/x.yaml"], "~nobody"),
     (["--recipe", "x" * 300], "xxx"),
 ])  # fmt: skip
 def test_words_that_lead_nowhere(mistake, words, said):
@@ -290,7 +297,9 @@ def test_words_that_lead_nowhere(mistake, words, said):
 
 
 def test_flags_are_not_abbreviated(load, mistake):
-    assert "'learning_rate'" in mistake(load, "--learning", "1e-5") or "there is no such flag" in mistake(load, "--learning", "1")
+    assert "'learning_rate'" in mistake(load, "--learning", "1e-5") or "there is no such flag" in mistake(
+        load, "--learning", "1"
+    )
 
 
 # ---- anything at all ---------------------------------------------------------------------------------------------
@@ -298,7 +307,9 @@ scalars = (
     st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats() | st.text(max_size=12) | st.dates()
     | st.sampled_from(["auto", "none", "1e-5", "yes", "recipes/tiny", "python-docs"])
 )  # fmt: skip
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3), max_leaves=6)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3), max_leaves=6
+)
 keys = st.sampled_from([*SECTION_OF, *OTHER_NAMES, "nonsense"]) | scalars
 sections = st.dictionaries(keys, values, max_size=4) | values
 documents = st.dictionaries(st.sampled_from([*SECTIONS, "run", "modle", "lr"]) | scalars, sections, max_size=5)
@@ -317,10 +328,8 @@ def load_or_told(words):
         assert 3 <= len(str(error).splitlines()) <= 4
         return None
     identity(settings.recipe, "s")
-    try:
+    with suppress(UserError):
         batch_arithmetic(settings.recipe.training, 2, "place")
-    except UserError:
-        pass
     return settings
 
 
@@ -350,9 +359,16 @@ def test_any_file_is_a_recipe_or_a_users_mistake(folder, content):
     load_or_told(["--recipe", str(path)])
 
 
-words = st.sampled_from([f"--{key}" for key in SECTION_OF] + ["--fresh", "--local_rank=1", "--output_dir", "--lr", "-h1"])
+words = st.sampled_from(
+    [f"--{key}" for key in SECTION_OF] + ["--fresh", "--local_rank=1", "--output_dir", "--lr", "-h1"]
+)
 
 
-@given(st.lists(st.tuples(words, scalars.map(str) | values.map(str)).map(list) | st.text(max_size=8).map(lambda w: [w]), max_size=4))
+@given(
+    st.lists(
+        st.tuples(words, scalars.map(str) | values.map(str)).map(list) | st.text(max_size=8).map(lambda w: [w]),
+        max_size=4,
+    )
+)
 def test_any_command_line_is_taken_or_a_users_mistake(argv):
     load_or_told([word for pair in argv for word in pair if word not in ("-h", "--help")])

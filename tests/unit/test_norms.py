@@ -37,9 +37,9 @@ def test_norm_is_numpys_in_float64(shapes, seed, scale, dtype):
 
 
 def test_norm_of_many_elements():
-    # torch's own fp32 sum of this many equal squares is off by 1e-4 and more on a CPU.
+    # In fp32 a CPU adds up this many squares one after another, and is off by 1e-5 and more.
     tensor = torch.full((3000, 1000), 1.1e-3)
-    assert global_norm([tensor]).item() == pytest.approx(norm_by_numpy([tensor]), rel=1e-12)
+    assert global_norm([tensor]).item() == pytest.approx(norm_by_numpy([tensor]), rel=1e-10)
 
 
 @given(st.integers(1, 2000), st.data())

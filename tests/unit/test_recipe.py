@@ -96,7 +96,8 @@ WATCHING = {
 
 def document(**changed):
     whole = {
-        "model": {"model_name_or_path": "m"}, "data": {"train_file": "d"}, "training": {"global_batch_size": 32}, "cluster": {}
+        "model": {"model_name_or_path": "m"}, "data": {"train_file": "d"}, "training": {"global_batch_size": 32},
+        "cluster": {}
     }  # fmt: skip
     for key, value in changed.items():
         whole[SECTION_OF[key]][key] = value
@@ -111,7 +112,9 @@ def another_value(key):
     """A valid value of a key that is not the one in `document()`, by the field's type."""
     info = SECTIONS[SECTION_OF[key]].model_fields[key]
     now = getattr(getattr(Recipe.model_validate(document()), SECTION_OF[key]), key)
-    return next(value for value in candidates(info.annotation) if value != now and value is not None and fits(key, value))
+    return next(
+        value for value in candidates(info.annotation) if value != now and value is not None and fits(key, value)
+    )
 
 
 def candidates(annotation):
@@ -163,7 +166,9 @@ def test_identity_is_the_same_in_every_process():
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")
     command = [sys.executable, "-c", code, json.dumps(whole)]
-    found = subprocess.run(command, env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    found = subprocess.run(
+        command, env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert found.stdout.strip() == identity(Recipe.model_validate(whole), "s"), found.stderr
 
 

@@ -1,0 +1,252 @@
+"""Model states per rank: the bytes of the tensors that each rank holds, beside the formulas.
+
+    python -m benchmarks.states            # measures -> benchmarks/results/states.csv, docs/states.md, docs/states.png
+    python -m benchmarks.states --draw     # the page from the results that are there
+
+Each case is two steps of train.py on a Llama of 3.95 million parameters with AdamW, two micro-batches per step (FSDP2
+also one). Cases of one world size share one process group. No GPU is needed: the tensors are the same.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import itertools
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parity import forget, write_inputs
+from brigade.estimate.states import cut_parameters, model_states
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results" / "states.csv"
+PAGE = REPOSITORY / "docs" / "states.md"
+WORLD_SIZES = (1, 2, 4, 8)
+GLOBAL_BATCH = 16
+PARTS = ("parameters", "gradients", "optimizer")
+MODEL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096}  # fmt: skip
+FSDP2 = ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"]
+# name -> kind, micro-batches per step, flags
+STRATEGIES: dict[str, tuple[str, int, list[str]]] = {
+    "DDP": ("ddp", 2, ["--ds_config", "none"]),
+    **{f"ZeRO-{stage}": (f"zero{stage}", 2, ["--ds_config", f"ds_configs/zero{stage}.json"]) for stage in (1, 2, 3)},
+    "FSDP2": ("fsdp2", 1, FSDP2),
+    "FSDP2, accumulating": ("fsdp2", 2, FSDP2),
+}
+Row = dict[str, Any]
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------------
+def prepare(folder: Path) -> list[str]:
+    """Model, data and recipe; returns the flags that all cases share."""
+    shared = write_inputs(folder)
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps(config | MODEL))
+    heldout = folder / "heldout.jsonl"
+    heldout.write_text("".join(heldout.read_text().splitlines(keepends=True)[:2]))
+    recipe = json.loads((folder / "full.yaml").read_text())
+    recipe["training"] |= {
+        "global_batch_size": GLOBAL_BATCH,
+        "max_steps": 2,
+        "eval_steps": None,
+        "optim": "adamw_torch",
+    }
+    (folder / "full.yaml").write_text(json.dumps(recipe))
+    return shared
+
+
+def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
+    """All cases of one world size, in one process group."""
+    job = folder / "job.json"
+    job.write_text(json.dumps({"shared": prepare(folder), "folder": str(folder)}))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}",
+               "-m", "benchmarks.states", "--job", str(job)]  # fmt: skip
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout)
+    if not (folder / "rows.json").exists():
+        raise RuntimeError(f"{world_size} ranks left no results (exit code {done.returncode}):\n{done.stderr[-4000:]}")
+    return json.loads((folder / "rows.json").read_text())
+
+
+def _work(job: Path) -> None:
+    """One rank: run every case through train.py itself."""
+    import train
+    from brigade import ranks
+    from brigade.cluster import world_from_environment
+    from brigade.watch.states import StateBytes
+
+    todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
+    for (name, (kind, micro_batches, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
+        counter = StateBytes()
+        output = Path(todo["folder"]) / "outputs" / f"{name}-{half}"
+        flags = [*flags, "--bf16", str(half).lower(), "--output_dir", str(output),
+                 "--per_device_train_batch_size", str(GLOBAL_BATCH // world.size // micro_batches)]  # fmt: skip
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer = train.main([*todo["shared"], *flags], callbacks=(counter,))
+        forget(trainer)
+        del trainer
+        assert counter.states is not None
+        held = ranks.gather([getattr(counter.states, part) for part in PARTS])
+        rows.append(_row(name, kind, half, micro_batches, held, [math.prod(shape) for shape in counter.states.shapes]))
+    if world.speaks:
+        (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
+        (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
+    ranks.finish()
+
+
+def _row(name: str, kind: str, half: bool, micro_batches: int, held: list[list[int]], sizes: list[int]) -> Row:
+    """Of the rank that holds most; `least_total` is of the one that holds least."""
+    rank = max(range(len(held)), key=lambda r: sum(held[r]))
+    formula = model_states(kind, sum(sizes), len(held), half, accumulates=micro_batches > 1,
+                           cut=cut_parameters(sizes, len(held))[rank])  # fmt: skip
+    row: Row = {"strategy": name, "precision": "bf16" if half else "fp32", "world_size": len(held),
+                "micro_batches_per_step": micro_batches, "model_parameters": sum(sizes),
+                "fullest_rank": rank}  # fmt: skip
+    row |= {f"{part}_measured": size for part, size in zip(PARTS, held[rank], strict=True)}
+    row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
+    row |= {"total_measured": sum(held[rank]), "total_formula": round(formula.total)}
+    row["difference_percent"] = round(100 * (row["total_measured"] / formula.total - 1), 3)
+    return row | {"least_total_measured": min(map(sum, held))}
+
+
+def machine() -> str:
+    """The processor and how many of its cores are there."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}, no GPU"
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+def table(rows: list[Row]) -> str:
+    """Bytes per parameter of the model, on the rank that holds most: measured, and by how much the formula is off."""
+    lines = ["| precision | strategy | ranks | parameters | gradients | optimizer | total | formula | difference |",
+             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        count = int(row["model_parameters"])
+        figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
+        figures.append(int(row["total_formula"]) / count)
+        cells = [row["precision"], row["strategy"], row["world_size"], *(f"{figure:.2f}" for figure in figures),
+                 f"{float(row['difference_percent']):+.2f} %"]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def savings() -> str:
+    """How many times less than DDP's 16 bytes per parameter one rank holds, by formula, at N ranks."""
+    sizes, many = (1, 2, 4, 8, 16, 64, 512), 10**9  # a model so large that nothing but its size counts
+    lines = ["| precision | strategy | " + " | ".join(f"N = {n}" for n in sizes) + " | limit |",
+             "|---|---|" + "---|" * (len(sizes) + 1)]  # fmt: skip
+    limits = {"ZeRO-1": ("4x", "2x"), "ZeRO-2": ("8x", "4x"), "ZeRO-3": ("0.8 N", "0.67 N"), "FSDP2": ("N", "N"),
+              "FSDP2, accumulating": ("8x", "4x")}  # fmt: skip
+    for half, (name, limit) in itertools.product((True, False), limits.items()):
+        kind, micro_batches, _ = STRATEGIES[name]
+        figures = (16 * many / model_states(kind, many, n, half, accumulates=micro_batches > 1).total for n in sizes)
+        precision = "bf16" if half else "fp32"
+        lines.append(
+            f"| {precision} | {name} | " + " | ".join(f"{x:.3g}x" for x in figures) + f" | {limit[not half]} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Stacked bars of the three parts, measured; a mark where the formula puts the top of each part."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    colours = dict(zip(PARTS, ("#0072B2", "#E69F00", "#009E73"), strict=True))  # Okabe and Ito: colour-blind-safe
+    names = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states and master copy"}
+    figure, axes = plt.subplots(2, 1, figsize=(12, 8.4), sharex=True, sharey=True, layout="constrained")
+    for axis, precision in zip(axes, ("bf16", "fp32"), strict=True):
+        ticks = []
+        for row in (row for row in rows if row["precision"] == precision):
+            world_size = int(row["world_size"])
+            x = list(STRATEGIES).index(row["strategy"]) * 5 + WORLD_SIZES.index(world_size)
+            ticks.append((x, world_size))
+            bottom = by_formula = 0.0
+            for part in PARTS:
+                height = int(row[f"{part}_measured"]) / int(row["model_parameters"])
+                axis.bar(x, height, 0.82, bottom, color=colours[part], zorder=2)
+                bottom += height
+                by_formula += int(row[f"{part}_formula"]) / int(row["model_parameters"])
+                axis.plot(x, by_formula, "D", color="black", markeredgecolor="white", markersize=5, zorder=3)
+            axis.annotate(f"{bottom:.1f}", (x, bottom), (0, 6), "data", "offset points", ha="center", fontsize=9)
+        axis.set_xticks([x for x, _ in ticks], [str(n) for _, n in ticks])
+        axis.set_title("bf16 (DDP and FSDP2: fp32 weights, computing in bf16)" if precision == "bf16" else "fp32",
+                       loc="left", fontsize=11)  # fmt: skip
+        axis.margins(x=0.01)
+        axis.set_ylabel("bytes per parameter on one rank")
+        axis.set_ylim(0, 29)
+        axis.tick_params(labelbottom=True)
+        axis.grid(axis="y", color="#dddddd", zorder=0)
+        axis.spines[["top", "right"]].set_visible(False)
+        for index, name in enumerate(STRATEGIES):
+            axis.annotate(name, (index * 5 + 1.5, 27), ha="center", fontweight="bold")
+    axes[1].set_xlabel("number of ranks")
+    handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=colours[part]) for part in PARTS]
+    handles.append(plt.Line2D([], [], marker="D", color="black", markeredgecolor="white", linestyle=""))
+    figure.legend(handles, [*(names[part] for part in PARTS), "the same by formula, added up"],
+                  loc="outside upper center", ncols=4, frameon=False)  # fmt: skip
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_page(rows: list[Row]) -> None:
+    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
+    text = Path(__file__).with_name("states_page.md").read_text()
+    for key, value in {
+        "command": "python -m benchmarks.states",
+        "table": table(rows), "savings": savings(), "machine": rows[0]["machine"], "versions": rows[0]["versions"],
+        "count": f"{int(rows[0]['model_parameters']):,}",
+        "worst": f"{abs(float(worst['difference_percent'])):.2f} % ({worst['strategy']}, {worst['precision']}, "
+                 f"{worst['world_size']} ranks)",
+    }.items():  # fmt: skip
+        text = text.replace("{" + key + "}", value)
+    PAGE.write_text(text)
+    draw(rows, PAGE.with_suffix(".png"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--draw", action="store_true", help="measure nothing; draw the page from the results that are there"
+    )
+    options = parser.parse_args()
+    if options.job:
+        _work(options.job)
+        return
+    if not options.draw:
+        from brigade.run import versions
+
+        rows: list[Row] = []
+        for world_size in WORLD_SIZES:
+            print(f"{world_size} ranks ...", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                rows += measure(world_size, Path(folder))
+        order = {name: place for place, name in enumerate(STRATEGIES)}
+        rows.sort(key=lambda row: (row["precision"], order[row["strategy"]], row["world_size"]))
+        where = {"machine": machine(), "versions": ", ".join(f"{name} {number}" for name, number in versions().items())}
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        with RESULTS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0], *where], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row | where for row in rows)
+    with RESULTS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    write_page(rows)
+    print(table(rows))
+    print(f"\nwrote {RESULTS}, {PAGE} and {PAGE.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Faults for test_bad_input.py: Python imports this from PYTHONPATH at start-up. Nothing in the product knows of it.
+
+BRIGADE_TEST_FAULT:
+    slow       rank 0 begins four seconds late
+    elsewhere  rank 1 begins in the directory ./elsewhere
+    step       rank 1 raises in its third training step
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+import time
+
+FAULT, RANK = os.environ.get("BRIGADE_TEST_FAULT"), os.environ.get("RANK")
+
+
+class _ThirdStep(importlib.abc.MetaPathFinder):
+    """Lets brigade.trainer be imported as ever, then puts a training_step into its Trainer that fails the third time."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "brigade.trainer":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        load = spec.loader.exec_module
+
+        def load_and_break(module):
+            load(module)
+            whole, steps = module.Trainer.training_step, []
+
+            def training_step(*args, **kwargs):
+                steps.append(1)
+                if len(steps) == 3:
+                    raise ValueError("the third step fails on this rank")
+                return whole(*args, **kwargs)
+
+            module.Trainer.training_step = training_step
+
+        spec.loader.exec_module = load_and_break
+        return spec
+
+
+if FAULT == "slow" and RANK == "0":
+    time.sleep(4)
+elif FAULT == "elsewhere" and RANK == "1":
+    os.chdir("elsewhere")
+elif FAULT == "step" and RANK == "1":
+    sys.meta_path.insert(0, _ThirdStep())

@@ -1,0 +1,329 @@
+"""Whatever is wrong ends with exit code 2 and one short message by one rank, before the model is built, and leaves
+no process behind; a fault in training ends all ranks with one traceback."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FAULTS = Path(__file__).with_name("bad_input")
+BIN = Path(sys.executable).parent
+HOST = socket.gethostname()
+MESSAGE_LINES = 4
+TRACEBACK_LINES = 45
+
+
+# ---- commands in processes of their own ----------------------------------------------------------------------------
+@dataclass
+class Ended:
+    """How a command ended. told: what its ranks, not their launcher, wrote to stderr, line by line."""
+
+    code: int
+    stdout: str
+    stderr: str
+    told: list[str]
+    seconds: float
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launched(launcher: str) -> list[str]:
+    """The words before `train.py`, for two ranks on this host."""
+    accelerate = [str(BIN / "accelerate"), "launch", "--config_file", str(REPOSITORY / "accelerate_configs/ddp_1x2.yaml")]
+    return {
+        "python": [sys.executable],
+        "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"],
+        "deepspeed": [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())],
+        "accelerate": [*accelerate, "--main_process_port", str(free_port())],
+    }[launcher]
+
+
+def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
+    """Run train.py in `folder`; fails when it leaves a process behind."""
+    mark = uuid.uuid4().hex
+    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "BRIGADE_TEST_FAULT": fault, "OMP_NUM_THREADS": "1",
+                                "PYTHONPATH": str(FAULTS), "PATH": f"{BIN}:{os.environ['PATH']}"}  # fmt: skip
+    command = [*launched(launcher), str(REPOSITORY / "train.py"), "--output_dir", str(folder / "run"), *flags]
+    began = time.monotonic()
+    process = subprocess.Popen(command, cwd=folder, env=environment, text=True, encoding="utf-8",
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+        seconds = time.monotonic() - began
+        left = surviving(mark, patience=2)
+        assert not left, f"left behind: {left}\n{stderr}"
+    finally:
+        for survivor in marked(mark):
+            survivor.kill()
+    return Ended(process.returncode, stdout, stderr, ranks_part(stderr), seconds)
+
+
+def ranks_part(stderr: str) -> list[str]:
+    """The lines before those of torchrun's and accelerate's own."""
+    launcher = re.compile(r"^[WE]\d{4} .*torch/distributed/(elastic|run)")
+    lines = stderr.rstrip().splitlines()
+    return lines[: next((n for n, line in enumerate(lines) if launcher.match(line)), len(lines))]
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The running processes that descend from a command, whatever session they moved to."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("BRIGADE_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def surviving(mark: str, patience: float) -> list[str]:
+    deadline = time.monotonic() + patience
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [str(process) for process in left]
+
+
+def assert_one_message(ended: Ended, launcher: str, rank: int, *words: str) -> None:
+    """The ranks wrote the message of one of them to stderr and nothing else anywhere; the exit code is the launcher's."""
+    told = "\n".join(ended.told)
+    assert ended.code == (1 if launcher in ("torchrun", "accelerate") else 2), ended.stderr
+    assert len(ended.told) <= MESSAGE_LINES, told
+    size = 1 if launcher == "python" else 2
+    assert ended.told[0].startswith(f"error on {HOST}, rank {rank} of {size}: "), told
+    assert ended.told[-1].startswith("  cure: "), told
+    assert ended.stderr.count("error on ") == ended.stderr.count("cure: ") == 1, ended.stderr
+    for word in words:
+        assert word in told
+    aside = [line for line in ended.stdout.splitlines() if not re.match(r"^\[.*\] \[(INFO|WARNING|ERROR)\] \[", line)]
+    assert not aside, ended.stdout
+    if launcher in ("torchrun", "accelerate"):  # their last words quote ours
+        root = ended.stderr.partition("Root Cause")[2]
+        assert f"rank      : {rank} " in root and "(told above)" in root and words[0] in root, root
+
+
+def chats(path: Path, count: int = 40) -> Path:
+    lines = [{"messages": [{"role": "user", "content": f"What follows {n}?"},
+                           {"role": "assistant", "content": f"{n + 1} follows {n}."}]} for n in range(count)]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def broken(path: Path) -> Path:
+    lines = chats(path).read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2][:30], *lines[3:]]))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory with chats, the same with a broken third line, and a ds_config that contradicts the recipe."""
+    chats(tmp_path / "good.jsonl")
+    broken(tmp_path / "broken.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    config = json.loads((REPOSITORY / "ds_configs/zero2.json").read_text())
+    (tmp_path / "clip.json").write_text(json.dumps(config | {"gradient_clipping": 0.5}))
+    return tmp_path
+
+
+TYPO = (["--lerning_rate", "3"], ["--lerning_rate", "did you mean 'learning_rate'?"])
+CONTRADICTION = (["--ds_config", "clip.json"], ["clip.json: gradient_clipping", "0.5", "max_grad_norm is ", '"auto"'])
+BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "mend"])
+
+
+CASES = {  # one mistake of each stage under each launcher; "late": rank 0, which tells it, comes four seconds late
+    "flag": (TYPO, ["python", "torchrun", "deepspeed", "accelerate"], ""),
+    "ds_config": (CONTRADICTION, ["python", "accelerate"], ""),
+    "ds_config, late": (CONTRADICTION, ["torchrun", "deepspeed"], "slow"),
+    "data": (BROKEN_LINE, ["python", "torchrun", "deepspeed", "accelerate"], ""),
+}
+
+
+@pytest.mark.parametrize("case, launcher", [(case, launcher) for case in CASES for launcher in CASES[case][1]])
+def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
+    (flags, words), _, fault = CASES[case]
+    ended = train(launcher, folder, *flags, fault=fault)
+    assert_one_message(ended, launcher, 0, *words)
+    assert not (folder / "run").exists()
+    assert not fault or ended.seconds > 4
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
+    ended = train(launcher, folder, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
+    assert_one_message(ended, launcher, 1, "--train_file", "no data file 'good.jsonl'", "spelling")
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("launcher, strategy", [("torchrun", "none"), ("deepspeed", "ds_configs/zero2.json")])
+def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, folder):
+    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--max_steps", "30",
+             "--global_batch_size", "4", "--save_steps", "null", "--eval_steps", "null"]  # fmt: skip
+    ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="step")
+    told = "\n".join(ended.told)
+    assert ended.code == 1, ended.stderr
+    starts = [n for n, line in enumerate(ended.told) if line.startswith("error on ")]
+    assert len(starts) == 1 and told.count("Traceback (most recent call last)") == 1, told
+    assert ended.told[starts[0]].startswith(f"error on {HOST}, rank 1 of 2: ValueError"), told
+    assert "ValueError: the third step fails on this rank" in told
+    others = [line for line in ended.told if line.startswith("rank 0 ")]
+    assert len(others) <= 1 and all("another rank failed first" in line for line in others), told
+    assert len(ended.told) - len(others) <= TRACEBACK_LINES, told
+    assert not (folder / "run" / "success.json").exists()
+    assert ended.seconds < 60, told  # of which most are spent before the third step
+
+
+# ---- mistakes in this process: importing the stack once ------------------------------------------------------------
+@pytest.fixture
+def main(folder, monkeypatch):
+    """train.main in `folder` on a host without a GPU; an error after the model was begun fails the test."""
+    import torch
+
+    import brigade.ranks
+    import train
+
+    def too_late(error, world):
+        raise AssertionError(f"told only after the model was begun: {error!r}") from error
+
+    monkeypatch.chdir(folder)
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR"):
+        monkeypatch.setenv(key, "")  # so that it is restored whatever train.main sets
+        monkeypatch.delenv(key)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(brigade.ranks, "fail", too_late)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return train.main
+
+
+@pytest.fixture
+def told(main, capfd):
+    """told(*flags): what train.main says of a mistake with these flags; it must leave before the model is built."""
+
+    def call(*flags: str) -> str:
+        flags = flags if "--output_dir" in flags else (*flags, "--output_dir", "run")
+        with pytest.raises(SystemExit) as left:
+            main([*flags])
+        said = capfd.readouterr()
+        lines = said.err.splitlines()
+        assert left.value.code == 2, said.err
+        assert len(lines) <= MESSAGE_LINES and lines[0].startswith(f"error on {HOST}, rank 0 of 1: "), said.err
+        assert lines[-1].startswith("  cure: ") and said.err.count("error on") == 1, said.err
+        assert not said.out
+        return said.err
+
+    return call
+
+
+ZERO = '{"zero_optimization": {"stage": 2%s}%s}'
+RECIPE = """
+model: {model_name_or_path: recipes/tiny, from_scratch: true, tokenizer_name_or_path: python-docs}
+data: {dataset_name: python-docs, chat_template: chatml, max_length: 64}
+training: {global_batch_size: 4%s}
+"""
+ON_FILE = ["--dataset_name=", "--train_file", "FILE"]
+ON_DS_CONFIG = ["--ds_config", "FILE"]
+ON_RECIPE = ["--recipe", "FILE"]
+
+MISTAKES = {
+    # name: flags, content of FILE (bytes or text) or None, words of the message
+    "unknown flag": (["--lerning_rate=3"], None, ["--lerning_rate", "learning_rate"]),
+    "a flag's other name": (["--gradient_accumulation_steps", "3"], None, ["global_batch_size"]),
+    "unknown recipe key": (ON_RECIPE, RECIPE % ", lerning_rate: 3", ["FILE", "lerning_rate", "3", "'learning_rate'"]),
+    "unknown recipe section": (ON_RECIPE, "trainin: {}\n" + RECIPE % "", ["FILE: trainin", "'training'"]),
+    "wrong type in the recipe": (ON_RECIPE, RECIPE % ", bf16: maybe", ["FILE: training.bf16", "'maybe'", "boolean"]),
+    "wrong type in a flag": (["--max_steps", "many"], None, ["flag --max_steps", "'many'", "integer"]),
+    "not one of the choices": (["--optim", "adam"], None, ["flag --optim", "'adam'", "adamw_torch"]),
+    "recipe that is no YAML": (ON_RECIPE, "model:\n\tx: 1\n", ["FILE, line 2", "not YAML"]),
+    "missing recipe": (["--recipe", "nowhere.yaml"], None, ["--recipe", "'nowhere.yaml'", "spelling"]),
+    "missing ds_config": (["--ds_config", "nowhere.json"], None, ["--ds_config", "'nowhere.json'", "spelling"]),
+    "missing accelerate config": (["--accelerate_config", "nowhere.yaml"], None, ["'nowhere.yaml'", "spelling"]),
+    "ds_config as accelerate config": (["--accelerate_config", "FILE"], ZERO % ("", ""), ["FILE: distributed_type"]),
+    "ds_config that is no JSON": (ON_DS_CONFIG, '{\n"bf16": }', ["FILE, line 2", "not JSON"]),
+    "ds_config against the recipe": (ON_DS_CONFIG, ZERO % ("", ', "train_batch_size": 7'),
+                                     ["FILE: train_batch_size", "7", "global_batch_size is ", "auto"]),
+    "key that DeepSpeed rejects": (ON_DS_CONFIG, ZERO % (', "overlap_com": true', ""),
+                                   ["FILE: zero_optimization.overlap_com", "true", "'overlap_comm'"]),
+    "key that DeepSpeed dropped": (ON_DS_CONFIG, ZERO % (', "cpu_offload": true', ""), ["FILE: zero_optimization.cpu_offload"]),
+    "value that DeepSpeed rejects": (ON_DS_CONFIG, ZERO % (', "reduce_bucket_size": "big"', ""),
+                                     ["zero_optimization.reduce_bucket_size", "'big'", "integer"]),
+    "block that is no table": (ON_DS_CONFIG, ZERO % (', "offload_optimizer": "cpu"', ""),
+                               ["FILE: zero_optimization.offload_optimizer", "'cpu'"]),
+    "batch that does not divide": (["--global_batch_size", "6", "--per_device_train_batch_size", "4"], None,
+                                   ["--global_batch_size", "6", "micro-batch 4", "1, 2, 3, 6"]),
+    "missing data file": (["--dataset_name=", "--train_file", "nowhere.jsonl"], None, ["--train_file", "'nowhere.jsonl'"]),
+    "data file that is a directory": (["--dataset_name=", "--train_file", "elsewhere"], None, ["'elsewhere'", "directory"]),
+    "two data sources": (["--train_file", "good.jsonl"], None, ["both dataset_name and train_file"]),
+    "empty data file": (ON_FILE, "", ["FILE", "empty"]),
+    "blank data file": (ON_FILE, "\n\n", ["FILE", "empty"]),
+    "broken data line": (ON_FILE, '\n{"messages": [', ["FILE, line 2", "not JSON", "mend"]),
+    "data that is no text": (ON_FILE, b"\x89PNG\xff", ["FILE, line 1", "not UTF-8"]),
+    "data without the column": (ON_FILE, '{"text": "x"}', ["FILE, line 1", "'messages'", "'text'"]),
+    "unknown role": (ON_FILE, '{"messages": [{"role": "bot", "content": ""}]}', ["FILE, line 1", "'bot'", "assistant"]),
+    "no supervised token": (ON_FILE, '{"messages": [{"role": "user", "content": "alone"}]}', ["FILE", "supervised", "max_length"]),
+    "template without marks": (["--chat_template", "FILE"], "{{ messages }}", ["--chat_template", "generation"]),
+    "template that breaks": (["--chat_template", "FILE"], "{% generation %}\n{% if %}", ["template, line 2"]),
+    "sequence too long": (["--max_length", "1000000"], None, ["--max_length", "1000000", "positions for"]),
+    "no such model": (["--model_name_or_path", "elsewhere"], None, ["--model_name_or_path", "'elsewhere'", "config"]),
+    "model without weights": (["--from_scratch", "false"], None, ["model.model_name_or_path", "weights", "from_scratch"]),
+    "output directory of something else": (["--output_dir", "."], None, [".", "not a run's", "--fresh"]),
+    "output directory that is a file": (["--output_dir", "good.jsonl"], None, ["good.jsonl", "is a file"]),
+    "output directory below a file": (["--output_dir", "good.jsonl/run"], None, ["good.jsonl/run", "cannot be written"]),
+    "checkpoint that is none": (["--resume_from_checkpoint", "elsewhere"], None, ["'elsewhere'", "trainer_state.json"]),
+    "fp16 without a GPU": (["--fp16"], None, ["flag --fp16", "GPU", "bf16"]),
+    "flash attention without a GPU": (["--attn_implementation", "flash_attention_2"], None, ["flash_attention_2", "GPU", "sdpa"]),
+    "quantised ZeRO without a GPU": (["--ds_config", "ds_configs/zeropp.json"], None, ["--ds_config", "GPU", "zero3_hpz"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_told_before_the_model_is_built(name, told, folder):
+    flags, content, words = MISTAKES[name]
+    file = f"bad{'.jinja' if 'template' in name else '.yaml' if flags == ON_RECIPE else '.json'}"
+    if content is not None:
+        (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = told(*(file if flag == "FILE" else flag for flag in flags))
+    for word in words:
+        assert word.replace("FILE", file) in message
+    assert not (folder / "run").exists()
+
+
+def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):
+    """The life of an output directory: a run, the same again, another one, --fresh, other data."""
+    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
+             "--eval_steps", "null", "--save_steps", "1", "--report_to", "[]"]  # fmt: skip
+    run = folder / "run"
+    assert main([*flags, "--max_steps", "1", "--output_dir", str(run)]).state.global_step == 1
+    assert (run / "success.json").exists()
+    contents = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    again = train("python", folder, *flags, "--max_steps", "1")
+    assert again.code == 0 and not again.stderr, again.stderr
+    assert again.stdout == f"This run is finished: {run} (--fresh begins it anew).\n"
+
+    other = train("python", folder, *flags, "--max_steps", "2")
+    assert_one_message(other, "python", 0, str(run), "training.max_steps is 1 there and 2 here", "--fresh")
+
+    assert main([*flags, "--max_steps", "2", "--output_dir", str(run), "--fresh"]).state.global_step == 2
+    assert json.loads((run / "success.json").read_text())["steps"] == 2
+    aside = folder / "run.old-1"
+    assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == contents
+
+    chats(folder / "good.jsonl", count=41)
+    (run / "success.json").unlink()
+    capfd.readouterr()
+    message = told(*flags, "--max_steps", "2")
+    assert "run.yaml" in message and "data or the tokenizer changed" in message and "--fresh" in message

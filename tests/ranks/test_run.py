@@ -1,0 +1,109 @@
+"""One process: what a run leaves behind, how it continues and repeats, and what it logs."""
+
+import json
+import math
+import shutil
+
+import pytest
+import yaml
+
+import train
+from benchmarks import parity
+
+FIGURES = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
+           "token_spread", "peak_memory_gib"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    shared = parity.write_inputs(folder)
+    return [*shared, "--max_steps", "6", "--save_steps", "3", "--optim", "adamw_torch", "--learning_rate", "1e-3",
+            "--report_to", "tensorboard"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(flags, tmp_path_factory):
+    """A finished run: its directory and its log."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    return output, train.main([*flags, "--output_dir", str(output)]).state.log_history
+
+
+def losses(history):
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+def test_the_output_directory_holds_what_the_readme_says(done):
+    output, history = done
+    state = json.loads((output / "trainer_state.json").read_text())
+    assert losses(state["log_history"]) == losses(history)
+    assert list((output / "tensorboard").rglob("events*"))
+    record = yaml.safe_load((output / "run.yaml").read_text())
+    assert record["run"]["ranks"] == 1 and record["run"]["versions"]["torch"].startswith("2.13")
+    assert record["training"]["max_steps"] == 6 and "auto" not in str(record["run"]["batch"])
+    success = json.loads((output / "success.json").read_text())
+    assert success["steps"] == 6 and success["identity"] == record["run"]["identity"]
+    assert success["held_out_loss"] < success["held_out_loss_before"]
+
+
+def test_the_saved_model_is_the_trained_one(done):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from brigade import flags as brigade_flags
+    from brigade.commands.evaluate import held_out_loss
+    from brigade.data.encode import prepare
+
+    output, _ = done
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    heldout = prepare(brigade_flags.load(["--recipe", str(output / "run.yaml")]), tokenizer).heldout
+    loss = held_out_loss(AutoModelForCausalLM.from_pretrained(output), heldout, tokenizer.pad_token_id)
+    assert loss == pytest.approx(json.loads((output / "success.json").read_text())["held_out_loss"], rel=1e-6)
+
+
+def test_a_finished_run_is_not_trained_again(done, flags, capsys):
+    output, _ = done
+    assert train.main([*flags, "--output_dir", str(output)]) is None
+    assert "finished" in capsys.readouterr().out
+
+
+def test_the_same_command_continues_an_interrupted_run(done, flags, tmp_path):
+    output, history = done
+    copy = tmp_path / "run"
+    shutil.copytree(output, copy)
+    for leftover in ("success.json", "trainer_state.json", "model.safetensors"):
+        (copy / leftover).unlink()
+    # The newest checkpoint was being written when the run died: Trainer writes trainer_state.json last.
+    (copy / "checkpoint-6" / "trainer_state.json").unlink()
+    again = train.main([*flags, "--output_dir", str(copy)]).state.log_history
+    assert losses(again) == losses(history)
+    assert again[-1]["step"] == 6 and [entry["step"] for entry in again if "eval_loss" in entry][0] == 0
+
+
+def test_run_yaml_repeats_the_run_elsewhere(done, tmp_path):
+    output, history = done
+    again = train.main(["--recipe", str(output / "run.yaml"), "--output_dir", str(tmp_path / "again")])
+    assert losses(again.state.log_history) == losses(history)
+    identities = [yaml.safe_load((path / "run.yaml").read_text())["run"]["identity"] for path in (output, tmp_path / "again")]
+    assert identities[0] == identities[1]
+
+
+def test_each_log_entry_has_the_figures_that_are_promised(done):
+    _, history = done
+    entries = [entry for entry in history if "loss" in entry]
+    assert all(entry.keys() >= FIGURES for entry in entries)
+    assert all(entry["tokens_per_second"] > 0 and entry["token_spread"] == 0 for entry in entries)
+    assert all(0 <= entry["data_time"] <= entry["step_time"] for entry in entries)
+    assert "mfu" not in entries[0]  # an unknown device gets none
+
+
+def test_nan_is_logged_as_nan(flags, tmp_path):
+    """Transformers' own filter logs the loss of a model whose weights are NaN as 0.0."""
+    broken = [*flags, "--learning_rate", "1e30", "--max_steps", "4", "--save_steps", "null"]
+    history = train.main([*broken, "--output_dir", str(tmp_path / "nan")]).state.log_history
+    assert math.isnan(losses(history)[-1])
+
+
+def test_the_learning_rate_follows_the_global_batch(flags, tmp_path):
+    scaled = [*flags, "--global_batch_size", "64", "--learning_rate_scaling", "sqrt", "--max_steps", "1"]
+    history = train.main([*scaled, "--output_dir", str(tmp_path / "scaled")]).state.log_history
+    assert [entry["learning_rate"] for entry in history if "loss" in entry] == [pytest.approx(1e-3 * math.sqrt(64 / 16))]

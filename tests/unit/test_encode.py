@@ -1,0 +1,368 @@
+"""Chats to labels: the assistant's tokens and no others, encoded once per content; mistakes in data told by line."""
+
+import json
+import os
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brigade.data import builtin, encode, sources
+from brigade.data.sampling import IGNORED
+from brigade.errors import UserError
+
+CHATML = encode.TEMPLATES / "chatml.jinja"
+
+
+@pytest.fixture(scope="module")
+def built():
+    return builtin.ensure(encode.cache_directory())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(built):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(built.tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("BRIGADE_CACHE", str(folder))
+    return folder
+
+
+def chat(*contents, roles=("user", "assistant")):
+    return {"messages": [{"role": roles[i % len(roles)], "content": text} for i, text in enumerate(contents)]}
+
+
+CHATS = [chat(f"What is {i}?", f"The number {i}.") for i in range(20)]
+
+
+@pytest.fixture
+def prepare(load, tokenizer, tmp_path):
+    """prepare(chats, heldout, max_length=...): the samples of such data; chats may be the text of a file."""
+
+    def write(name, chats):
+        path = tmp_path / name
+        if isinstance(chats, bytes):
+            path.write_bytes(chats)
+        else:
+            path.write_text(chats if isinstance(chats, str) else "".join(json.dumps(c) + "\n" for c in chats))
+        return str(path)
+
+    def call(chats=CHATS, heldout=None, tokenizer=tokenizer, **data):
+        files = {"dataset_name": None, "train_file": write("train.jsonl", chats)}
+        files |= {"validation_file": write("heldout.jsonl", heldout)} if heldout is not None else {}
+        return encode.prepare(load(data=files | data), tokenizer)
+
+    return call
+
+
+def words(tokenizer, samples):
+    """What is supervised in each sample, as text."""
+    return [tokenizer.decode([label for label in sample["labels"] if label != IGNORED]) for sample in samples]
+
+
+# ---- labels ------------------------------------------------------------------------------------------------------
+text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20).map(str.strip)
+turns = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), text), min_size=1, max_size=6)
+
+
+@given(turns)
+def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
+    messages = [{"role": role, "content": content} for role, content in turns]
+    sample = encode.encode_chat(tokenizer, messages, CHATML.read_text())
+    whole = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert sample["input_ids"] == tokenizer(whole)["input_ids"]
+    assert len(sample["labels"]) == len(sample["input_ids"]) and sample["labels"][0] == IGNORED
+    assert all(label in (IGNORED, token) for label, token in zip(sample["labels"], sample["input_ids"], strict=True))
+    answers = [f"{content}<|im_end|>" for role, content in turns if role == "assistant"]
+    assert words(tokenizer, [sample]) == ["".join(answers)]
+    # Where they stand, too: each run of labels begins after its "assistant\n" and ends before the newline.
+    runs = "".join("x" if label != IGNORED else " " for label in sample["labels"]).split()
+    assert len(runs) == len(answers)
+
+
+def test_the_end_of_the_turn_is_learnt(tokenizer, prepare):
+    assert words(tokenizer, prepare([chat("a", "b")], [chat("c", "d")]).train) == ["b<|im_end|>"]
+
+
+def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
+    own = tmp_path / "own.jinja"
+    own.write_text(
+        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %} {% endfor %}"
+    )
+    data = prepare([chat("abc", "def")], [chat("abc", "def")], chat_template=str(own))
+    assert words(tokenizer, data.train)[0].replace(" ", "") == "abcdef"
+
+
+# ---- cutting, dropping, splitting --------------------------------------------------------------------------------
+def test_cut_and_dropped_are_counted(tokenizer, prepare):
+    long_question = chat("why? " * 100, "so.")
+    long_answer = chat("a", "b c d e f " * 100)
+    silent = chat("only a question")
+    data = prepare([*CHATS, long_question, long_answer, silent], CHATS, max_length=64)
+    assert (data.cut, data.dropped) == (2, 2)  # the long question is both: no supervised token is left of it
+    assert len(data.train) == len(CHATS) + 1
+    lengths = [len(ids) for ids in data.train["input_ids"]]
+    assert max(lengths) == 64 and lengths == [len(labels) for labels in data.train["labels"]]
+    assert words(tokenizer, data.train)[-1].startswith("b c d") and "<|im_end|>" not in words(tokenizer, data.train)[-1]
+
+
+def test_a_sample_of_just_max_length_is_not_cut(prepare):
+    whole = prepare([CHATS[0]], CHATS)
+    n = len(whole.train["input_ids"][0])
+    assert prepare([CHATS[0]], CHATS, max_length=n).cut < prepare([CHATS[0]], CHATS, max_length=n - 1).cut
+
+
+def test_number_of_samples(prepare):
+    data = prepare(CHATS, CHATS, max_train_samples=5, max_eval_samples=3)
+    assert (len(data.train), len(data.heldout)) == (5, 3)
+    assert data.train["input_ids"][:] == prepare(CHATS, CHATS).train["input_ids"][:5]
+
+
+@pytest.mark.parametrize("share, held", [(0.02, 1), (0.25, 5), (0.5, 10)])
+def test_held_out_share(tokenizer, prepare, share, held):
+    data = prepare(validation_split=share)
+    both = words(tokenizer, data.train), words(tokenizer, data.heldout)
+    assert len(both[1]) == held and not set(both[0]) & set(both[1])
+    assert len(both[0]) + len(both[1]) == len(CHATS)
+
+
+def test_blank_lines_are_nothing(prepare):
+    lines = [json.dumps(c) for c in CHATS]
+    assert len(prepare("\n\n" + "\n \n".join(lines) + "\n\n", CHATS).train) == len(CHATS)
+
+
+# ---- once per content --------------------------------------------------------------------------------------------
+def test_what_was_encoded_is_read_back(prepare, monkeypatch):
+    first = prepare()
+    monkeypatch.setattr(encode, "_encode_into", lambda *_: pytest.fail("encoded again"))
+    again = prepare()
+    assert again.fingerprint == first.fingerprint and (again.cut, again.dropped) == (first.cut, first.dropped)
+    assert again.train[:] == first.train[:] and again.heldout[:] == first.heldout[:]
+
+
+def test_a_file_of_another_name_with_the_same_content_is_the_same_data(prepare, load, tokenizer, tmp_path):
+    first = prepare()
+    other = tmp_path / "other.jsonl"
+    other.write_bytes((tmp_path / "train.jsonl").read_bytes())
+    again = encode.prepare(
+        load("--learning_rate", "1", data={"dataset_name": None, "train_file": str(other)}), tokenizer
+    )
+    assert again.fingerprint == first.fingerprint
+
+
+def test_whatever_changes_the_samples_changes_the_fingerprint(prepare, tmp_path, tokenizer):
+    import copy
+
+    template = tmp_path / "other.jinja"
+    template.write_text(CHATML.read_text().replace("<|im_start|>", "<|im_start|> "))
+    more_words = copy.deepcopy(tokenizer)
+    more_words.add_tokens(["number"])
+    data = [
+        prepare(), prepare([*CHATS, chat("a", "b")]), prepare([*CHATS[:-1], chat("What is 19?", "The number 20.")]),
+        prepare(CHATS[::-1]), prepare(CHATS, CHATS), prepare(CHATS, CHATS[:3]), prepare(max_length=20),
+        prepare(chat_template=str(template)), prepare(validation_split=0.2), prepare(max_train_samples=4),
+        prepare(max_eval_samples=1, validation_split=0.2), prepare(tokenizer=more_words),
+    ]  # fmt: skip
+    assert len({one.fingerprint for one in data}) == len(data)
+
+
+def test_an_encoding_that_was_killed_is_done_again(prepare, cache, monkeypatch):
+    from datasets import Dataset
+
+    real = Dataset.save_to_disk
+
+    def killed(self, folder):
+        real(self, folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Dataset, "save_to_disk", killed)
+        prepare()
+    (folder,) = (path for path in (cache / "encoded").iterdir() if path.is_dir())
+    assert (folder / "train").is_dir() and not (folder / "counts.json").exists()
+    assert len(prepare().train) == 19
+
+
+def test_two_processes_at_once(prepare, load, tokenizer, monkeypatch, tmp_path):
+    real, said = encode._encode_into, tmp_path / "said"
+
+    def slow(*arguments):
+        with said.open("a") as file:
+            file.write("encodes\n")
+        time.sleep(0.3)
+        real(*arguments)
+
+    monkeypatch.setattr(encode, "_encode_into", slow)
+    prepare(CHATS[:3])  # every library is at work by now, so that the children do not import
+    said.unlink()
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(c) + "\n" for c in CHATS))
+    asked = load(data={"dataset_name": None, "train_file": str(tmp_path / "both.jsonl")})
+    children = []
+    for _ in range(2):
+        if not (child := os.fork()):
+            code = 1
+            try:
+                code = 0 if len(encode.prepare(asked, tokenizer).train) == 19 else 3
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    assert said.read_text() == "encodes\n"
+
+
+# ---- mistakes ----------------------------------------------------------------------------------------------------
+def lines(*wrong):
+    return "".join(f"{json.dumps(CHATS[0])}\n" for _ in range(3)) + "".join(f"{line}\n" for line in wrong)
+
+
+@pytest.mark.parametrize("line, said", [
+    ('{"messages": [', "not JSON"), ("hello", "'hello'"), ('{"text": "abc"}', "'text'"),
+    ('{"messages": []}', "messages"),
+    ('{"messages": "hi"}', "messages"), ("[1, 2]", "messages"), ("null", "messages"), ('{"messages": ["hi"]}', "role"),
+    ('{"messages": [{"role": "bot", "content": "x"}]}', "'bot'"), ('{"messages": [{"content": "x"}]}', "role"),
+    ('{"messages": [{"role": ["user"], "content": "x"}]}', "role"), ('{"messages": [{"role": "user"}]}', "content"),
+    ('{"messages": [{"role": "user", "content": ["x"]}]}', "list"),
+    ('{"messages": [{"role": "user", "content": null}]}', "NoneType"),
+])  # fmt: skip
+def test_a_broken_line_is_named(prepare, mistake, tmp_path, line, said):
+    message = mistake(prepare, lines(line, json.dumps(CHATS[0])))
+    assert f"{tmp_path / 'train.jsonl'}, line 4" in message and said in message
+    assert f"{tmp_path / 'heldout.jsonl'}, line 4" in mistake(prepare, CHATS, lines(line))
+
+
+def test_bytes_that_are_no_text_are_named(prepare, mistake):
+    good = (json.dumps(CHATS[0]) + "\n").encode()
+    latin = json.dumps(chat("Grüße", "ja"), ensure_ascii=False).encode("latin-1")
+    assert "line 3" in mistake(prepare, good * 2 + latin + b"\n" + good)
+
+
+@pytest.mark.parametrize("empty", ["", "\n\n", "  \n"])
+def test_an_empty_file(prepare, mistake, tmp_path, empty):
+    message = mistake(prepare, empty)
+    assert str(tmp_path / "train.jsonl") in message and "empty" in message
+    assert str(tmp_path / "heldout.jsonl") in mistake(prepare, CHATS, empty)
+
+
+def test_no_supervised_token_at_all(prepare, mistake):
+    message = mistake(prepare, [chat("a question")] * 3, CHATS)
+    assert "train.jsonl" in message and "3 train samples" in message and "supervised" in message
+    message = mistake(prepare, CHATS, [chat("a question")])
+    assert "heldout.jsonl" in message and "1 heldout samples" in message
+    message = mistake(prepare, [chat("why " * 50, "so")] * 4, CHATS, max_length=16)
+    assert "within 16 tokens" in message and "max_length" in message
+
+
+def test_after_a_mistake_the_mended_data_is_read(prepare, mistake):
+    mistake(prepare, lines("broken"))
+    assert len(prepare(lines(json.dumps(CHATS[1]))).train) == 3
+
+
+def test_a_stock_template_without_marks_is_refused(prepare, mistake, tokenizer):
+    import copy
+
+    stock = copy.deepcopy(tokenizer)
+    stock.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    message = mistake(prepare, chat_template=None, tokenizer=stock)
+    assert "chat_template" in message and "generation" in message and "chatml" in message.splitlines()[-1]
+    stock.chat_template = None
+    assert "generation" in mistake(prepare, chat_template=None, tokenizer=stock)
+    assert len(prepare(chat_template="chatml", tokenizer=stock).train) == 19
+
+
+def test_a_template_that_is_not_there(prepare, mistake):
+    message = mistake(prepare, chat_template="chatmi")
+    assert "chat_template" in message and "'chatmi'" in message and "chatml" in message
+
+
+@pytest.mark.parametrize("template, roles", [
+    ("{% for m in messages %}{% generation %}{{ m.content }", ("user", "assistant")),
+    ("{{ raise_exception('roles must alternate') }}{% generation %}{% endgeneration %}", ("user", "assistant")),
+    (None, ("user", "tool")),  # chatml has no tools
+])  # fmt: skip
+def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template, roles):
+    own = tmp_path / "own.jinja"
+    own.write_text(template or CHATML.read_text())
+    mistake(prepare, [chat("a", "b", roles=roles)] * 3, chat_template=str(own))
+
+
+def test_one_source_of_data(load, mistake, tokenizer, cache):
+    both = mistake(sources.files, load("--train_file", "x.jsonl"), cache)
+    assert "dataset_name" in both and "train_file" in both
+    assert "dataset_name" in mistake(sources.files, load(data={"dataset_name": None}), cache)
+    missing = load(data={"dataset_name": None, "train_file": "no/such.jsonl"})
+    assert "'no/such.jsonl'" in mistake(sources.files, missing, cache)
+
+
+@settings(max_examples=100)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+       | st.dictionaries(st.sampled_from(["messages", "role", "content", "x"]), inner, max_size=3)))  # fmt: skip
+def test_any_json_is_a_chat_or_a_users_mistake(row):
+    try:
+        sources.check_chat(row, "here")
+    except UserError as error:
+        assert error.place == "here"
+    else:
+        assert all(m["role"] in sources.ROLES and isinstance(m["content"], str) for m in row["messages"])
+
+
+# ---- saved data sets ---------------------------------------------------------------------------------------------
+@pytest.fixture
+def saved(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    def save(name="set", **splits):
+        parts = {split: Dataset.from_list(rows) for split, rows in splits.items()}
+        whole = parts["train"] if list(parts) == ["train"] else DatasetDict(parts)
+        whole.save_to_disk(str(tmp_path / name))
+        return str(tmp_path / name)
+
+    return save
+
+
+def test_a_saved_data_set(load, tokenizer, saved):
+    name = saved(train=CHATS)
+    data = encode.prepare(load(data={"dataset_name": name, "validation_split": 0.25}), tokenizer)
+    assert (len(data.train), len(data.heldout)) == (15, 5)
+
+
+def test_a_saved_data_set_with_a_part_held_out(load, tokenizer, saved):
+    name = saved(train=CHATS[:15], test=CHATS[15:])
+    data = encode.prepare(load(data={"dataset_name": name}), tokenizer)
+    assert (len(data.train), len(data.heldout)) == (15, 5)
+
+
+def test_a_saved_data_set_that_changes_is_encoded_anew(load, tokenizer, saved, tmp_path):
+    import shutil
+
+    first = encode.prepare(load(data={"dataset_name": saved(train=CHATS)}), tokenizer)
+    shutil.rmtree(tmp_path / "set")
+    second = encode.prepare(load(data={"dataset_name": saved(train=CHATS[:5])}), tokenizer)
+    assert (len(second.train), len(second.heldout)) == (4, 1) and second.fingerprint != first.fingerprint
+
+
+def test_a_validation_file_beside_a_data_set_is_used(load, tokenizer, saved, tmp_path):
+    (tmp_path / "mine.jsonl").write_text(json.dumps(CHATS[0]) + "\n")
+    options = {"dataset_name": saved(train=CHATS), "validation_file": str(tmp_path / "mine.jsonl")}
+    data = encode.prepare(load(data=options), tokenizer)
+    assert (len(data.train), len(data.heldout)) == (20, 1)
+
+
+def test_a_data_set_without_chats(load, tokenizer, saved, mistake):
+    name = saved(train=[{"text": "abc"}])
+    message = mistake(encode.prepare, load(data={"dataset_name": name}), tokenizer)
+    assert "dataset_name" in message and "'messages'" in message and "text" in message
+    name = saved("tested", test=CHATS, other=CHATS)
+    assert "no train split" in mistake(encode.prepare, load(data={"dataset_name": name}), tokenizer)
+
+
+def test_a_directory_that_is_no_data_set(load, tokenizer, mistake, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    message = mistake(encode.prepare, load(data={"dataset_name": str(tmp_path / "nothing")}), tokenizer)
+    assert "dataset_name" in message and "does not load" in message

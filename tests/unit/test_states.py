@@ -1,0 +1,142 @@
+"""Model states: the formulas, what a rehearsal makes of measured bytes, and counting storages once."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brigade.estimate.states import cut_parameters, model_states
+from brigade.rehearse import PARTS, STEPS, _judge
+from brigade.strategy import Strategy
+from brigade.watch.states import States, storages
+
+KINDS = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
+# A rehearsed Llama: embedding, two layers, norms.
+LAYER = [(64, 64), (32, 64), (32, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64,), (64,)]
+SHAPES = ((4096, 64), *LAYER, *LAYER, (64,))
+SIZES = [math.prod(shape) for shape in SHAPES]
+LOSSES = [8.0 - step / 10 for step in range(STEPS)]
+
+
+def strategy(kind: str, **options) -> Strategy:
+    return Strategy(kind, kind, "a test", **options)  # type: ignore[arg-type]
+
+
+def measured(kind: str, ranks: int, half: bool = False, sizes: list[int] = SIZES) -> list[States]:
+    """What the ranks would hold under `kind`, with nothing padded and nothing kept whole."""
+    held = []
+    for cut in cut_parameters(sizes, ranks):
+        formula = model_states(kind, sum(sizes), ranks, half, accumulates=True, cut=cut)
+        figures = (int(getattr(formula, part)) for part in PARTS)
+        held.append(States(*figures, half=half and kind.startswith("zero"), shapes=SHAPES))
+    return held
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_rehearsal_accepts_sharded_states(kind: str, ranks: int, half: bool) -> None:
+    _judge(strategy(kind), LOSSES, list(LOSSES), measured(kind, ranks, half))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(("claimed", "true"), [("zero1", "ddp"), ("zero2", "ddp"), ("zero3", "ddp"), ("fsdp2", "ddp"),
+                                               ("zero3", "zero2"), ("fsdp2", "zero3")])  # fmt: skip
+def test_a_rehearsal_rejects_states_that_are_not_sharded(claimed: str, true: str, ranks: int, half: bool) -> None:
+    with pytest.raises(RuntimeError, match=f"{claimed} does not shard as it should: rank 0 holds"):
+        _judge(strategy(claimed), LOSSES, LOSSES, measured(true, ranks, half))
+
+
+def test_a_rehearsal_rejects_gradients_that_are_not_sharded() -> None:
+    with pytest.raises(RuntimeError, match="gradients"):
+        _judge(strategy("zero2"), LOSSES, LOSSES, measured("zero1", 8))
+
+
+def test_one_rank_that_holds_too_much_is_named() -> None:
+    held = measured("fsdp2", 4)
+    held[2] = replace(held[2], optimizer=4 * held[2].optimizer)
+    with pytest.raises(RuntimeError, match=r"rank 2 holds .* of optimizer"):
+        _judge(strategy("fsdp2"), LOSSES, LOSSES, held)
+
+
+def test_hsdp_is_judged_by_its_shard_group() -> None:
+    hsdp = strategy("hsdp", replicate=2, shard=2)
+    held = measured("fsdp2", 2) * 2
+    _judge(hsdp, LOSSES, LOSSES, held)
+    with pytest.raises(RuntimeError, match="parameters"):
+        _judge(strategy("fsdp2"), LOSSES, LOSSES, held)
+
+
+def test_hpz_keeps_a_second_copy_of_the_parameters() -> None:
+    held = [replace(states, parameters=2 * states.parameters) for states in measured("zero3", 4)]
+    zero3 = {"zero_optimization": {"stage": 3}}
+    with pytest.raises(RuntimeError, match="parameters"):
+        _judge(strategy("zero3", ds_config=zero3), LOSSES, LOSSES, held)
+    zero3["zero_optimization"]["zero_hpz_partition_size"] = "auto"  # type: ignore[assignment]
+    _judge(strategy("zero3", ds_config=zero3), LOSSES, LOSSES, held)
+
+
+@pytest.mark.parametrize("second", [[*LOSSES[:-1], LOSSES[-1] + 1e-7], LOSSES[3:]])
+def test_a_resumed_run_must_give_the_same_losses(second: list[float]) -> None:
+    with pytest.raises(RuntimeError, match="losses differ"):
+        _judge(strategy("ddp"), LOSSES, second, measured("ddp", 2))
+
+
+def test_losses_that_are_not_numbers_are_a_fault() -> None:
+    lost = [math.inf] * STEPS
+    with pytest.raises(RuntimeError, match="losses differ"):
+        _judge(strategy("ddp"), lost, list(lost), measured("ddp", 2))
+
+
+@pytest.mark.parametrize(("kind", "half", "times"), [("zero1", True, 4), ("zero2", True, 8), ("zero1", False, 2),
+                                                     ("zero2", False, 4)])  # fmt: skip
+def test_the_textbook_savings_are_limits_for_many_ranks(kind: str, half: bool, times: float) -> None:
+    ddp = model_states("ddp", 10**9, 1, half).total
+    assert ddp == 16 * 10**9
+    assert ddp / model_states(kind, 10**9, 10**6, half).total == pytest.approx(times, rel=1e-4)
+    assert ddp / model_states(kind, 10**9, 8, half).total < 0.9 * times
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 10**6), st.integers(1, 512), st.booleans(), st.booleans())
+def test_more_ranks_never_hold_more_each(kind: str, parameters: int, ranks: int, half: bool, accumulates: bool) -> None:
+    fewer, more = (model_states(kind, parameters, n, half, accumulates=accumulates) for n in (ranks, ranks + 1))
+    assert all(getattr(more, part) <= getattr(fewer, part) for part in PARTS)
+
+
+@given(st.integers(1, 10**8), st.integers(1, 512), st.booleans())
+def test_stage_3_is_one_nth_and_each_stage_holds_no_more_than_the_one_before(n: int, ranks: int, half: bool) -> None:
+    assert model_states("zero3", n, ranks, half).total == pytest.approx(model_states("zero3", n, 1, half).total / ranks)
+    totals = [model_states(kind, n, ranks, half).total for kind in ("zero1", "zero2", "zero3")]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_zero3_copies_gradients_to_fp32_one_sub_group_at_a_time() -> None:
+    assert model_states("zero3", 70 * 10**9, 8, True).gradients == 2 * 70e9 / 8 + 4 * 10**9
+
+
+def test_fsdp2_holds_whole_gradients_while_it_accumulates() -> None:
+    assert model_states("fsdp2", 800, 8, True, accumulates=True).gradients == 2 * 800
+    assert model_states("fsdp2", 800, 8, True).gradients == 4 * 800 / 8
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 12))
+def test_cut_parameters(sizes: list[int], ranks: int) -> None:
+    """Against a row of elements, each with its parameter's number written on it."""
+    row = [number for number, size in enumerate(sizes) for _ in range(size)]
+    length = math.ceil(len(row) / ranks)
+    held = [sum(sizes[number] for number in set(row[rank * length : (rank + 1) * length])) for rank in range(ranks)]
+    assert cut_parameters(sizes, ranks) == [max(0, elements - length) for elements in held]
+    assert cut_parameters(sizes, 1) == [0]
+
+
+def test_storages_count_shared_memory_once() -> None:
+    buffer = torch.zeros(100)
+    found = storages(
+        [buffer[:50], {"view": buffer[50:].view(5, 10)}, None, torch.zeros(3), torch.empty(9, device="meta")]
+    )
+    assert sorted(found.values()) == [12, 400]
+    assert {device for device, _ in found} == {"cpu"}
