@@ -33,13 +33,12 @@ GLOBAL_BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer")
 MODEL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096}  # fmt: skip
-FSDP2 = ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"]
-# name -> kind, micro-batches per step, flags
-STRATEGIES: dict[str, tuple[str, int, list[str]]] = {
-    "DDP": ("ddp", 2, ["--ds_config", "none"]),
-    **{f"ZeRO-{stage}": (f"zero{stage}", 2, ["--ds_config", f"ds_configs/zero{stage}.json"]) for stage in (1, 2, 3)},
-    "FSDP2": ("fsdp2", 1, FSDP2),
-    "FSDP2, accumulating": ("fsdp2", 2, FSDP2),
+MICRO_BATCHES = 2  # per step: accumulation shows what a strategy keeps meanwhile
+# name -> kind, flags
+STRATEGIES: dict[str, tuple[str, list[str]]] = {
+    "DDP": ("ddp", ["--ds_config", "none"]),
+    **{f"ZeRO-{stage}": (f"zero{stage}", ["--ds_config", f"ds_configs/zero{stage}.json"]) for stage in (1, 2, 3)},
+    "FSDP2": ("fsdp2", ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"]),
 }
 Row = dict[str, Any]
 
@@ -84,31 +83,31 @@ def _work(job: Path) -> None:
     from brigade.watch.states import StateBytes
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
-    for (name, (kind, micro_batches, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
+    for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
         counter = StateBytes()
         output = Path(todo["folder"]) / "outputs" / f"{name}-{half}"
         flags = [*flags, "--bf16", str(half).lower(), "--output_dir", str(output),
-                 "--per_device_train_batch_size", str(GLOBAL_BATCH // world.size // micro_batches)]  # fmt: skip
+                 "--per_device_train_batch_size", str(GLOBAL_BATCH // world.size // MICRO_BATCHES)]  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main([*todo["shared"], *flags], callbacks=(counter,))
         forget(trainer)
         del trainer
         assert counter.states is not None
         held = ranks.gather([getattr(counter.states, part) for part in PARTS])
-        rows.append(_row(name, kind, half, micro_batches, held, [math.prod(shape) for shape in counter.states.shapes]))
+        rows.append(_row(name, kind, half, held, [math.prod(shape) for shape in counter.states.shapes]))
     if world.speaks:
         (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
         (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
     ranks.finish()
 
 
-def _row(name: str, kind: str, half: bool, micro_batches: int, held: list[list[int]], sizes: list[int]) -> Row:
+def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:
     """Of the rank that holds most; `least_total` is of the one that holds least."""
     rank = max(range(len(held)), key=lambda r: sum(held[r]))
-    formula = model_states(kind, sum(sizes), len(held), half, accumulates=micro_batches > 1,
+    formula = model_states(kind, sum(sizes), len(held), half,
                            cut=cut_parameters(sizes, len(held))[rank])  # fmt: skip
     row: Row = {"strategy": name, "precision": "bf16" if half else "fp32", "world_size": len(held),
-                "micro_batches_per_step": micro_batches, "model_parameters": sum(sizes),
+                "micro_batches_per_step": MICRO_BATCHES, "model_parameters": sum(sizes),
                 "fullest_rank": rank}  # fmt: skip
     row |= {f"{part}_measured": size for part, size in zip(PARTS, held[rank], strict=True)}
     row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
@@ -144,11 +143,10 @@ def savings() -> str:
     sizes, many = (1, 2, 4, 8, 16, 64, 512), 10**9  # a model so large that nothing but its size counts
     lines = ["| precision | strategy | " + " | ".join(f"N = {n}" for n in sizes) + " | limit |",
              "|---|---|" + "---|" * (len(sizes) + 1)]  # fmt: skip
-    limits = {"ZeRO-1": ("4x", "2x"), "ZeRO-2": ("8x", "4x"), "ZeRO-3": ("0.8 N", "0.67 N"), "FSDP2": ("N", "N"),
-              "FSDP2, accumulating": ("8x", "4x")}  # fmt: skip
+    limits = {"ZeRO-1": ("4x", "2x"), "ZeRO-2": ("8x", "4x"), "ZeRO-3": ("0.8 N", "0.67 N"), "FSDP2": ("N", "N")}
     for half, (name, limit) in itertools.product((True, False), limits.items()):
-        kind, micro_batches, _ = STRATEGIES[name]
-        figures = (16 * many / model_states(kind, many, n, half, accumulates=micro_batches > 1).total for n in sizes)
+        kind, _ = STRATEGIES[name]
+        figures = (16 * many / model_states(kind, many, n, half).total for n in sizes)
         precision = "bf16" if half else "fp32"
         lines.append(
             f"| {precision} | {name} | " + " | ".join(f"{x:.3g}x" for x in figures) + f" | {limit[not half]} |"

@@ -95,11 +95,11 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
       without it every DeepSpeed build dies.
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - accelerate's own variables were read by strategy.choose.
-    - A ZeRO-3 configuration of an earlier run in this process would shard whatever is built from now on.
     """
     import torch
 
     accelerate.clear_environment()
+    _forget_earlier_run()
     if "transformers.integrations.deepspeed" in sys.modules:
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
     beside = str(Path(sys.executable).parent)
@@ -201,6 +201,9 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
                     "cpu_ram_efficient_loading": True}  # fmt: skip
         options.update(fsdp=True, fsdp_config=defaults | strategy.fsdp | options.get("fsdp_config", {}))
         os.environ["ACCELERATE_USE_FSDP"] = "true"
+        # And gradients are reduced in every micro-step: else each rank keeps them whole until the last, 4 bytes per
+        # parameter of the unsharded model (docs/states.md).
+        options["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if strategy.kind == "hsdp":
         from accelerate import ParallelismConfig
 

@@ -76,7 +76,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     second = _losses(main(command))
     held = ranks.gather(states.states)
     with ranks.agreed(world):
-        _judge(strategy, first, second, held)
+        _judge(strategy, first, second, held, settings.recipe.training.optim)
     if world.speaks:
         _report(strategy, held)
 
@@ -166,7 +166,7 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
     rows = [min(size, max(1024, size // (*shape, 1)[0])) for size, shape in zip(sizes, states.shapes, strict=True)]
     shard = strategy.shard if strategy.kind == "hsdp" else count
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
-    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim, accumulates=True,
+    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim,
                            cut=cut_parameters(sizes, shard)[rank % shard], hpz=int(hpz != 1))  # fmt: skip
     whole = model_states(strategy.kind, sum(rows), 1, states.half, optim)
     return {part: 1.1 * getattr(formula, part) + getattr(whole, part) for part in PARTS}

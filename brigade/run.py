@@ -81,8 +81,11 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None = None) -> None:
         host, first = found[0]
         for what, value in seen.items():
             if value != first[what]:
-                raise UserError(f"the {what}", f"{value} here, but {first[what]} on {host}, rank 0",
-                                "give all hosts the same files, or one file system for them and the output directory")  # fmt: skip
+                raise UserError(
+                    f"the {what}",
+                    f"{value} here, but {first[what]} on {host}, rank 0",
+                    "give all hosts the same files, or one file system for these and the output directory",
+                )
         if run.world.speaks:
             _claim(run, fingerprint, list(dict.fromkeys(host for host, _ in found)))
 

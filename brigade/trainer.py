@@ -41,6 +41,7 @@ class Trainer(transformers.Trainer):
             optimizer_cls_and_kwargs=whole_parameter_optimizer(training.optim, args, training.optim_args),
         )
         self.world = run.world
+        self.replicated = run.strategy.kind == "hsdp"
         self.pad_token_id = tokenizer.pad_token_id
         self.remove_callback(PrinterCallback)
         if run.world.speaks:
@@ -70,6 +71,11 @@ class Trainer(transformers.Trainer):
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         self.meter.count(micro_batches, time.perf_counter() - began)
         return micro_batches, self._get_num_items_in_batch(micro_batches, device)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        if self.replicated:  # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last
+            model.set_requires_all_reduce(self.accelerator.sync_gradients)
+        return super().training_step(model, inputs, num_items_in_batch)
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:

@@ -23,12 +23,11 @@ class StateBytesPerRank:
 
 
 def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch", *,
-                 accumulates: bool = False, cut: int = 0, hpz: int = 0) -> StateBytesPerRank:  # fmt: skip
+                 cut: int = 0, hpz: int = 0) -> StateBytesPerRank:  # fmt: skip
     """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 
     kind: single, ddp, zero1, zero2, zero3, fsdp2 (hsdp: fsdp2 with `ranks` = its shard group)
     half: bf16 or fp16. DDP and FSDP2 keep fp32 weights and cast for the computation.
-    accumulates: more than one micro-batch per step and rank
     cut: a rank's figure of cut_parameters(): ZeRO-1 and 2 keep the whole gradient of a parameter that a slice cuts
     hpz: ranks of one host, under ZeRO++'s zero_hpz_partition_size
 
@@ -42,8 +41,8 @@ def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str 
       in fp32. So "1/N" of ZeRO-3 is 20/N, 25 % above the paper. ZeRO-3 makes the second copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
     - The fp32 master copy exists in fp32 training too: ZeRO-1 then tends to 8 bytes of 16 (2x), ZeRO-2 to 4 (4x).
-    FSDP2 has no master copy, 16/N in any precision; but with accumulation, accelerate delays the reduction to the last
-    micro-batch (accelerator.py:1169), and each rank holds all gradients in the computation's precision until then.
+    FSDP2 has no master copy, 16/N in any precision, as train.py has it reduce in every micro-step. (By default accelerate
+    waits for the last, accelerator.py:1169, and each rank holds all gradients until then.)
     """
     own = OPTIMIZER_BYTES.get(optim, 8)
     share = parameters / ranks
@@ -51,8 +50,7 @@ def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str 
     if kind in ("single", "ddp"):
         return StateBytesPerRank(4 * parameters, 4 * parameters, own * parameters)
     if kind in ("fsdp2", "hsdp"):
-        whole = weight * parameters if accumulates else 0
-        return StateBytesPerRank(4 * share, max(4 * share, whole), own * share)
+        return StateBytesPerRank(4 * share, 4 * share, own * share)
     optimizer = (4 + own) * share
     if kind == "zero3":
         copies = weight * (share + (parameters / hpz if hpz else 0))

@@ -97,7 +97,9 @@ class StateBytes(TrainerCallback):
         optimizer = {key: size for key, size in self._optimizer().items() if key not in parameters}
         found = (parameters, self._gradients, optimizer)
         self.states = States(
-            *(sum(part.values()) for part in found),
+            parameters=sum(parameters.values()),
+            gradients=sum(self._gradients.values()),
+            optimizer=sum(optimizer.values()),
             on_host=sum(size for part in found for (device, _), size in part.items() if device == "cpu"),
             half=next(self.model.parameters()).element_size() == 2,
             shapes=tuple(tuple(getattr(p, "ds_shape", p.shape)) for p in self.model.parameters()),

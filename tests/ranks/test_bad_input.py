@@ -26,13 +26,14 @@ TRACEBACK_LINES = 45
 # ---- commands in processes of their own ----------------------------------------------------------------------------
 @dataclass
 class Ended:
-    """How a command ended. told: what its ranks, not their launcher, wrote to stderr, line by line."""
+    """How a command ended. told: what its ranks, not their launcher, wrote to stderr; seconds: it took; at: when."""
 
     code: int
     stdout: str
     stderr: str
     told: list[str]
     seconds: float
+    at: float
 
 
 def free_port() -> int:
@@ -43,13 +44,14 @@ def free_port() -> int:
 
 def launched(launcher: str) -> list[str]:
     """The words before `train.py`, for two ranks on this host."""
-    accelerate = [str(BIN / "accelerate"), "launch", "--config_file", str(REPOSITORY / "accelerate_configs/ddp_1x2.yaml")]
+    ddp = REPOSITORY / "accelerate_configs" / "ddp_1x2.yaml"
     return {
         "python": [sys.executable],
         "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"],
         "deepspeed": [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())],
-        "accelerate": [*accelerate, "--main_process_port", str(free_port())],
-    }[launcher]
+        "accelerate": [str(BIN / "accelerate"), "launch", "--config_file", str(ddp),
+                       "--main_process_port", str(free_port())],
+    }[launcher]  # fmt: skip
 
 
 def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
@@ -62,14 +64,15 @@ def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
     process = subprocess.Popen(command, cwd=folder, env=environment, text=True, encoding="utf-8",
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=300)
+        at = time.time()
         seconds = time.monotonic() - began
         left = surviving(mark, patience=2)
         assert not left, f"left behind: {left}\n{stderr}"
     finally:
         for survivor in marked(mark):
             survivor.kill()
-    return Ended(process.returncode, stdout, stderr, ranks_part(stderr), seconds)
+    return Ended(process.returncode, stdout, stderr, ranks_part(stderr), seconds, at)
 
 
 def ranks_part(stderr: str) -> list[str]:
@@ -99,7 +102,7 @@ def surviving(mark: str, patience: float) -> list[str]:
 
 
 def assert_one_message(ended: Ended, launcher: str, rank: int, *words: str) -> None:
-    """The ranks wrote the message of one of them to stderr and nothing else anywhere; the exit code is the launcher's."""
+    """The ranks wrote the message of one of them to stderr and nothing else anywhere; the exit code fits."""
     told = "\n".join(ended.told)
     assert ended.code == (1 if launcher in ("torchrun", "accelerate") else 2), ended.stderr
     assert len(ended.told) <= MESSAGE_LINES, told
@@ -117,9 +120,11 @@ def assert_one_message(ended: Ended, launcher: str, rank: int, *words: str) -> N
 
 
 def chats(path: Path, count: int = 40) -> Path:
-    lines = [{"messages": [{"role": "user", "content": f"What follows {n}?"},
-                           {"role": "assistant", "content": f"{n + 1} follows {n}."}]} for n in range(count)]  # fmt: skip
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = []
+    for n in range(count):
+        answer = {"role": "assistant", "content": f"{n + 1} follows {n}."}
+        lines.append(json.dumps({"messages": [{"role": "user", "content": f"What follows {n}?"}, answer]}) + "\n")
+    path.write_text("".join(lines))
     return path
 
 
@@ -141,7 +146,9 @@ def folder(tmp_path):
 
 
 TYPO = (["--lerning_rate", "3"], ["--lerning_rate", "did you mean 'learning_rate'?"])
-CONTRADICTION = (["--ds_config", "clip.json"], ["clip.json: gradient_clipping", "0.5", "max_grad_norm is ", '"auto"'])
+CONTRADICTION = (
+    ["--ds_config", "clip.json"], ["clip.json: gradient_clipping", "0.5", "max_grad_norm is ", '"auto"'],
+)  # fmt: skip
 BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "mend"])
 
 
@@ -184,7 +191,7 @@ def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strateg
     assert len(others) <= 1 and all("another rank failed first" in line for line in others), told
     assert len(ended.told) - len(others) <= TRACEBACK_LINES, told
     assert not (folder / "run" / "success.json").exists()
-    assert ended.seconds < 60, told  # of which most are spent before the third step
+    assert ended.at - float((folder / "failed_at").read_text()) < 30
 
 
 # ---- mistakes in this process: importing the stack once ------------------------------------------------------------
@@ -257,15 +264,18 @@ MISTAKES = {
                                      ["FILE: train_batch_size", "7", "global_batch_size is ", "auto"]),
     "key that DeepSpeed rejects": (ON_DS_CONFIG, ZERO % (', "overlap_com": true', ""),
                                    ["FILE: zero_optimization.overlap_com", "true", "'overlap_comm'"]),
-    "key that DeepSpeed dropped": (ON_DS_CONFIG, ZERO % (', "cpu_offload": true', ""), ["FILE: zero_optimization.cpu_offload"]),
+    "key that DeepSpeed dropped": (ON_DS_CONFIG, ZERO % (', "cpu_offload": true', ""),
+                                   ["FILE: zero_optimization.cpu_offload"]),
     "value that DeepSpeed rejects": (ON_DS_CONFIG, ZERO % (', "reduce_bucket_size": "big"', ""),
                                      ["zero_optimization.reduce_bucket_size", "'big'", "integer"]),
     "block that is no table": (ON_DS_CONFIG, ZERO % (', "offload_optimizer": "cpu"', ""),
                                ["FILE: zero_optimization.offload_optimizer", "'cpu'"]),
     "batch that does not divide": (["--global_batch_size", "6", "--per_device_train_batch_size", "4"], None,
                                    ["--global_batch_size", "6", "micro-batch 4", "1, 2, 3, 6"]),
-    "missing data file": (["--dataset_name=", "--train_file", "nowhere.jsonl"], None, ["--train_file", "'nowhere.jsonl'"]),
-    "data file that is a directory": (["--dataset_name=", "--train_file", "elsewhere"], None, ["'elsewhere'", "directory"]),
+    "missing data file": (["--dataset_name=", "--train_file", "nowhere.jsonl"], None,
+                          ["--train_file", "'nowhere.jsonl'"]),
+    "data file that is a directory": (["--dataset_name=", "--train_file", "elsewhere"], None,
+                                      ["'elsewhere'", "directory"]),
     "two data sources": (["--train_file", "good.jsonl"], None, ["both dataset_name and train_file"]),
     "empty data file": (ON_FILE, "", ["FILE", "empty"]),
     "blank data file": (ON_FILE, "\n\n", ["FILE", "empty"]),
@@ -273,19 +283,25 @@ MISTAKES = {
     "data that is no text": (ON_FILE, b"\x89PNG\xff", ["FILE, line 1", "not UTF-8"]),
     "data without the column": (ON_FILE, '{"text": "x"}', ["FILE, line 1", "'messages'", "'text'"]),
     "unknown role": (ON_FILE, '{"messages": [{"role": "bot", "content": ""}]}', ["FILE, line 1", "'bot'", "assistant"]),
-    "no supervised token": (ON_FILE, '{"messages": [{"role": "user", "content": "alone"}]}', ["FILE", "supervised", "max_length"]),
+    "no supervised token": (ON_FILE, '{"messages": [{"role": "user", "content": "alone"}]}',
+                            ["FILE", "supervised", "max_length"]),
     "template without marks": (["--chat_template", "FILE"], "{{ messages }}", ["--chat_template", "generation"]),
     "template that breaks": (["--chat_template", "FILE"], "{% generation %}\n{% if %}", ["template, line 2"]),
     "sequence too long": (["--max_length", "1000000"], None, ["--max_length", "1000000", "positions for"]),
     "no such model": (["--model_name_or_path", "elsewhere"], None, ["--model_name_or_path", "'elsewhere'", "config"]),
-    "model without weights": (["--from_scratch", "false"], None, ["model.model_name_or_path", "weights", "from_scratch"]),
+    "model without weights": (["--from_scratch", "false"], None,
+                              ["model.model_name_or_path", "weights", "from_scratch"]),
     "output directory of something else": (["--output_dir", "."], None, [".", "not a run's", "--fresh"]),
     "output directory that is a file": (["--output_dir", "good.jsonl"], None, ["good.jsonl", "is a file"]),
-    "output directory below a file": (["--output_dir", "good.jsonl/run"], None, ["good.jsonl/run", "cannot be written"]),
-    "checkpoint that is none": (["--resume_from_checkpoint", "elsewhere"], None, ["'elsewhere'", "trainer_state.json"]),
+    "output directory below a file": (["--output_dir", "good.jsonl/run"], None,
+                                      ["good.jsonl/run", "cannot be written"]),
+    "checkpoint that is none": (["--resume_from_checkpoint", "elsewhere"], None,
+                                ["'elsewhere'", "trainer_state.json"]),
     "fp16 without a GPU": (["--fp16"], None, ["flag --fp16", "GPU", "bf16"]),
-    "flash attention without a GPU": (["--attn_implementation", "flash_attention_2"], None, ["flash_attention_2", "GPU", "sdpa"]),
-    "quantised ZeRO without a GPU": (["--ds_config", "ds_configs/zeropp.json"], None, ["--ds_config", "GPU", "zero3_hpz"]),
+    "flash attention without a GPU": (["--attn_implementation", "flash_attention_2"], None,
+                                      ["flash_attention_2", "GPU", "sdpa"]),
+    "quantised ZeRO without a GPU": (["--ds_config", "ds_configs/zeropp.json"], None,
+                                    ["--ds_config", "GPU", "zero3_hpz"]),
 }  # fmt: skip
 
 

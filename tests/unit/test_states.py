@@ -29,7 +29,7 @@ def measured(kind: str, ranks: int, half: bool = False, sizes: list[int] = SIZES
     """What the ranks would hold under `kind`, with nothing padded and nothing kept whole."""
     held = []
     for cut in cut_parameters(sizes, ranks):
-        formula = model_states(kind, sum(sizes), ranks, half, accumulates=True, cut=cut)
+        formula = model_states(kind, sum(sizes), ranks, half, cut=cut)
         figures = (int(getattr(formula, part)) for part in PARTS)
         held.append(States(*figures, half=half and kind.startswith("zero"), shapes=SHAPES))
     return held
@@ -101,9 +101,9 @@ def test_the_textbook_savings_are_limits_for_many_ranks(kind: str, half: bool, t
     assert ddp / model_states(kind, 10**9, 8, half).total < 0.9 * times
 
 
-@given(st.sampled_from(KINDS), st.integers(1, 10**6), st.integers(1, 512), st.booleans(), st.booleans())
-def test_more_ranks_never_hold_more_each(kind: str, parameters: int, ranks: int, half: bool, accumulates: bool) -> None:
-    fewer, more = (model_states(kind, parameters, n, half, accumulates=accumulates) for n in (ranks, ranks + 1))
+@given(st.sampled_from(KINDS), st.integers(1, 10**6), st.integers(1, 512), st.booleans())
+def test_more_ranks_never_hold_more_each(kind: str, parameters: int, ranks: int, half: bool) -> None:
+    fewer, more = (model_states(kind, parameters, n, half) for n in (ranks, ranks + 1))
     assert all(getattr(more, part) <= getattr(fewer, part) for part in PARTS)
 
 
@@ -116,11 +116,6 @@ def test_stage_3_is_one_nth_and_each_stage_holds_no_more_than_the_one_before(n: 
 
 def test_zero3_copies_gradients_to_fp32_one_sub_group_at_a_time() -> None:
     assert model_states("zero3", 70 * 10**9, 8, True).gradients == 2 * 70e9 / 8 + 4 * 10**9
-
-
-def test_fsdp2_holds_whole_gradients_while_it_accumulates() -> None:
-    assert model_states("fsdp2", 800, 8, True, accumulates=True).gradients == 2 * 800
-    assert model_states("fsdp2", 800, 8, True).gradients == 4 * 800 / 8
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 12))

@@ -11,12 +11,13 @@ import importlib.util
 import os
 import sys
 import time
+from pathlib import Path
 
 FAULT, RANK = os.environ.get("BRIGADE_TEST_FAULT"), os.environ.get("RANK")
 
 
 class _ThirdStep(importlib.abc.MetaPathFinder):
-    """Lets brigade.trainer be imported as ever, then puts a training_step into its Trainer that fails the third time."""
+    """Lets brigade.trainer be imported, then gives its Trainer a training_step that fails the third time."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "brigade.trainer":
@@ -32,6 +33,7 @@ class _ThirdStep(importlib.abc.MetaPathFinder):
             def training_step(*args, **kwargs):
                 steps.append(1)
                 if len(steps) == 3:
+                    Path("failed_at").write_text(str(time.time()))
                     raise ValueError("the third step fails on this rank")
                 return whole(*args, **kwargs)
 
