@@ -41,7 +41,7 @@ STRATEGIES: dict[str, list[str]] = {
 # Optimizers that need whole parameters, under the strategies that keep them whole.
 WHOLE_PARAMETER = {f"{kind}+{optim}": [*STRATEGIES[kind], "--optim", optim]
                    for kind, optim in itertools.product(("ddp", "fsdp2"), ("lamb", "lars"))}  # fmt: skip
-LEARNING_RATE = {"sgd": "0.6", "lamb": "0.02", "lars": "4"}
+LEARNING_RATE = {"sgd": "0.6", "lamb": "0.02", "lars": "7"}
 
 
 def cases(world_size: int, accumulations: tuple[int, ...] = ACCUMULATIONS) -> list[dict[str, Any]]:

@@ -99,7 +99,8 @@ def checkpoint_to_resume(run: Run) -> Path | None:
     named = run.settings.resume_from_checkpoint
     if named:
         if not (Path(named) / "trainer_state.json").is_file():
-            raise UserError("flag --resume_from_checkpoint", f"{named!r} is not a checkpoint: no trainer_state.json in it",
+            problem = f"{named!r} is not a checkpoint: no trainer_state.json in it"
+            raise UserError("flag --resume_from_checkpoint", problem,
                             "name a checkpoint-N directory, or leave the flag out to take the newest")  # fmt: skip
         return Path(named)
     if run.settings.fresh:
@@ -154,7 +155,8 @@ def check_data(run: Run, fingerprint: str) -> None:
         return
     old = (read_yaml(record).get("run") or {}).get("data")
     if old != fingerprint:
-        raise UserError(str(record), f"the data or the tokenizer changed since this run began ({old} became {fingerprint})",
+        problem = f"the data or the tokenizer changed since this run began ({old} became {fingerprint})"
+        raise UserError(str(record), problem,
                         "bring the old data back, or begin anew with --fresh")  # fmt: skip
 
 

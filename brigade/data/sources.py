@@ -32,11 +32,14 @@ def files(settings: Settings, cache: Path) -> tuple[Path | None, Path | None]:
                             "remove validation_file")  # fmt: skip
         built = builtin.ensure(cache)
         return built.train, built.heldout
-    return tuple(_file(settings, key) if getattr(data, key) else None for key in ("train_file", "validation_file"))
+    return _file(settings, "train_file"), _file(settings, "validation_file")
 
 
-def _file(settings: Settings, key: str) -> Path:
-    path = find(getattr(settings.recipe.data, key), settings.place(key), "data file")
+def _file(settings: Settings, key: str) -> Path | None:
+    name = getattr(settings.recipe.data, key)
+    if not name:
+        return None
+    path = find(name, settings.place(key), "data file")
     if not path.is_file():
         raise UserError(settings.place(key), f"{str(path)!r} is a directory, not a file", "name one JSONL file")
     return path

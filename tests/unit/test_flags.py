@@ -98,6 +98,9 @@ def test_lists_and_tables_as_yaml(load):
     training = load("--report_to", "[wandb, tensorboard]", "--lr_scheduler_kwargs", "{num_cycles: 2}").recipe.training
     assert training.report_to == ["wandb", "tensorboard"] and training.lr_scheduler_kwargs == {"num_cycles": 2}
     assert load("--report_to", "[]").recipe.training.report_to == []
+    for words in ("wandb,tensorboard", "wandb tensorboard", "wandb, tensorboard"):
+        assert load("--report_to", words).recipe.training.report_to == ["wandb", "tensorboard"]
+    assert load(training={"report_to": "wandb"}).recipe.training.report_to == ["wandb"]
 
 
 def test_run_flags(load):
@@ -238,7 +241,7 @@ def test_advice_names_keys_that_exist():
 @pytest.mark.parametrize("section, key, value, wanted", [
     ("training", "max_steps", "many", "integer"), ("training", "learning_rate", "fast", "number"),
     ("training", "bf16", "maybe", "bool"), ("training", "global_batch_size", 0, "greater than or equal to 1"),
-    ("training", "optim", "adam", "adamw_torch"), ("training", "report_to", "wandb", "list"),
+    ("training", "optim", "adam", "adamw_torch"), ("training", "report_to", "wandbb", "'wandb'"),
     ("training", "learning_rate", -1.0, "greater than 0"), ("model", "attn_implementation", "flash", "sdpa"),
     ("data", "max_length", 2.5, "integer"), ("training", "learning_rate", math.inf, "finite"),
     ("training", "max_steps", True, "integer"), ("training", "adam_beta2", 1, "less than 1"),

@@ -549,6 +549,18 @@ def test_a_runs_record_gives_the_same_strategy_and_identity(load, said):
     assert len({identity(recipe, s.identity()) for recipe, s in zip(recipes, (back, chosen), strict=True)}) == 1
 
 
+def test_every_fsdp_option_of_a_file_arrives(pick):
+    # In the names of TrainingArguments.fsdp_config; version and state_dict_type are set there for every run.
+    assert pick(cluster={"accelerate_config": CPU_OFFLOAD}).fsdp == {
+        "cpu_offload": True,
+        "reshard_after_forward": False,
+        "cpu_ram_efficient_loading": False,
+        "auto_wrap_policy": "SIZE_BASED_WRAP",
+        "min_num_params": 1000,
+        "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+    }
+
+
 def test_identity_tells_strategies_apart_but_not_world_sizes(pick):
     kinds = [pick("--ds_config", f"ds_configs/{name}").identity() for name in DS_CONFIGS]
     kinds += [pick().identity(), pick(cluster={"accelerate_config": FSDP2}).identity()]
