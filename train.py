@@ -85,4 +85,4 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
 if __name__ == "__main__":
     main()
-    ranks.finish()
+    ranks.leave()

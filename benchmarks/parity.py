@@ -135,7 +135,7 @@ def _work(job: Path) -> None:
             temporary.write_text(json.dumps(result))
             temporary.rename(Path(todo["folder"]) / f"{case['name']}.json")
         forget(trainer)
-    ranks.finish()
+    ranks.leave()
 
 
 def forget(trainer: Any) -> None:

@@ -98,7 +98,7 @@ def _work(job: Path) -> None:
     if world.speaks:
         (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
         (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
-    ranks.finish()
+    ranks.leave()
 
 
 def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:

@@ -9,7 +9,7 @@ import transformers
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from . import ranks
+from . import ranks, swapped_states
 from .data.encode import Encoded
 from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
 from .models import parameter_count
@@ -132,6 +132,11 @@ class Trainer(transformers.Trainer):
         if "loss" in logs:
             logs.update(self.meter.report())
         super().log(logs, start_time)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and self.is_deepspeed_enabled:
+            swapped_states.restore(self.deepspeed, checkpoint)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.meter.pause():
