@@ -181,7 +181,10 @@ def reference_of(strategy: str) -> str:
 
 def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumulations: tuple[int, ...]) -> str:
     """The markdown table of docs/parity.md."""
-    lines = ["| strategy | world size | accumulation | loss | gradient norm | held-out loss |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| strategy | world size | accumulation | loss | gradient norm | held-out loss |",
+        "|---|---|---|---|---|---|",
+    ]
     for world_size, found in results.items():
         for case in cases(world_size, accumulations):
             difference = worst(found[case["name"]], reference[reference_of(case["strategy"])])
@@ -196,7 +199,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "parity.md")
     options = parser.parse_args()
     if options.job:
-        return _work(options.job)
+        _work(options.job)
+        return
     with tempfile.TemporaryDirectory() as folder:
         reference = run_cases(1, references(), Path(folder) / "reference")
         results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}

@@ -25,7 +25,9 @@ def check_machine(settings: Settings, strategy: Strategy) -> None:
     training, model = settings.recipe.training, settings.recipe.model
     gpu = torch.cuda.is_available()
     if training.fp16 and not gpu:
-        raise UserError(settings.place("fp16"), "fp16 needs a GPU, and this host has none", "use bf16, or fp32 (neither)")
+        raise UserError(
+            settings.place("fp16"), "fp16 needs a GPU, and this host has none", "use bf16, or fp32 (neither)"
+        )
     if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name()
         raise UserError(settings.place("bf16"), f"{name} has no bf16", "use fp16, or fp32 (neither)")
@@ -46,6 +48,8 @@ def check_machine(settings: Settings, strategy: Strategy) -> None:
         if importlib.util.find_spec(package) is None:
             problem = f"{package!r} is not installed on this host"
             raise UserError(settings.place("report_to"), problem, f"pip install {package}, or remove it from report_to")
+    if training.optim in optimizers.NAMES:
+        optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
     if strategy.is_deepspeed:
         _check_deepspeed(strategy, gpu)
 
@@ -67,7 +71,9 @@ def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
         raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and Python.h is missing",
                         "apt-get install python3-dev")  # fmt: skip
     if deepspeed.swaps_to_nvme(strategy.ds_config) and not ctypes.util.find_library("aio"):
-        raise UserError(strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev")
+        raise UserError(
+            strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
+        )
     _check_deepspeed_values(strategy)
 
 
@@ -106,12 +112,14 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
     if "OMP_NUM_THREADS" not in os.environ:  # torch takes every core for every rank
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // world.local_size))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
     if world.launcher == "python" and strategy.kind != "single":
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
                           MASTER_PORT=str(ranks.free_port()))  # fmt: skip
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns, whatever the strategy: accelerate imports it
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # else DeepSpeed warns, whatever the strategy: accelerate imports it
     _silence(world)
 
 
@@ -137,7 +145,7 @@ def _silence(world: World) -> None:
     # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if not world.speaks:
-        sys.stdout = Path(os.devnull).open("w")  # DeepSpeed prints what it builds; errors go to stderr
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115, it stays; DeepSpeed prints what it builds; errors go to stderr
         logging.disable(logging.WARNING)
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
@@ -157,7 +165,6 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
     """TrainingArguments for a run. After this call ZeRO-3 models load shard by shard."""
     import torch
     from transformers import TrainingArguments
-
     from transformers.utils import logging as transformers_logging
 
     settings, strategy, batch, world, output_dir = run.settings, run.strategy, run.batch, run.world, run.directory

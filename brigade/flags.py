@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         for key, info in model.model_fields.items():
             names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
             # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
-            nargs = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
+            nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
             group.add_argument(*names, dest=key, metavar="VALUE", help=f"default: {info.get_default()}", **nargs)
     return parser
 
@@ -114,6 +114,10 @@ def load(argv: list[str]) -> Settings:
         document[SECTION_OF[key]] = section
         settings.sources[key] = f"flag --{key}"
     _one_strategy_flag(given, document, settings)
+    if "train_file" in given and "dataset_name" not in given and isinstance(document.get("data"), dict):
+        for key in ("dataset_name", "dataset_config_name"):  # the flag's data instead of the recipe's, not besides
+            if document["data"].pop(key, None):
+                settings.overridden.append(f"--train_file replaces the recipe's {key}")
     try:
         settings.recipe = Recipe.model_validate(document)
     except ValidationError as error:

@@ -1,12 +1,16 @@
 """Norms that no sharding changes, clipping by them, and the optimizers that need them: LAMB (arXiv 1904.00962) and LARS
 (arXiv 1708.03888) from pytorch-optimizer, under DDP and FSDP2 alike."""
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import yaml
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.overrides import TorchFunctionMode
+
+from .errors import UserError, did_you_mean
 
 NAMES = ("lamb", "lars")
 
@@ -58,6 +62,25 @@ class _WholeNorms(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def _base(name: str) -> Any:
+    import pytorch_optimizer
+
+    return {"lamb": pytorch_optimizer.Lamb, "lars": pytorch_optimizer.LARS}[name]
+
+
+def parse_arguments(name: str, optim_args: str | None, place: str) -> dict[str, Any]:
+    """`key=value,key=value` for LAMB or LARS as a dictionary. Raises UserError at `place` for what they do not take."""
+    known = [
+        key for key in inspect.signature(_base(name).__init__).parameters if key not in ("self", "params", "kwargs")
+    ]
+    arguments = {}
+    for key, value in (pair.split("=") for pair in (optim_args or "").split(",") if pair):
+        if key not in known:
+            raise UserError(place, f"{name} has no argument {key!r}", did_you_mean(key, known))
+        arguments[key] = yaml.safe_load(value)
+    return arguments
+
+
 def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> tuple[Any, dict[str, Any]] | None:
     """Class and arguments for Trainer's optimizer_cls_and_kwargs, or None for an optimizer that Trainer builds itself.
 
@@ -65,9 +88,7 @@ def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> t
     """
     if name not in NAMES:
         return None
-    import pytorch_optimizer
-
-    base = {"lamb": pytorch_optimizer.Lamb, "lars": pytorch_optimizer.LARS}[name]
+    base = _base(name)
 
     class WholeParameter(base):  # type: ignore[misc, valid-type]
         @torch.no_grad()
@@ -76,7 +97,7 @@ def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> t
                 return super().step(closure)
 
     WholeParameter.__name__ = WholeParameter.__qualname__ = base.__name__
-    options = {key: float(value) for key, value in (pair.split("=") for pair in (optim_args or "").split(",") if pair)}
+    options = parse_arguments(name, optim_args, "optim_args")
     # foreach: its batched path mixes DTensors and plain tensors.
     options = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "foreach": False} | options
     if name == "lamb":

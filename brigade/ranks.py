@@ -20,8 +20,9 @@ from typing import Any
 from .cluster import World
 from .errors import UserError
 
-# Longer than any download or tokenisation should keep other ranks waiting; NCCL's own default is 10 minutes.
-RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=60)
+# How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -43,6 +44,7 @@ def start(world: World, alone: bool = False) -> None:
     else:
         backend = "gloo"
     dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
 
 
 def gather(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from .errors import UserError
 
@@ -21,10 +21,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
 
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
-_APART_FROM_IDENTITY = {"identity": False}
+_APART_FROM_IDENTITY: dict[str, Any] = {"identity": False}
 Watching = Annotated[int, Field(json_schema_extra=_APART_FROM_IDENTITY, ge=1)]
 Positive = Annotated[int, Field(ge=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
+
+
+def _steps(value: int) -> int:
+    if value != -1 and value < 1:
+        raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
+    return value
 
 
 def _words(value: Any) -> Any:
@@ -82,7 +88,8 @@ class TrainingSection(Section):
     """Micro-batch in sequences. auto: the largest up to 8 that divides what each rank has to do."""
     per_device_eval_batch_size: Watching = 8
     num_train_epochs: float = Field(1.0, gt=0)
-    max_steps: int = Field(-1, ge=-1)
+    max_steps: Annotated[int, AfterValidator(_steps)] = -1
+    """Optimizer steps; -1: num_train_epochs decides."""
     learning_rate: float = Field(2e-5, gt=0)
     lr_scheduler_type: Literal[
         "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
@@ -94,7 +101,8 @@ class TrainingSection(Section):
     max_grad_norm: AtLeastZero = 1.0
     """0: no clipping."""
     optim: Literal["adamw_torch", "adamw_torch_fused", "sgd", "adafactor", "lamb", "lars"] = "adamw_torch"
-    optim_args: str | None = None
+    optim_args: str | None = Field(None, pattern=r"^\w+=[^,=]+(,\w+=[^,=]+)*$")
+    """The optimizer's own further arguments: `name=value,name=value`."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)
@@ -182,16 +190,14 @@ def batch_arithmetic(training: TrainingSection, data_parallel_size: int, place: 
     Learning-rate scaling (Goyal et al. 2017, linear; Krizhevsky 2014, sqrt): lr x (global / reference) or its root.
     Raises UserError at `place` when micro-batch x ranks does not divide the global batch.
     """
-    size, ranks = training.global_batch_size, data_parallel_size
-    micro = training.per_device_train_batch_size
+    size, ranks, wanted = training.global_batch_size, data_parallel_size, training.per_device_train_batch_size
     if size % ranks:
-        unit = ranks if micro == "auto" else ranks * micro
+        unit = ranks if wanted == "auto" else ranks * wanted
         near = sorted({max(unit, size // unit * unit), math.ceil(size / unit) * unit})
         raise UserError(place, f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
                         f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}")  # fmt: skip
     share = size // ranks
-    if micro == "auto":
-        micro = max(m for m in range(1, 9) if share % m == 0)
+    micro = max(m for m in range(1, 9) if share % m == 0) if wanted == "auto" else wanted
     if share % micro:
         fits = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
         raise UserError(
@@ -244,7 +250,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}", f"not YAML: {getattr(error, 'problem', error)}", "mend that line") from None
     if not isinstance(document, dict):
-        raise UserError(str(path), f"holds {type(document).__name__}, not keys and values", "see recipes/tiny/full.yaml")
+        raise UserError(
+            str(path), f"holds {type(document).__name__}, not keys and values", "see recipes/tiny/full.yaml"
+        )
     return document
 
 

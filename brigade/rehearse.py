@@ -48,7 +48,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     with ranks.agreed(world):
         if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
             raise UserError("flag --rehearse", f"{strategy.name} cannot shard over {world.size} ranks",
-                            "start at least 2 ranks, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
+                            "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)
         folder = Path("outputs") / f"rehearsal-{settings.name}-{strategy.name}"

@@ -102,6 +102,9 @@ def checkpoint_to_resume(run: Run) -> Path | None:
             problem = f"{named!r} is not a checkpoint: no trainer_state.json in it"
             raise UserError("flag --resume_from_checkpoint", problem,
                             "name a checkpoint-N directory, or leave the flag out to take the newest")  # fmt: skip
+        if run.settings.fresh and run.directory.resolve() in Path(named).resolve().parents:
+            raise UserError("flags --fresh, --resume_from_checkpoint", f"--fresh would move {named!r} away first",
+                            "drop one of the two, or give another --output_dir")  # fmt: skip
         return Path(named)
     if run.settings.fresh:
         return None

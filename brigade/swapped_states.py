@@ -26,7 +26,9 @@ def restore(engine: Any, checkpoint: str) -> None:
     optimizer._set_fp32_optimizer_param_groups()
     numbered = [master for group in optimizer.optimizer.param_groups for master in group["params"]]
     optimizer._clear_fp32_optimizer_param_groups()
-    for group, kept in zip(optimizer.optimizer.param_groups, saved["optimizer_state_dict"]["param_groups"], strict=True):
+    for group, kept in zip(
+        optimizer.optimizer.param_groups, saved["optimizer_state_dict"]["param_groups"], strict=True
+    ):
         group.update({key: value for key, value in kept.items() if key != "params"})
     optimizer.checkpoint_event_prologue()
     for number, master in enumerate(numbered):

@@ -73,7 +73,9 @@ class Trainer(transformers.Trainer):
         return micro_batches, self._get_num_items_in_batch(micro_batches, device)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        if self.replicated:  # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last
+        if (
+            self.replicated
+        ):  # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last
             model.set_requires_all_reduce(self.accelerator.sync_gradients)
         return super().training_step(model, inputs, num_items_in_batch)
 

@@ -43,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"  before training            {before:.4f}")
     print(f"  after training             {after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""))
     print(f"  loaded from {str(options.output)!s:<15} {loss:.4f}")
-    print(f"  unigram entropy of the text {unigram_entropy(heldout):.4f}  (what knowing word frequencies alone would give)")
+    print(
+        f"  unigram entropy of the text {unigram_entropy(heldout):.4f}  (what knowing word frequencies alone would give)"
+    )
     for sample in heldout.select(range(min(options.answers, len(heldout)))):
         question, answer = greedy_answer(model, tokenizer, sample)
         print(f"\nQ: {question}\nA: {answer}")

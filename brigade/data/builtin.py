@@ -90,7 +90,7 @@ def ensure(cache: Path) -> BuiltIn:
                 with path.open("rb+") as file:  # a crash of the host must not keep the rename and lose the contents
                     os.fsync(file.fileno())
             try:
-                os.rename(whole, target)
+                whole.rename(target)
             except OSError:
                 if not target.is_dir():  # otherwise another process was first
                     raise
@@ -124,7 +124,7 @@ def _build(paths: BuiltIn, sources: dict[str, bytes], compiled: list[_Topic]) ->
 def _split(topics: list[_Topic]) -> tuple[list[dict], list[dict]]:
     """Return the training and the held-out chats, each in an order that is mixed but always the same."""
     names, docs = set(), set()
-    sides = ([], [])
+    sides: tuple[list[dict], list[dict]] = ([], [])
     for topic in sorted(topics, key=lambda topic: (_stable(topic.name), topic.name)):
         doc = _shorten(inspect.cleandoc(topic.doc or ""), LONGEST)
         # One name per text, so no answer stands on both sides (all answers but the text itself hold the name).
@@ -219,7 +219,7 @@ def _public(name: str) -> bool:
 def _scope_topics(name: str, kind: str, node: ast.Module | ast.ClassDef) -> Iterator[_Topic]:
     members, call = [], ""
     for inner in _definitions(node.body):
-        if inner.name == "__init__":
+        if inner.name == "__init__" and not isinstance(inner, ast.ClassDef):
             call = _call(inner, bound=True)
         elif _public(inner.name):
             members.append(inner.name)
@@ -280,7 +280,7 @@ def _compiled_topics() -> Iterator[_Topic]:
 def _object_topic(name: str, kind: str, value: object) -> _Topic:
     doc, call = value.__doc__ if isinstance(value.__doc__, str) else None, ""
     with suppress(TypeError, ValueError):  # attributes have no signature, and many compiled functions do not tell
-        signature = inspect.signature(value)
+        signature = inspect.signature(value)  # type: ignore[arg-type]
         parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
         call = str(signature.replace(parameters=parameters)) if parameters else ""
     return _Topic(name, kind, doc, "" if " at 0x" in call else call)  # an address differs in every process

@@ -85,7 +85,13 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Encoded
     options = [data.max_length, data.max_train_samples, data.max_eval_samples, data.validation_split]
     tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(sorted(tokenizer.get_vocab()))
     key = hashlib.sha256()
-    for part in [str(_FORMAT).encode(), *named, tokenizer_json.encode(), template.encode(), json.dumps(options).encode()]:
+    for part in [
+        str(_FORMAT).encode(),
+        *named,
+        tokenizer_json.encode(),
+        template.encode(),
+        json.dumps(options).encode(),
+    ]:
         key.update(hashlib.sha256(part).digest())
     fingerprint = key.hexdigest()[:16]
     folder = cache / "encoded" / fingerprint
@@ -159,4 +165,7 @@ def _split(chats: list[sources.Chat], share: float) -> tuple[list[sources.Chat],
     """Hold out a share of the chats, spread evenly, at least one of them where there are two."""
     held = max(1, round(len(chats) * share)) if len(chats) > 1 else 0
     chosen = set(np.linspace(0, len(chats) - 1, held, dtype=int).tolist())
-    return ([c for i, c in enumerate(chats) if i not in chosen], [c for i, c in enumerate(chats) if i in chosen] or chats)
+    return (
+        [c for i, c in enumerate(chats) if i not in chosen],
+        [c for i, c in enumerate(chats) if i in chosen] or chats,
+    )

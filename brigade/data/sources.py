@@ -109,7 +109,9 @@ def check_chat(row: Any, place: str) -> None:
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or not messages:
         found = f"only {', '.join(map(repr, row))}" if isinstance(row, dict) else repr(row)[:60]
-        raise UserError(place, f"no list 'messages' here: {found}", 'write {"messages": [{"role": ..., "content": ...}]}')
+        raise UserError(
+            place, f"no list 'messages' here: {found}", 'write {"messages": [{"role": ..., "content": ...}]}'
+        )
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:

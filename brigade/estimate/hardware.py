@@ -1,6 +1,7 @@
 """The catalogue of accelerators (hardware.yaml) and model FLOPs utilisation."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,13 @@ import yaml
 
 @functools.cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Device name (or a part of it) -> {"bf16_tflops", "source"}."""
+    """Device name (a regular expression for the whole of it) -> {"bf16_tflops", "source"}."""
     return yaml.safe_load(Path(__file__).with_name("hardware.yaml").read_text())
 
 
 def peak_tflops(device_name: str) -> float | None:
     """Dense bf16 peak of a device by the name its driver gives, or None for an unknown one."""
-    matches = [key for key in catalogue() if key in device_name]
-    return catalogue()[max(matches, key=len)]["bf16_tflops"] if matches else None
+    return next((entry["bf16_tflops"] for key, entry in catalogue().items() if re.fullmatch(key, device_name)), None)
 
 
 def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:

@@ -53,12 +53,17 @@ class Strategy:
             return {"ds_config": None, "accelerate_config": None}
         mesh = {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard}
         options = {accelerate.FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
-        document = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, **options}, "parallelism_config": mesh}
+        document = {
+            "distributed_type": "FSDP",
+            "fsdp_config": {"fsdp_version": 2, **options},
+            "parallelism_config": mesh,
+        }
         return {"ds_config": None, "accelerate_config": document}
 
     def identity(self) -> Any:
         """What of the strategy belongs to a run's identity (JSON-able); the world size does not."""
-        return [self.kind, self.ds_config, self.fsdp]
+        kind = "ddp" if self.kind == "single" else self.kind  # one process of the same run
+        return [kind, self.ds_config, self.fsdp]
 
 
 def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:

@@ -133,6 +133,9 @@ def _fsdp(options: Mapping[str, Any], mesh: Mapping[str, Any], place: str, preci
             f"{version}: FSDP1 is deprecated, and a missing fsdp_version means 1 to accelerate",
             "set fsdp_version: 2",
         )
+    if _plain(options.get("fsdp_activation_checkpointing", False)) is True:
+        raise UserError(f"{place}: fsdp_config.fsdp_activation_checkpointing", "true here, but the recipe owns it",
+                        "remove it, and set activation_checkpointing in the recipe")  # fmt: skip
     sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in mesh.items()}
     for key in ("tp_size", "cp_size", "sp_size"):
         if _whole(sizes, key, 1, place) != 1:

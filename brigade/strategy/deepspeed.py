@@ -31,7 +31,9 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
     except (json.JSONDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(f"{source}{line}", f"not JSON: {problem}", "mend that line, or start from ds_configs/") from None
+        raise UserError(
+            f"{source}{line}", f"not JSON: {problem}", "mend that line, or start from ds_configs/"
+        ) from None
     if not isinstance(config, dict):
         raise UserError(source, f"holds {type(config).__name__}, not an object", "start from ds_configs/zero3.json")
     return source, config
@@ -57,9 +59,16 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> None:
                 "set stage 3, or remove the block",
             )
         if device == "nvme" and zero["stage"] != 3:
-            raise UserError(f"{name}: zero_optimization.{device_key}", "NVMe offload needs stage 3", "set stage 3 or cpu")
+            raise UserError(
+                f"{name}: zero_optimization.{device_key}", "NVMe offload needs stage 3", "set stage 3 or cpu"
+            )
     _check_against_recipe(config, name, settings)
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"):
+    for key in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    ):
         config.setdefault(key, "auto")
     for precision in ("bf16", "fp16"):
         config.setdefault(precision, {}).setdefault("enabled", "auto")
@@ -110,7 +119,9 @@ def _check_keys(config: dict[str, Any], name: str, prefix: str = "") -> None:
             problem = f"DeepSpeed {table['deepspeed']} knows no such key (its value: {json.dumps(value)[:60]})"
             raise UserError(place, problem, did_you_mean(key, siblings))
         if allowed[path].get("block") and not isinstance(value, dict):
-            raise UserError(place, f"{value!r} stands where a table belongs", f'write "{key}": {{...}}; see ds_configs/')
+            raise UserError(
+                place, f"{value!r} stands where a table belongs", f'write "{key}": {{...}}; see ds_configs/'
+            )
         if isinstance(value, dict) and not allowed[path].get("free"):
             _check_keys(value, name, f"{path}.")
 

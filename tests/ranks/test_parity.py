@@ -14,7 +14,7 @@ CHEAP_TOO = {1: (), 2: (1, 4), 4: (4,)}
 
 
 def wanted(world_size):
-    chosen = [case for case in parity.cases(world_size, ALL[world_size])]
+    chosen = list(parity.cases(world_size, ALL[world_size]))
     chosen += [case for case in parity.cases(world_size, CHEAP_TOO[world_size]) if case["strategy"] in CHEAP]
     if ctypes.util.find_library("aio") is None:  # CI installs it
         chosen = [case for case in chosen if "nvme" not in case["strategy"]]

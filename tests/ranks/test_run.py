@@ -76,14 +76,16 @@ def test_the_same_command_continues_an_interrupted_run(done, flags, tmp_path):
     (copy / "checkpoint-6" / "trainer_state.json").unlink()
     again = train.main([*flags, "--output_dir", str(copy)]).state.log_history
     assert losses(again) == losses(history)
-    assert again[-1]["step"] == 6 and [entry["step"] for entry in again if "eval_loss" in entry][0] == 0
+    assert again[-1]["step"] == 6 and next(entry["step"] for entry in again if "eval_loss" in entry) == 0
 
 
 def test_run_yaml_repeats_the_run_elsewhere(done, tmp_path):
     output, history = done
     again = train.main(["--recipe", str(output / "run.yaml"), "--output_dir", str(tmp_path / "again")])
     assert losses(again.state.log_history) == losses(history)
-    identities = [yaml.safe_load((path / "run.yaml").read_text())["run"]["identity"] for path in (output, tmp_path / "again")]
+    identities = [
+        yaml.safe_load((path / "run.yaml").read_text())["run"]["identity"] for path in (output, tmp_path / "again")
+    ]
     assert identities[0] == identities[1]
 
 
@@ -106,4 +108,6 @@ def test_nan_is_logged_as_nan(flags, tmp_path):
 def test_the_learning_rate_follows_the_global_batch(flags, tmp_path):
     scaled = [*flags, "--global_batch_size", "64", "--learning_rate_scaling", "sqrt", "--max_steps", "1"]
     history = train.main([*scaled, "--output_dir", str(tmp_path / "scaled")]).state.log_history
-    assert [entry["learning_rate"] for entry in history if "loss" in entry] == [pytest.approx(1e-3 * math.sqrt(64 / 16))]
+    assert [entry["learning_rate"] for entry in history if "loss" in entry] == [
+        pytest.approx(1e-3 * math.sqrt(64 / 16))
+    ]

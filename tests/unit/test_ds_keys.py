@@ -199,7 +199,9 @@ def test_reject_lists_of_deepspeed_are_all_here():
 
 def as_text(config):
     """All that DeepSpeedConfig understood, without addresses of objects."""
-    return {name: re.sub("0x[0-9a-f]+", "", str(value)) for name, value in vars(config).items() if name != "_param_dict"}
+    return {
+        name: re.sub("0x[0-9a-f]+", "", str(value)) for name, value in vars(config).items() if name != "_param_dict"
+    }
 
 
 @pytest.mark.parametrize("path", REMOVED)
@@ -212,7 +214,7 @@ def test_removed_key_fares_as_the_table_says(path, monkeypatch):
     monkeypatch.setattr("deepspeed.runtime.config_utils.logger.warning", lambda text, *_, **__: warnings.append(text))
     if status == "rejected":
         # its own DeepSpeedConfigError for the lists, pydantic's ValidationError ("Extra inputs are not permitted") for the rest
-        with pytest.raises(Exception, match="removed|no longer supported|not permitted"):
+        with pytest.raises(Exception, match=r"removed|no longer supported|not permitted"):
             DeepSpeedConfig(config)
         return
     read = DeepSpeedConfig(config)
@@ -231,7 +233,9 @@ def test_removed_optimizer_is_unknown(name):
 
 
 def test_auto_is_filled_by_hugging_face_where_the_table_says_so():
-    source = Path(find_spec("transformers").origin).parent / "integrations/deepspeed.py"  # read, not imported: that takes seconds
+    source = (
+        Path(find_spec("transformers").origin).parent / "integrations/deepspeed.py"
+    )  # read, not imported: that takes seconds
     filled = set(re.findall(r'self\.fill_(?:match|only)\(\s*"([^"]+)"', source.read_text()))
     assert filled, "transformers fills its autos in another way now"
     params = {path for path in filled if ".params." in path}
@@ -256,7 +260,9 @@ def test_ds_config(name):
 
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_ds_configs_are_interchangeable(name):
-    strip = [{key: value for key, value in DS_CONFIGS[n].items() if key != "zero_optimization"} for n in (name, "zero1")]
+    strip = [
+        {key: value for key, value in DS_CONFIGS[n].items() if key != "zero_optimization"} for n in (name, "zero1")
+    ]
     assert strip[0] == strip[1]
 
 
@@ -275,7 +281,9 @@ def test_no_ds_config_repeats_a_default(name):
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_deepspeed_takes_each_ds_config_once_filled(name):
     config = json.loads(json.dumps(DS_CONFIGS[name]))
-    config.update(train_batch_size=1, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, gradient_clipping=1.0)
+    config.update(
+        train_batch_size=1, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, gradient_clipping=1.0
+    )
     config.update(bf16={"enabled": True}, fp16={"enabled": False})
     zero = config["zero_optimization"]
     for key, value in zero.items():

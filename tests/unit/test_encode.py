@@ -292,8 +292,10 @@ def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template,
 
 
 def test_one_source_of_data(load, mistake, tokenizer, cache):
-    both = mistake(sources.files, load("--train_file", "x.jsonl"), cache)
-    assert "dataset_name" in both and "train_file" in both
+    both = load("--train_file", "x.jsonl", "--dataset_name", "python-docs")
+    assert "both dataset_name and train_file" in mistake(sources.files, both, cache)
+    # A flag's file takes the place of the recipe's data set.
+    assert "'x.jsonl'" in mistake(sources.files, load("--train_file", "x.jsonl"), cache)
     assert "dataset_name" in mistake(sources.files, load(data={"dataset_name": None}), cache)
     missing = load(data={"dataset_name": None, "train_file": "no/such.jsonl"})
     assert "'no/such.jsonl'" in mistake(sources.files, missing, cache)

@@ -25,7 +25,6 @@ def test_unknown_names(name):
     assert peak_tflops(name) is None and mfu(1000.0, 1e9, name) is None
 
 
-@pytest.mark.xfail(strict=True, reason="peak_tflops matches any part of a name, so these get another card's peak")
 @pytest.mark.parametrize("name", [
     "NVIDIA L40",  # not the L4: 181 TFLOPS
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of the card

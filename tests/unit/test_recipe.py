@@ -127,7 +127,13 @@ def candidates(annotation):
         return [value for argument in arguments for value in candidates(argument)]
     if origin is list:
         return [[], candidates(arguments[0])[:1]]
-    known = {str: ["other"], bool: [True, False], int: [1, 2, 9, 4096], float: [0.25, 0.5, 2.0], dict: [{"a": 1}]}
+    known = {
+        str: ["other", "other=1"],
+        bool: [True, False],
+        int: [1, 2, 9, 4096],
+        float: [0.25, 0.5, 2.0],
+        dict: [{"a": 1}],
+    }
     return known.get(origin or annotation, [])
 
 
