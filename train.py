@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         ranks.barrier()
         runs.succeed(run, trainer.state, held_out_loss)
         return trainer
-    except Exception as error:
+    except BaseException as error:  # torch's CheckpointException is no Exception
         ranks.fail(error, world)
 
 

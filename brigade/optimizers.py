@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from .errors import UserError, did_you_mean
 
 NAMES = ("lamb", "lars")
+_FIGURES = ("weight_norm", "adam_norm", "trust_ratio")
 
 
 def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -94,7 +95,11 @@ def whole_parameter_optimizer(name: str, args: Any, optim_args: str | None) -> t
         @torch.no_grad()
         def step(self, closure: Any = None) -> Any:
             with _WholeNorms():
-                return super().step(closure)
+                loss = super().step(closure)
+            for state in self.state.values():
+                for figure in _FIGURES:  # kept for whoever looks; FSDP2 saves them as tensors and cannot load them
+                    state.pop(figure, None)
+            return loss
 
     WholeParameter.__name__ = WholeParameter.__qualname__ = base.__name__
     options = parse_arguments(name, optim_args, "optim_args")
