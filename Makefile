@@ -27,8 +27,7 @@ demo: setup
 	$(BIN)/python -m brigade eval $(DEMO_OUTPUT)
 
 test: setup
-	$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest tests/ranks
+	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

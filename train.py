@@ -84,5 +84,4 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
 
 if __name__ == "__main__":
-    main()
-    ranks.leave()
+    ranks.run_to_the_end(main)

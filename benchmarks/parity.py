@@ -135,7 +135,6 @@ def _work(job: Path) -> None:
             temporary.write_text(json.dumps(result))
             temporary.rename(Path(todo["folder"]) / f"{case['name']}.json")
         forget(trainer)
-    ranks.leave()
 
 
 def forget(trainer: Any) -> None:
@@ -199,8 +198,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "parity.md")
     options = parser.parse_args()
     if options.job:
-        _work(options.job)
-        return
+        from brigade import ranks
+
+        ranks.run_to_the_end(lambda: _work(options.job))
     with tempfile.TemporaryDirectory() as folder:
         reference = run_cases(1, references(), Path(folder) / "reference")
         results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}

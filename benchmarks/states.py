@@ -98,7 +98,6 @@ def _work(job: Path) -> None:
     if world.speaks:
         (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
         (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
-    ranks.leave()
 
 
 def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:
@@ -221,8 +220,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.job:
-        _work(options.job)
-        return
+        from brigade import ranks
+
+        ranks.run_to_the_end(lambda: _work(options.job))
     if not options.draw:
         from brigade.run import versions
 

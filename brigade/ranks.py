@@ -13,9 +13,10 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .cluster import World
 from .errors import UserError
@@ -126,14 +127,27 @@ def finish() -> None:
         dist.destroy_process_group()
 
 
-def leave() -> None:
-    """End a process that did all it had to. C++ threads that the engines leave behind abort a finished process while the
-    interpreter tears itself down ("terminate called without an active exception", exit -6); so it does not."""
-    finish()
+def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
+    """Call main() and end this process with its exit code, without the interpreter's tear-down.
+
+    C++ threads that the engines leave behind abort a process while the interpreter tears itself down ("terminate called
+    without an active exception", exit -6), and a finished run or a told mistake then looks like a crash.
+    """
+    code: Any = 0
+    try:
+        main()
+        finish()
+    except SystemExit as exit_:
+        code = exit_.code
+    except KeyboardInterrupt:
+        code = 130
+    if isinstance(code, str):  # sys.exit("message")
+        print(code, file=sys.stderr)
+        code = 1
     atexit._run_exitfuncs()  # what Python's own libraries want done, wandb's last upload for one
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code or 0)
 
 
 def free_port() -> int:

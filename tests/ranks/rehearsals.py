@@ -25,8 +25,7 @@ def main() -> None:
         if int(os.environ["RANK"]) == 0:
             Path(f"{name}.txt").write_text(said.getvalue())
         gc.collect()  # a ZeRO-3 configuration that is still alive would shard the next case's model
-    ranks.leave()
 
 
 if __name__ == "__main__":
-    main()
+    ranks.run_to_the_end(main)

@@ -276,7 +276,7 @@ MISTAKES = {
                           ["--train_file", "'nowhere.jsonl'"]),
     "data file that is a directory": (["--dataset_name=", "--train_file", "elsewhere"], None,
                                       ["'elsewhere'", "directory"]),
-    "two data sources": (["--train_file", "good.jsonl"], None, ["both dataset_name and train_file"]),
+    "two data sources": (["--train_file", "good.jsonl", "--dataset_name", "python-docs"], None, ["both dataset_name and train_file"]),
     "empty data file": (ON_FILE, "", ["FILE", "empty"]),
     "blank data file": (ON_FILE, "\n\n", ["FILE", "empty"]),
     "broken data line": (ON_FILE, '\n{"messages": [', ["FILE, line 2", "not JSON", "mend"]),

@@ -48,7 +48,13 @@ def test_command_line_trains_with_all_its_ranks(name, tmp_path, losses):
     hostfile.write_text("localhost slots=2\n")
     words = [str(hostfile) if word == "HOSTFILE" else word for word in words]
     command = [str(BIN / words[0]), *words[1:], *SHORT, "--output_dir", str(tmp_path / "run")]
-    bare = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": os.environ["HOME"]}
+    # With a hostfile DeepSpeed asks `ssh FIRST_HOST hostname` before it starts anything, also on one host; that there is
+    # no ssh server here is not what is tested (several real hosts are not for a machine without root).
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text("#!/bin/sh\nhostname\n")
+    ssh.chmod(0o755)
+    bare = {"PATH": f"{ssh.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": os.environ["HOME"]}
     kept = {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
     done = subprocess.run(command, cwd=REPOSITORY, env=bare | kept, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
