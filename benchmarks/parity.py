@@ -115,7 +115,6 @@ def _work(job: Path) -> None:
     """One rank: run every case, in order, through train.py itself."""
     sys.path.insert(0, str(REPOSITORY))
     import train
-    from brigade import ranks
     from brigade.cluster import world_from_environment
 
     todo = json.loads(job.read_text())

@@ -95,7 +95,8 @@ def fail(error: BaseException, world: World) -> None:
     """Report an error of the running training and leave at once with exit code 1, or 2 for a UserError.
 
     The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
-    KeyboardInterrupt and SystemExit go on as they are. Leaves by os._exit: destructors of a half-dead process group hang, and a rank that hangs keeps all others.
+    KeyboardInterrupt and SystemExit go on as they are. Leaves by os._exit: destructors of a half-dead process group hang,
+    and a rank that hangs keeps all others.
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
