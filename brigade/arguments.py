@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import optimizers, ranks
+from . import models, optimizers, ranks
 from .cluster import World
 from .data.sampling import GlobalBatches
 from .errors import UserError
@@ -197,8 +197,11 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
 
         # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
         engine.init_distributed(dist_backend="gloo" if cpu else "nccl", auto_mpi_discovery=False)
+        config = strategy.ds_config or {}
+        nvme = deepspeed.swaps_to_nvme(config)
+        shard = -(-models.largest_parameter(models.load_config(settings)) // world.size) if nvme else 0
         options["deepspeed"] = deepspeed.fill(
-            strategy.ds_config or {}, world.local_size, _nvme(settings, output_dir), training.optim
+            config, world.local_size, _nvme(settings, output_dir), training.optim, shard
         )
     if strategy.is_fsdp:
         # Sharded checkpoints: a full one would gather the model on rank 0 at every save.

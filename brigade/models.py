@@ -119,6 +119,15 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     return str(folder)
 
 
+def largest_parameter(config: "PreTrainedConfig") -> int:
+    """Elements of the model's largest parameter, from a model on the meta device, which takes no memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return max(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+
+
 def parameter_count(model: Any) -> int:
     """Parameters of the whole model, also where this rank holds a shard (DeepSpeed's ds_numel, DTensor's numel)."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())

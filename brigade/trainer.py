@@ -89,7 +89,7 @@ class Trainer(transformers.Trainer):
             return super()._get_grad_norm(model, grad_norm)
         if grad_norm is None:
             self.accelerator.unscale_gradients()
-            grad_norm = clip_(model.parameters(), max_norm).item()
+            grad_norm = clip_(model.parameters(), max_norm)  # on the device: only logging waits for it
         return grad_norm
 
     # ---- evaluation ----------------------------------------------------------------------------------------------

@@ -38,14 +38,15 @@ def run(options: argparse.Namespace) -> int:
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
     before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
-    print(f"Held-out loss in nats per token, over {len(heldout)} samples that the model never saw:")
-    if before is not None:
-        print(f"  before training            {before:.4f}")
-    print(f"  after training             {after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""))
-    print(f"  loaded from {str(options.output)!s:<15} {loss:.4f}")
-    print(
-        f"  unigram entropy of the text {unigram_entropy(heldout):.4f}  (what knowing word frequencies alone would give)"
-    )
+    rows = {
+        "before training": f"{before:.4f}" if before else "not measured",
+        "after training": f"{after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""),
+        "of the saved model, loaded by from_pretrained": f"{loss:.4f}",
+        "unigram entropy of the text": f"{unigram_entropy(heldout):.4f}  (the best that ignoring all context can do)",
+    }
+    print(f"Held-out loss in nats per token, over {len(heldout)} samples that were not trained on:")
+    for name, figure in rows.items():
+        print(f"  {name:<47}{figure}")
     for sample in heldout.select(range(min(options.answers, len(heldout)))):
         question, answer = greedy_answer(model, tokenizer, sample)
         print(f"\nQ: {question}\nA: {answer}")

@@ -74,10 +74,13 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> None:
         config.setdefault(precision, {}).setdefault("enabled", "auto")
 
 
-def fill(config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: str) -> dict[str, Any]:
+def fill(
+    config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: str, largest_shard: int = 10**8
+) -> dict[str, Any]:
     """A copy with Brigade's own "auto"s replaced; Transformers fills those that the recipe owns.
 
-    zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`. And unless `optim` is an AdamW, keep it:
+    zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
+    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an AdamW, keep it:
     accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently (accelerator.py:2373).
     """
     filled = copy.deepcopy(config)
@@ -89,6 +92,8 @@ def fill(config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: 
     for block in ("offload_param", "offload_optimizer"):
         if zero.get(block, {}).get("nvme_path") == "auto":
             zero[block]["nvme_path"] = str(nvme_path)
+        if zero.get(block, {}).get("buffer_size") == "auto":
+            zero[block]["buffer_size"] = largest_shard
     return filled
 
 

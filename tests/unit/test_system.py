@@ -1,0 +1,37 @@
+"""What a fresh machine lacks is named with the command that installs it, and `python -m brigade --help` needs nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from brigade import system
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run(*command, **environment):
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+
+
+def test_a_missing_compiler_is_named_with_its_cure(tmp_path):
+    """By `make setup`'s own command, with nothing on PATH."""
+    done = run(sys.executable, "brigade/system.py", PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "g++ is missing" in done.stderr and "cure: apt-get install g++" in done.stderr.replace("python3-dev ", "")
+
+
+def test_nothing_is_said_where_all_is_there():
+    assert system.missing() == {}
+
+
+def test_an_old_python_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "version_info", (3, 9))
+    assert system.main() == 2
+    assert "too old" in capsys.readouterr().err
+
+
+def test_help_imports_no_heavy_package():
+    probe = "import sys, brigade.__main__ as m\ntry: m.main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
+    done = run(sys.executable, "-c", probe)
+    assert "eval" in done.stdout
+    assert not any(f"'{name}'" in done.stdout for name in ("torch", "transformers", "deepspeed", "pydantic"))
