@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUTPUT := outputs/demo
 JOBS ?= 2
+# Two ranks; on a host with a single GPU one.
+DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
 .PHONY: help setup demo test lint clean
 help:
@@ -23,8 +25,8 @@ $(VENV)/.complete: requirements.txt constraints.txt
 
 demo: setup
 	rm -rf $(DEMO_OUTPUT)
-	$(BIN)/deepspeed --num_gpus 2 train.py --ds_config ds_configs/zero3.json --output_dir $(DEMO_OUTPUT)
-	$(BIN)/python -m brigade eval $(DEMO_OUTPUT)
+	$(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --ds_config ds_configs/zero3.json --output_dir $(DEMO_OUTPUT)
+	$(BIN)/python -m brigade eval $(DEMO_OUTPUT) --learned 0.2
 
 test: setup
 	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile

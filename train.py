@@ -46,15 +46,15 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.
-    from brigade import arguments, models
+    from brigade import arguments, machine, models
     from brigade.data import encode
 
     with ranks.agreed(world):
         arguments.prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
-        arguments.check_machine(settings, strategy)
+        machine.check(settings, strategy, world)
         config = models.load_config(settings)
-        tokenizer = models.load_tokenizer(settings)
+        tokenizer = models.load_tokenizer(settings, config)
         data = encode.prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
         checkpoint = runs.checkpoint_to_resume(run)

@@ -1,7 +1,6 @@
 """Every strategy gives the losses and gradient norms of a single process.
 
     python -m benchmarks.parity                     # all strategies x world sizes x accumulation -> docs/parity.md
-    python -m benchmarks.parity --quick             # what the tests run
 
 Each case is one train.py run of 14 steps on 67 chats with unevenly masked answers: fp32, SGD at a rate that moves the
 loss by more than 20 %, global batch 16, so that an epoch ends in the middle of a batch. Cases of one world size share

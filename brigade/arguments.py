@@ -1,6 +1,5 @@
 """From a run's settings and strategy to Transformers' TrainingArguments: the one place that sets the engines' options."""
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -9,89 +8,12 @@ from typing import TYPE_CHECKING, Any
 from . import models, optimizers, ranks
 from .cluster import World
 from .data.sampling import GlobalBatches
-from .errors import UserError
 from .flags import Settings
 from .run import Run
 from .strategy import Strategy, accelerate, deepspeed
 
 if TYPE_CHECKING:
     import torch
-
-
-def check_machine(settings: Settings, strategy: Strategy) -> None:
-    """Hold precision, kernels and strategy against this host's device and compiler. Raises UserError."""
-    import torch
-
-    training, model = settings.recipe.training, settings.recipe.model
-    gpu = torch.cuda.is_available()
-    if training.fp16 and not gpu:
-        raise UserError(
-            settings.place("fp16"), "fp16 needs a GPU, and this host has none", "use bf16, or fp32 (neither)"
-        )
-    if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name()
-        raise UserError(settings.place("bf16"), f"{name} has no bf16", "use fp16, or fp32 (neither)")
-    if model.attn_implementation.startswith("flash_attention") and not gpu:
-        problem = f"{model.attn_implementation} needs a GPU, and this host has none"
-        raise UserError(settings.place("attn_implementation"), problem, "use sdpa or eager")
-    if model.attn_implementation.startswith("flash_attention"):
-        from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
-
-        there = is_flash_attn_2_available() if model.attn_implementation.endswith("2") else is_flash_attn_3_available()
-        if not there:
-            problem = f"{model.attn_implementation} is not installed on this host"
-            raise UserError(settings.place("attn_implementation"), problem, "pip install flash-attn, or use sdpa")
-    if model.attn_implementation == "flex_attention" and not gpu:
-        raise UserError(settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU",
-                        "use sdpa or eager")  # fmt: skip
-    for package in training.report_to:
-        if importlib.util.find_spec(package) is None:
-            problem = f"{package!r} is not installed on this host"
-            raise UserError(settings.place("report_to"), problem, f"pip install {package}, or remove it from report_to")
-    if training.optim in optimizers.NAMES:
-        optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
-    if strategy.is_deepspeed:
-        _check_deepspeed(strategy, gpu)
-
-
-def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
-    import ctypes.util
-    import shutil
-    import sysconfig
-
-    assert strategy.ds_config is not None
-    if deepspeed.is_quantised(strategy.ds_config) and not gpu:
-        raise UserError(strategy.source, "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no "
-                        "GPU", "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none")  # fmt: skip
-    compiles = not gpu or "offload_optimizer" in strategy.ds_config["zero_optimization"]
-    if compiles and not shutil.which("g++"):
-        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and there is no g++",
-                        "apt-get install g++")  # fmt: skip
-    if compiles and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and Python.h is missing",
-                        "apt-get install python3-dev")  # fmt: skip
-    if deepspeed.swaps_to_nvme(strategy.ds_config) and not ctypes.util.find_library("aio"):
-        raise UserError(
-            strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
-        )
-    _check_deepspeed_values(strategy)
-
-
-def _check_deepspeed_values(strategy: Strategy) -> None:
-    """Let DeepSpeed itself judge the values of zero_optimization, before a model is built for them."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
-    def known(table: dict[str, Any]) -> dict[str, Any]:  # an "auto" is filled later
-        return {k: known(v) if isinstance(v, dict) else v for k, v in table.items() if v != "auto"}
-
-    try:
-        DeepSpeedZeroConfig(**known((strategy.ds_config or {})["zero_optimization"]))
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(["zero_optimization", *map(str, first["loc"])])
-        problem = f"DeepSpeed takes no {first['input']!r} here: {first['msg']}"
-        raise UserError(f"{strategy.source} ({strategy.name}): {path}", problem, "see ds_configs/README.md") from None
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
@@ -106,8 +28,6 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
 
     accelerate.clear_environment()
     _forget_earlier_run()
-    if "transformers.integrations.deepspeed" in sys.modules:
-        sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
@@ -117,9 +37,7 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
                           MASTER_PORT=str(ranks.free_port()))  # fmt: skip
     if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # else DeepSpeed warns, whatever the strategy: accelerate imports it
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
     _silence(world)
 
 
@@ -191,8 +109,6 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         "save_strategy": "no"}  # fmt: skip
     options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps} if training.eval_steps else {}
     if strategy.is_deepspeed:
-        if cpu:
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed as engine
 
         # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.

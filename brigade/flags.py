@@ -39,10 +39,6 @@ class Settings:
             return self.recipe_path.parent.name
         return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
 
-    def said(self, key: str) -> str:
-        """Who gave a key its value: "flag --bf16" or "recipes/tiny/full.yaml: training.bf16"."""
-        return self.sources.get(key) or self.place(key)
-
     def place(self, key: str) -> str:
         """Where a key's value stands or would stand, for an error's first line."""
         return self.sources.get(key) or f"{self.recipe_path}: {SECTION_OF[key]}.{key}"

@@ -46,8 +46,8 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     return config
 
 
-def load_tokenizer(settings: Settings) -> "PreTrainedTokenizerBase":
-    """The tokenizer, with a padding token. Raises UserError when there is none."""
+def load_tokenizer(settings: Settings, config: "PreTrainedConfig") -> "PreTrainedTokenizerBase":
+    """The tokenizer, with a padding token. Raises UserError when there is none, or one of more tokens than the model's."""
     from transformers import AutoTokenizer
 
     model = settings.recipe.model
@@ -56,13 +56,19 @@ def load_tokenizer(settings: Settings) -> "PreTrainedTokenizerBase":
         name = str(builtin.ensure(cache_directory()).tokenizer)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            name, revision=model.revision, trust_remote_code=model.trust_remote_code
+            name,
+            revision=None if model.tokenizer_name_or_path else model.revision,  # the model's is none of another's
+            trust_remote_code=model.trust_remote_code,
         )
     except Exception as error:
         raise UserError(settings.place("tokenizer_name_or_path"), f"no tokenizer at {name!r}: {_first_line(error)}",
                         "name a tokenizer, or `python-docs` for the built-in one") from None  # fmt: skip
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    words = config.get_text_config().vocab_size
+    if len(tokenizer) > words:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"{name!r} has {len(tokenizer)} tokens, but the model's "
+                        f"vocabulary {words}", "name the model's own tokenizer")  # fmt: skip
     return tokenizer
 
 
@@ -74,7 +80,22 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     if Path(source).is_dir() and not any(Path(source).glob("*.safetensors")) and not any(Path(source).glob("*.bin")):
         raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights",
                         "name a model with weights, or set from_scratch: true")  # fmt: skip
+    if not Path(source).is_dir():
+        return _download(source, settings)
     return source
+
+
+def _download(name: str, settings: Settings) -> str:
+    """The local snapshot of a model on the Hub. Raises UserError when it cannot be had, here and not while loading."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(
+            name, revision=settings.recipe.model.revision, allow_patterns=["*.safetensors", "*.json", "*.py"]
+        )
+    except Exception as error:
+        raise UserError(settings.place("model_name_or_path"), f"the weights of {name!r} cannot be had: "
+                        f"{_first_line(error)}", "check the name, the network and HF_TOKEN")  from None  # fmt: skip
 
 
 def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
@@ -85,7 +106,6 @@ def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTra
     model = settings.recipe.model
     return AutoModelForCausalLM.from_pretrained(
         source,
-        revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         attn_implementation=model.attn_implementation,
         dtype=dtype,

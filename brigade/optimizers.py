@@ -26,7 +26,9 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors:
         local, layout = (tensor.to_local(), (tensor.device_mesh, tensor.placements)) if isinstance(
             tensor, DTensor) else (tensor, None)  # fmt: skip
-        square = torch.linalg.vector_norm(local, dtype=torch.float64) ** 2
+        # On a GPU a reduction is a tree, exact enough in fp32, and float64 would copy the tensor.
+        precision = torch.float64 if local.device.type == "cpu" else torch.float32
+        square = torch.linalg.vector_norm(local, dtype=precision).double() ** 2
         squares[layout] = squares[layout] + square if layout in squares else square
     total = torch.zeros((), dtype=torch.float64)
     for layout, square in squares.items():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,8 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(config.get("layer_types"), list):
         tiny["layer_types"] = config["layer_types"][: TINY["num_hidden_layers"]]
     tiny["vocab_size"] = VOCABULARY
+    if isinstance(config.get("text_config"), dict):
+        tiny["text_config"] = shrink(config["text_config"])
     return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
@@ -126,6 +129,10 @@ def _launch(count: int) -> int:
     arguments = sys.argv[1:]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", script]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    import torch
+
+    if torch.cuda.device_count() < count:  # a rehearsal of two ranks fits on the CPU of any machine
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     return subprocess.run([*command, *arguments], env=environment).returncode
 
 
@@ -148,7 +155,12 @@ def _judge(strategy: Strategy, first: list[float], second: list[float], held: li
            optim: str = "adamw_torch") -> None:  # fmt: skip
     """Raises RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
     more than the strategy's formula allows: then something that should be sharded is not."""
-    if first != second or len(first) != STEPS or not all(map(math.isfinite, first)):
+    import torch
+
+    # On a CPU to the last bit; on a GPU attention's backward pass adds up in an order of its own.
+    tolerance = 1e-2 if torch.cuda.is_available() else 0.0
+    same = len(first) == len(second) and all(map(partial(math.isclose, rel_tol=tolerance), first, second))
+    if not same or len(first) != STEPS or not all(map(math.isfinite, first)):
         raise RuntimeError(f"the resumed run's losses differ from the uninterrupted run's:\n{first}\n{second}")
     for rank, states in enumerate(held):
         for part, most in _allowed(strategy, states, rank, len(held), optim).items():

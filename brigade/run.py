@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from . import ranks
-from .cluster import World
+from .cluster import World, read_hostfile
 from .errors import UserError
 from .flags import Settings
-from .recipe import REPOSITORY, SECTIONS, Batch, identity, marked_apart, read_yaml
+from .recipe import REPOSITORY, SECTIONS, Batch, find, identity, marked_apart, read_yaml
 from .strategy import Strategy
 
 RECORD = "run.yaml"
@@ -29,6 +29,7 @@ class Run:
     """One run and its directory.
 
     identity: hash of what it computes; a directory belongs to one identity
+    made_for: the recipe's own cluster in words, or ""
     """
 
     settings: Settings
@@ -37,6 +38,7 @@ class Run:
     batch: Batch
     identity: str
     directory: Path
+    made_for: str = ""
 
     @property
     def finished(self) -> bool:
@@ -50,7 +52,8 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
     Raises UserError when its directory holds another run, or something that is no run.
     """
     directory = settings.output_dir or Path("outputs") / f"{settings.name}-{strategy.name}"
-    run = Run(settings, strategy, world, batch, identity(settings.recipe, strategy.identity()), directory)
+    name = identity(settings.recipe, strategy.identity())
+    run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
     if directory.exists() and not directory.is_dir():
         raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
     if settings.fresh or not directory.exists() or not any(directory.iterdir()):
@@ -67,6 +70,15 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
             "give another --output_dir, or --fresh to move that run aside",
         )
     return run
+
+
+def _made_for(settings: Settings) -> str:
+    cluster = settings.recipe.cluster
+    words = []
+    if cluster.hostfile:
+        hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
+        words.append(f"{sum(hosts.values())} ranks on {len(hosts)} hosts ({cluster.hostfile})")
+    return ", ".join(words + ([cluster.gpu] if cluster.gpu else []))
 
 
 def claim(run: Run, fingerprint: str, checkpoint: Path | None = None) -> None:
@@ -252,6 +264,8 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
         "output": str(run.directory),
     }
+    if run.made_for:
+        lines["made for"] = run.made_for
     if checkpoint:
         lines["continues"] = f"from {checkpoint}"
     table = Table(show_header=False, box=None, pad_edge=False)

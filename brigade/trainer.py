@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 import transformers
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from . import ranks, swapped_states
 from .data.encode import Encoded
 from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
+from .errors import UserError
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
 from .run import Run
@@ -40,6 +42,17 @@ class Trainer(transformers.Trainer):
             callbacks=list(callbacks),
             optimizer_cls_and_kwargs=whole_parameter_optimizer(training.optim, args, training.optim_args),
         )
+        if not self.model_accepts_loss_kwargs:
+            name = type(model).__name__
+            raise UserError(run.settings.place("model_name_or_path"), f"{name} takes no num_items_in_batch, so its loss would "
+                            "depend on accumulation and ranks", "choose a causal language model of Transformers")  # fmt: skip
+        if self.is_fsdp_enabled and (args.bf16 or args.fp16):
+            # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16 if args.bf16 else torch.float16,
+                reduce_dtype=torch.float32,
+                output_dtype=torch.float32,
+            )
         self.world = run.world
         self.replicated = run.strategy.kind == "hsdp"
         self.pad_token_id = tokenizer.pad_token_id

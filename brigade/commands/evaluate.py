@@ -8,21 +8,24 @@ from typing import Any
 
 from ..errors import UserError
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}  # relative; a half-precision model is summed up in it
+FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, help="output directory of a finished run")
+    parser.add_argument("--learned", type=float, metavar="SHARE",
+                        help="fail unless the loss fell by this share, and below the text's unigram entropy")  # fmt: skip
     parser.add_argument("--answers", type=int, default=3, metavar="N", help="held-out questions to answer (default: 3)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when the loaded model has the held-out loss that the run recorded, 1 when it has not."""
+    """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
     recorded = json.loads(marker.read_text())
 
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -33,16 +36,18 @@ def run(options: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     settings = flags.load(["--recipe", str(options.output / "run.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(options.output)
-    model = AutoModelForCausalLM.from_pretrained(options.output).eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(options.output).eval().to(device)
     heldout = prepare(settings, tokenizer).heldout
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
+    entropy = unigram_entropy(heldout)
     before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
     rows = {
         "before training": f"{before:.4f}" if before else "not measured",
         "after training": f"{after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""),
         "of the saved model, loaded by from_pretrained": f"{loss:.4f}",
-        "unigram entropy of the text": f"{unigram_entropy(heldout):.4f}  (the best that ignoring all context can do)",
+        "unigram entropy of the text": f"{entropy:.4f}  (the best that ignoring all context can do)",
     }
     print(f"Held-out loss in nats per token, over {len(heldout)} samples that were not trained on:")
     for name, figure in rows.items():
@@ -50,9 +55,13 @@ def run(options: argparse.Namespace) -> int:
     for sample in heldout.select(range(min(options.answers, len(heldout)))):
         question, answer = greedy_answer(model, tokenizer, sample)
         print(f"\nQ: {question}\nA: {answer}")
-    tolerance = TOLERANCE[str(model.dtype).removeprefix("torch.")]
+    training = settings.recipe.training
+    tolerance = HALF if training.bf16 or training.fp16 else FULL
     if not math.isclose(loss, after, rel_tol=tolerance):
         print(f"\nThe loaded model's loss is not the run's: {loss:.6f} against {after:.6f}.")
+        return 1
+    if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
+        print(f"\nThe loss did not fall by {options.learned:.0%} and below the unigram entropy.")
         return 1
     print(f"\nEverything lies in {options.output}: the model in Hugging Face format, run.yaml (what was run), "
           "trainer_state.json (the log), checkpoint-*, tensorboard/.")  # fmt: skip
@@ -69,6 +78,7 @@ def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int =
     with torch.inference_mode():
         for start in range(0, len(samples), batch_size):
             batch = collate([samples[i] for i in range(start, min(start + batch_size, len(samples)))])
+            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
             total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
@@ -94,7 +104,7 @@ def greedy_answer(model: Any, tokenizer: Any, sample: dict[str, list[int]], long
     from ..data.sampling import IGNORED
 
     begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
-    prompt = torch.tensor([sample["input_ids"][:begin]])
+    prompt = torch.tensor([sample["input_ids"][:begin]], device=model.device)
     with torch.inference_mode():
         generated = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=longest, do_sample=False,

@@ -14,7 +14,7 @@ Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
 
 # These look at the norm or the shape of a whole parameter. DeepSpeed hands the optimizer one flat slice per rank, so
 # they would compute something else on every world size (measured: docs/parity.md).
-NEED_WHOLE_PARAMETERS = ("lamb", "lars", "adafactor")
+NEED_WHOLE_PARAMETERS = ("lamb", "lars")
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         if named:
             settings.overridden.append(f"accelerate launch says {strategy.name} (the recipe says {_label(named)})")
     elif cluster.ds_config not in (None, "none"):
-        strategy = _from_ds_config(cluster.ds_config, settings.said("ds_config"), settings)
+        strategy = _from_ds_config(cluster.ds_config, settings.place("ds_config"), settings)
     elif cluster.accelerate_config not in (None, "none"):
-        place = settings.said("accelerate_config")
+        place = settings.place("accelerate_config")
         strategy = _from_accelerate(accelerate.read(cluster.accelerate_config, place), place, plain, settings)
     else:
         strategy = plain

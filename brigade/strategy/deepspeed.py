@@ -80,8 +80,9 @@ def fill(
     """A copy with Brigade's own "auto"s replaced; Transformers fills those that the recipe owns.
 
     zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
-    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an AdamW, keep it:
-    accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently (accelerator.py:2373).
+    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an
+    AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
+    (accelerator.py:2373).
     """
     filled = copy.deepcopy(config)
     if not optim.startswith("adamw"):

@@ -152,10 +152,12 @@ CONTRADICTION = (
 BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "mend"])
 
 
+NO_GPU = (["--fp16"], ["flag --fp16", "needs a GPU", "bf16"])
 CASES = {  # one mistake of each stage under each launcher; "late": rank 0, which tells it, comes four seconds late
     "flag": (TYPO, ["python", "torchrun", "deepspeed", "accelerate"], ""),
-    "ds_config": (CONTRADICTION, ["python", "accelerate"], ""),
-    "ds_config, late": (CONTRADICTION, ["torchrun", "deepspeed"], "slow"),
+    "ds_config": (CONTRADICTION, ["python"], ""),
+    "ds_config, late": (CONTRADICTION, ["torchrun", "deepspeed", "accelerate"], "slow"),
+    "device": (NO_GPU, ["python", "torchrun", "deepspeed", "accelerate"], ""),
     "data": (BROKEN_LINE, ["python", "torchrun", "deepspeed", "accelerate"], ""),
 }
 
@@ -169,7 +171,7 @@ def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
     assert not fault or ended.seconds > 4
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
 def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
     ended = train(launcher, folder, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
     assert_one_message(ended, launcher, 1, "--train_file", "no data file 'good.jsonl'", "spelling")

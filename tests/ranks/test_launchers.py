@@ -54,7 +54,11 @@ def test_command_line_trains_with_all_its_ranks(name, tmp_path, losses):
     ssh.parent.mkdir()
     ssh.write_text("#!/bin/sh\nhostname\n")
     ssh.chmod(0o755)
-    bare = {"PATH": f"{ssh.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": os.environ["HOME"]}
+    bare = {
+        "PATH": f"{ssh.parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": os.environ["HOME"],
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     kept = {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
     done = subprocess.run(command, cwd=REPOSITORY, env=bare | kept, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

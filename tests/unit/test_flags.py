@@ -126,8 +126,8 @@ def test_a_flag_wins_and_is_reported(load):
     settings = load("--learning_rate", "1e-4", "--weight_decay", "0.1", training={"learning_rate": 2e-5})
     assert settings.recipe.training.learning_rate == 1e-4
     assert settings.overridden == ["--learning_rate 1e-4 (the recipe says 2e-05)"]  # weight_decay is not in the recipe
-    assert settings.said("learning_rate") == "flag --learning_rate"
-    assert settings.said("max_steps").endswith("full.yaml: training.max_steps")
+    assert settings.place("learning_rate") == "flag --learning_rate"
+    assert settings.place("max_steps").endswith("full.yaml: training.max_steps")
 
 
 @pytest.mark.parametrize("inside, flag", [(0.003, "3e-3"), ("1e-5", "0.00001"), (True, "yes"), (1, "1.0")])

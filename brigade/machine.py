@@ -1,0 +1,102 @@
+"""Whether this host can do what a run asks for: devices, precision, kernels, compiler. Told before a model is built."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from . import optimizers
+from .cluster import World
+from .errors import UserError
+from .flags import Settings
+from .strategy import Strategy, deepspeed
+
+
+def check(settings: Settings, strategy: Strategy, world: World) -> None:
+    """Hold precision, kernels and strategy against this host's device and compiler. Raises UserError."""
+    import torch
+
+    training, model = settings.recipe.training, settings.recipe.model
+    gpu = torch.cuda.is_available()
+    if gpu and torch.cuda.device_count() < world.local_size:
+        problem = f"{world.local_size} ranks on this host, but {torch.cuda.device_count()} GPUs"
+        raise UserError(
+            f"host {world.host}", problem, "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
+        )
+    if training.fp16 and not gpu:
+        raise UserError(
+            settings.place("fp16"), "fp16 needs a GPU, and this host has none", "use bf16, or fp32 (neither)"
+        )
+    if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name()
+        raise UserError(settings.place("bf16"), f"{name} has no bf16", "use fp16, or fp32 (neither)")
+    if model.attn_implementation.startswith("flash_attention") and not gpu:
+        problem = f"{model.attn_implementation} needs a GPU, and this host has none"
+        raise UserError(settings.place("attn_implementation"), problem, "use sdpa or eager")
+    if model.attn_implementation.startswith("flash_attention") and not (training.bf16 or training.fp16):
+        problem = f"{model.attn_implementation} computes in bf16 or fp16, but the recipe says fp32"
+        raise UserError(settings.place("attn_implementation"), problem, "set bf16, or use sdpa")
+    if model.attn_implementation.startswith("flash_attention"):
+        from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+        there = is_flash_attn_2_available() if model.attn_implementation.endswith("2") else is_flash_attn_3_available()
+        if not there:
+            problem = f"{model.attn_implementation} is not installed on this host"
+            raise UserError(settings.place("attn_implementation"), problem, "pip install flash-attn, or use sdpa")
+    if model.attn_implementation == "flex_attention" and not gpu:
+        raise UserError(settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU",
+                        "use sdpa or eager")  # fmt: skip
+    for package in training.report_to:
+        if importlib.util.find_spec(package) is None:
+            problem = f"{package!r} is not installed on this host"
+            raise UserError(settings.place("report_to"), problem, f"pip install {package}, or remove it from report_to")
+    if training.optim in optimizers.NAMES:
+        optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
+    if strategy.is_deepspeed:
+        _check_deepspeed(strategy, gpu)
+
+
+def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
+    import ctypes.util
+    import shutil
+    import sysconfig
+
+    assert strategy.ds_config is not None
+    if deepspeed.is_quantised(strategy.ds_config) and not gpu:
+        raise UserError(strategy.source, "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no "
+                        "GPU", "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none")  # fmt: skip
+    swaps, quantised = deepspeed.swaps_to_nvme(strategy.ds_config), deepspeed.is_quantised(strategy.ds_config)
+    compiles = not gpu or swaps or quantised or "offload_optimizer" in strategy.ds_config["zero_optimization"]
+    if gpu and compiles:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        if CUDA_HOME is None:
+            raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and there is no CUDA toolkit (nvcc)",
+                            "install the toolkit of torch's CUDA version, and set CUDA_HOME")  # fmt: skip
+    if compiles and not shutil.which("g++"):
+        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and there is no g++",
+                        "apt-get install g++")  # fmt: skip
+    if compiles and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and Python.h is missing",
+                        "apt-get install python3-dev")  # fmt: skip
+    if swaps and not ctypes.util.find_library("aio"):
+        raise UserError(
+            strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
+        )
+    _check_deepspeed_values(strategy)
+
+
+def _check_deepspeed_values(strategy: Strategy) -> None:
+    """Let DeepSpeed itself judge the values of zero_optimization, before a model is built for them."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    def known(table: dict[str, Any]) -> dict[str, Any]:  # an "auto" is filled later
+        return {k: known(v) if isinstance(v, dict) else v for k, v in table.items() if v != "auto"}
+
+    try:
+        DeepSpeedZeroConfig(**known((strategy.ds_config or {})["zero_optimization"]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(["zero_optimization", *map(str, first["loc"])])
+        problem = f"DeepSpeed takes no {first['input']!r} here: {first['msg']}"
+        raise UserError(f"{strategy.source} ({strategy.name}): {path}", problem, "see ds_configs/README.md") from None
