@@ -3,8 +3,8 @@
     python -m benchmarks.states            # measures -> benchmarks/results/states.csv, docs/states.md, docs/states.png
     python -m benchmarks.states --draw     # the page from the results that are there
 
-Each case is two steps of train.py on a Llama of 3.95 million parameters with AdamW, two micro-batches per step (FSDP2
-also one). Cases of one world size share one process group. No GPU is needed: the tensors are the same.
+Each case is two steps of train.py on a Llama of 3.95 million parameters with AdamW, two micro-batches per step.
+Cases of one world size share one process group. No GPU is needed: the tensors are the same.
 """
 
 import argparse

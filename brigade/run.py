@@ -156,8 +156,20 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "versions": versions(),
         "commit": git_commit(),
     }
+    _write_record(directory, {**recipe, "run": record})
+
+
+def record_ds_config(run: Run, ds_config: dict[str, Any]) -> None:
+    """Add to run.yaml what DeepSpeed's engine really runs with, once every "auto" is filled."""
+    if run.world.speaks:
+        document = read_yaml(run.directory / RECORD)
+        document["run"]["ds_config"] = json.loads(json.dumps(ds_config, default=str))
+        _write_record(run.directory, document)
+
+
+def _write_record(directory: Path, document: dict[str, Any]) -> None:
     text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
-    text += yaml.safe_dump({**recipe, "run": record}, sort_keys=False, width=120)
+    text += yaml.safe_dump(document, sort_keys=False, width=120)
     temporary = directory / f".{RECORD}"
     temporary.write_text(text)
     temporary.replace(directory / RECORD)

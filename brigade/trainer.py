@@ -16,7 +16,7 @@ from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
 from .errors import UserError
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
-from .run import Run
+from .run import Run, record_ds_config
 from .watch.meter import Meter, model_shape
 from .watch.progress import Progress
 
@@ -53,7 +53,7 @@ class Trainer(transformers.Trainer):
                 reduce_dtype=torch.float32,
                 output_dtype=torch.float32,
             )
-        self.world = run.world
+        self.run, self.world = run, run.world
         self.replicated = run.strategy.kind == "hsdp"
         self.pad_token_id = tokenizer.pad_token_id
         self.remove_callback(PrinterCallback)
@@ -86,11 +86,16 @@ class Trainer(transformers.Trainer):
         return micro_batches, self._get_num_items_in_batch(micro_batches, device)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        if (
-            self.replicated
-        ):  # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last
+        # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last alone.
+        if self.replicated:
             model.set_requires_all_reduce(self.accelerator.sync_gradients)
         return super().training_step(model, inputs, num_items_in_batch)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.is_deepspeed_enabled:
+            record_ds_config(self.run, self.deepspeed.config)
+        return prepared
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY, torchrun
@@ -29,7 +30,7 @@ def said(tmp_path_factory):
     job = folder / "cases.json"
     job.write_text(json.dumps({"folder": str(folder), "cases": CASES}))
     done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=400)
-    return {path.stem: path.read_text() for path in folder.glob("*.txt")}, done
+    return {path.stem: path.read_text() for path in folder.glob("*.txt")} | {"folder": folder}, done
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -40,6 +41,14 @@ def test_rehearsal_goes_well(name, said):
     assert "continues" in text and "checkpoint-3" in text
     assert "The rehearsal went well" in text
     assert "world size 2" in text
+
+
+def test_run_yaml_holds_the_ds_config_with_every_auto_filled(said):
+    texts, _ = said
+    record = yaml.safe_load((texts["folder"] / "outputs/rehearsal-tiny-full-zero3_hpz/run/run.yaml").read_text())
+    ds_config = record["run"]["ds_config"]
+    assert "auto" not in str(ds_config) and ds_config["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert ds_config["train_batch_size"] == 8 and ds_config["zero_optimization"]["reduce_bucket_size"] == 64 * 64
 
 
 def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
