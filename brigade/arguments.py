@@ -31,7 +31,8 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
-    if "OMP_NUM_THREADS" not in os.environ:  # torch takes every core for every rank, and accelerate looks at the variable
+    # Else torch takes every core for every rank. accelerate looks at the variable.
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
         os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     if world.launcher == "python" and strategy.kind != "single":

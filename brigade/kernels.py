@@ -35,7 +35,7 @@ def main() -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     wanted = BUILDERS | (WITH_LIBAIO if ctypes.util.find_library("aio") else {})
-    print(f"Compiling {len(wanted)} of DeepSpeed's CPU kernels (once; about two minutes) ...", flush=True)
+    print(f"Compiling {len(wanted)} of DeepSpeed's CPU kernels (once; two to four minutes) ...", flush=True)
     with ProcessPoolExecutor(max_workers=2) as pool:
         for name, seconds in pool.map(build, wanted):
             print(f"  {wanted[name]} ({seconds:.0f} s)", flush=True)
