@@ -77,11 +77,11 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     if settings.recipe.model.from_scratch:
         return materialise(config, settings.recipe.training.seed)
     source = location(settings)
-    if Path(source).is_dir() and not any(Path(source).glob("*.safetensors")) and not any(Path(source).glob("*.bin")):
+    if not Path(source).is_dir():
+        source = _download(source, settings)
+    if not any(any(Path(source).glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
         raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights",
                         "name a model with weights, or set from_scratch: true")  # fmt: skip
-    if not Path(source).is_dir():
-        return _download(source, settings)
     return source
 
 
@@ -91,7 +91,10 @@ def _download(name: str, settings: Settings) -> str:
 
     try:
         return snapshot_download(
-            name, revision=settings.recipe.model.revision, allow_patterns=["*.safetensors", "*.json", "*.py"]
+            name,
+            revision=settings.recipe.model.revision,
+            allow_patterns=["*.safetensors", "*.json", "*.py"],
+            ignore_patterns=["consolidated*", "original/*"],  # the same weights once more, in their maker's own format
         )
     except Exception as error:
         raise UserError(settings.place("model_name_or_path"), f"the weights of {name!r} cannot be had: "

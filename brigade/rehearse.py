@@ -55,13 +55,16 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         folder = Path("outputs") / f"rehearsal-{settings.name}-{strategy.name}"
         config = shrink(model_config(settings))
     ranks.start(world)
+    import torch
+
     if world.speaks:
         shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
         recipe = tiny_recipe(settings, strategy, folder / "model", world)
+        notes = without_gpu(recipe) if not torch.cuda.is_available() else []
         (folder / "rehearsal.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.")
+        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.", *notes, sep="\n")
     ranks.barrier()
 
     from .watch.states import StateBytes
@@ -121,6 +124,18 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
     }  # fmt: skip
     recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}
     return recipe
+
+
+def without_gpu(recipe: dict[str, Any]) -> list[str]:
+    """Replace in place what a CPU cannot compute by the nearest that it can; one line for each replacement."""
+    said = []
+    if recipe["model"]["attn_implementation"] not in ("sdpa", "eager"):
+        said.append(f"sdpa stands in for {recipe['model']['attn_implementation']}, which needs a GPU")
+        recipe["model"]["attn_implementation"] = "sdpa"
+    if recipe["training"]["fp16"]:
+        said.append("bf16 stands in for fp16, which needs a GPU")
+        recipe["training"] |= {"fp16": False, "bf16": True}
+    return said
 
 
 def _launch(count: int) -> int:
