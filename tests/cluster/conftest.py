@@ -1,0 +1,48 @@
+"""Real hosts for the tests: one cluster per worker of pytest. They need root; `make test-cluster` says what is missing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed import Cluster
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Enough to see losses part, and short: importing the libraries takes longer than these steps.
+STEPS = 4
+SHORT = ["--max_steps", str(STEPS), "--logging_steps", "1", "--max_train_samples", "100", "--max_eval_samples", "10"]
+
+
+@pytest.fixture(scope="session")
+def session_cluster():
+    """Two hosts of which the second has a bare remote shell."""
+    with Cluster(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(session_cluster):
+    """The session's cluster, in good health before the test, and checked afterwards: no process may be left on any host."""
+    session_cluster.heal()
+    yield session_cluster
+    left = {host.name: list(host.processes().values()) for host in session_cluster if host.processes()}
+    session_cluster.heal()
+    assert not left, f"processes were left behind: {left}"
+
+
+def losses(output: Path) -> list[float]:
+    """What a run logged."""
+    state = json.loads((output / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory) -> list[float]:
+    """Losses of the tiny recipe on one process of this machine."""
+    output = tmp_path_factory.mktemp("single") / "run"
+    command = [sys.executable, "train.py", *SHORT, "--output_dir", str(output)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return losses(output)
