@@ -1,13 +1,18 @@
-"""Accelerate's word on the strategy: from its YAML file, or from what `accelerate launch` put into the environment."""
+"""Accelerate's word on the strategy: from its YAML file, or from what `accelerate launch` put into the environment.
+
+`findings` and `precision` are the rules over what a run reads of it; the launcher's own part of a file (hosts, ranks,
+unknown keys) is lint's: lint/accelerate.py.
+"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from ..errors import UserError
+from ..lint.rules import Finding, raise_first, shown
 from ..recipe import find, read_yaml
 
 # accelerate's keys -> TrainingArguments.fsdp_config's. What is not here does not exist under FSDP2.
@@ -20,6 +25,13 @@ _FSDP_OPTIONS = {
     "fsdp_min_num_params": "min_num_params",
 }
 FSDP_KEYS = {ours: theirs for theirs, ours in _FSDP_OPTIONS.items()}
+# What accelerate refuses beside deepspeed_config_file (utils/dataclasses.py:1507), mixed_precision at top level aside.
+NOT_BESIDE_A_DS_CONFIG = (
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device",
+    "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model",
+)  # fmt: skip
+SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+_TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
 # What an option means that is not given. accelerate's launcher hands on all of them, a file holds few: one run.
 _FSDP_DEFAULTS = {"reshard_after_forward": True, "cpu_offload": False, "cpu_ram_efficient_loading": True,
                   "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}  # fmt: skip
@@ -43,21 +55,50 @@ def read(source: str | dict[str, Any], place: str) -> Read:
     """The strategy in an accelerate YAML file; hosts and process numbers in it are the launcher's business."""
     document = source if isinstance(source, dict) else read_yaml(find(source, place, "accelerate config"))
     name = place if isinstance(source, dict) else source
+    raise_first(findings(document, name))
     precision = str(document.get("mixed_precision") or "no")  # YAML reads a bare `no` as false
-    kind = str(document.get("distributed_type") or "NO")
+    kind = str(document["distributed_type"] or "NO")
+    zero, fsdp, mesh = (document.get(section) or {} for section in SECTIONS)
     if kind == "DEEPSPEED":
-        options = _table(document, "deepspeed_config", name)
-        if "deepspeed_config_file" in options:
-            return Read(ds_config=options["deepspeed_config_file"], mixed_precision=precision)
-        return Read(ds_config=_plain_zero(options, name), mixed_precision=precision)
-    if kind in ("MULTI_GPU", "MULTI_CPU") or (kind == "NO" and "distributed_type" in document):
-        return Read(mixed_precision=precision)
-    if kind != "FSDP":
-        found = repr(kind) if "distributed_type" in document else "it is missing"
-        raise UserError(f"{name}: distributed_type", f"{found}, so this names no strategy of ours",
-                        "set MULTI_GPU, FSDP or DEEPSPEED; a ds_config is given with --ds_config")  # fmt: skip
-    options, mesh = _table(document, "fsdp_config", name), _table(document, "parallelism_config", name)
-    return _fsdp(options, mesh, name, precision)
+        return Read(ds_config=zero.get("deepspeed_config_file") or _plain_zero(zero), mixed_precision=precision)
+    return _fsdp(fsdp, mesh, precision) if kind == "FSDP" else Read(mixed_precision=precision)
+
+
+def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """What is wrong with an accelerate config in the part that a run reads."""
+    kind = str(document.get("distributed_type") or "NO")
+    if "distributed_type" not in document or kind not in _TYPES:
+        found = shown(kind) if "distributed_type" in document else "it is missing"
+        yield Finding("accelerate-distributed-type", name, "distributed_type", f"{found}, so this names no strategy of ours",
+                      "set MULTI_GPU, FSDP or DEEPSPEED; a ds_config is given with --ds_config")  # fmt: skip
+    tables = {}
+    for section in SECTIONS:
+        tables[section] = document.get(section) or {}
+        if not isinstance(tables[section], Mapping):
+            problem = f"{shown(tables[section])} stands where a table belongs"
+            yield Finding("accelerate-not-a-table", name, section, problem, "see accelerate_configs/")
+            tables[section] = {}
+    zero, fsdp, mesh = (tables[section] for section in SECTIONS)
+    if kind == "DEEPSPEED":
+        yield from _zero_findings(zero, document, name)
+    if kind == "FSDP":
+        yield from _fsdp_findings(fsdp, mesh, name)
+
+
+def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    file = zero.get("deepspeed_config_file")
+    if not file:
+        yield from _number(zero, "zero_stage", 2, name, "deepspeed_config")
+        return
+    if not isinstance(file, str):
+        yield Finding("file-missing", name, "deepspeed_config.deepspeed_config_file",
+                      f"{shown(file)} is no file's name", "name a file of ds_configs/")  # fmt: skip
+    twice = {f"deepspeed_config.{key}": zero[key] for key in NOT_BESIDE_A_DS_CONFIG if key in zero}
+    if document.get("mixed_precision") is not None:
+        twice["mixed_precision"] = document["mixed_precision"]
+    for at, value in twice.items():
+        problem = f"{shown(value)} here, beside deepspeed_config_file {shown(file)}: accelerate refuses both at once"
+        yield Finding("accelerate-two-sources", name, at, problem, "remove it; the recipe and the ds_config say it")
 
 
 def from_environment(env: Mapping[str, str]) -> Read | None:
@@ -73,14 +114,17 @@ def from_environment(env: Mapping[str, str]) -> Read | None:
         options = {key.removeprefix(prefix).lower(): value for key, value in env.items() if key.startswith(prefix)}
         for key in ("gradient_clipping", "gradient_accumulation_steps"):
             options[key] = env.get(f"ACCELERATE_{key.upper()}", "none")
-        return Read(ds_config=_plain_zero(options, "accelerate launch"), mixed_precision=precision)
+        raise_first(_number(options, "zero_stage", 2, "accelerate launch"))
+        return Read(ds_config=_plain_zero(options), mixed_precision=precision)
     if env.get("ACCELERATE_USE_FSDP", "").lower() != "true":
         return Read(mixed_precision=precision)
     options = {f"fsdp_{key[5:].lower()}": value for key, value in env.items() if key.startswith("FSDP_")}
     options["fsdp_transformer_layer_cls_to_wrap"] = options.pop("fsdp_transformer_cls_to_wrap", "None")
     prefix = "PARALLELISM_CONFIG_"
     mesh = {key.lower(): value for key, value in env.items() if key.startswith(prefix)}
-    return _fsdp({k: v for k, v in options.items() if v != "None"}, mesh, "accelerate launch", precision)
+    options = {k: v for k, v in options.items() if v != "None"}
+    raise_first(_fsdp_findings(options, mesh, "accelerate launch"))
+    return _fsdp(options, mesh, precision)
 
 
 def clear_environment() -> None:
@@ -93,21 +137,23 @@ def clear_environment() -> None:
 
 def check_precision(read: Read, place: str, bf16: bool, fp16: bool) -> None:
     """Raises UserError when the accelerate configuration names another precision than the recipe."""
+    raise_first(precision(read, place, bf16, fp16))
+
+
+def precision(read: Read, place: str, bf16: bool, fp16: bool) -> Iterator[Finding]:
     ours = "bf16" if bf16 else "fp16" if fp16 else "no"
     if read.mixed_precision not in ("no", ours):
-        raise UserError(
-            f"{place}: mixed_precision",
-            f"{read.mixed_precision!r} here, but the recipe says {'fp32' if ours == 'no' else ours}",
-            "remove mixed_precision from the accelerate config; the recipe's bf16 and fp16 own it",
-        )
+        problem = f"{read.mixed_precision!r} here, but the recipe says {'fp32' if ours == 'no' else ours}"
+        cure = "remove mixed_precision from the accelerate config; the recipe's bf16 and fp16 own it"
+        yield Finding("accelerate-precision", place, "mixed_precision", problem, cure)
 
 
-def _plain_zero(options: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _plain_zero(options: Mapping[str, Any]) -> dict[str, Any]:
     """A ds_config from accelerate's own few ZeRO options (zero_stage, offload_*_device).
 
     Clipping and accumulation in it are held against the recipe later; a 1 is what accelerate writes unasked.
     """
-    stage = _whole(options, "zero_stage", 2, place)
+    stage = int(options.get("zero_stage", 2))
     zero: dict[str, Any] = {"stage": stage}
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
@@ -119,53 +165,72 @@ def _plain_zero(options: Mapping[str, Any], place: str) -> dict[str, Any]:
                 zero[f"offload_{block}"]["nvme_path"] = str(options.get(f"offload_{block}_nvme_path", "auto"))
     config: dict[str, Any] = {"zero_optimization": zero}
     for key, unasked in (("gradient_clipping", None), ("gradient_accumulation_steps", 1)):
-        value = yaml.safe_load(str(options.get(key, "none")))
+        value = options.get(key, "none")
+        with suppress(yaml.YAMLError, ValueError, RecursionError):  # from the environment it comes as text
+            value = yaml.safe_load(str(value))
         if value not in (None, "none", "auto", unasked):
             config[key] = value
     return config
 
 
-def _fsdp(options: Mapping[str, Any], mesh: Mapping[str, Any], place: str, precision: str) -> Read:
-    version = _whole(options, "fsdp_version", 1, place)
-    if version != 2:
-        raise UserError(
-            f"{place}: fsdp_config.fsdp_version",
-            f"{version}: FSDP1 is deprecated, and a missing fsdp_version means 1 to accelerate",
-            "set fsdp_version: 2",
-        )
+def _fsdp_findings(options: Mapping[str, Any], mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    wrong = list(_number(options, "fsdp_version", 1, name, "fsdp_config"))
+    yield from wrong
+    if not wrong and (version := int(options.get("fsdp_version", 1))) != 2:
+        problem = f"{version}: FSDP1 is deprecated, and a missing fsdp_version means 1 to accelerate"
+        yield Finding("accelerate-fsdp1", name, "fsdp_config.fsdp_version", problem, "set fsdp_version: 2")
+        return
     if _plain(options.get("fsdp_activation_checkpointing", False)) is True:
-        raise UserError(f"{place}: fsdp_config.fsdp_activation_checkpointing", "true here, but the recipe owns it",
-                        "remove it, and set activation_checkpointing in the recipe")  # fmt: skip
-    sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in mesh.items()}
-    for key in ("tp_size", "cp_size", "sp_size"):
-        if _whole(sizes, key, 1, place) != 1:
-            raise UserError(f"{place}: parallelism_config_{key}", f"{sizes[key]}: train.py shards over data-parallel "
-                            "ranks only", "set it to 1")  # fmt: skip
+        at, cure = (
+            "fsdp_config.fsdp_activation_checkpointing",
+            "remove it, and set activation_checkpointing in the recipe",
+        )
+        yield Finding("accelerate-owned-by-recipe", name, at, "true here, but the recipe owns it", cure)
+    reshard = _plain(options.get("fsdp_reshard_after_forward", True))
+    if not isinstance(reshard, bool):
+        problem = f"{shown(reshard)} is a value of FSDP1's"
+        cure = "write true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
+        yield Finding("accelerate-fsdp2-value", name, "fsdp_config.fsdp_reshard_after_forward", problem, cure)
+    if str(options.get("fsdp_state_dict_type")).upper() == "LOCAL_STATE_DICT":
+        yield Finding("accelerate-fsdp2-value", name, "fsdp_config.fsdp_state_dict_type",
+                      "FSDP2 has no LOCAL_STATE_DICT", "write SHARDED_STATE_DICT")  # fmt: skip
+    sizes = _sizes(mesh)
+    for key in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+        at = f"parallelism_config_{key}"
+        wrong = list(_number({at: sizes.get(key, 1)}, at, 1, name, "parallelism_config"))
+        yield from wrong
+        if not wrong and not key.startswith("dp_") and int(sizes.get(key, 1)) != 1:
+            problem = f"{sizes[key]}: train.py shards over data-parallel ranks only"
+            yield Finding("accelerate-parallelism", name, f"parallelism_config.{at}", problem, "set it to 1")
+
+
+def _fsdp(options: Mapping[str, Any], mesh: Mapping[str, Any], precision: str) -> Read:
     fsdp = {ours: _plain(options[theirs]) for theirs, ours in _FSDP_OPTIONS.items() if theirs in options}
     fsdp = {key: value for key, value in fsdp.items() if value != _FSDP_DEFAULTS.get(key)}
     if fsdp.get("auto_wrap_policy") != "SIZE_BASED_WRAP":
         fsdp.pop("min_num_params", None)
+    sizes = _sizes(mesh)
     return Read(
         fsdp=fsdp,
-        replicate=_whole(sizes, "dp_replicate_size", 1, place),
-        shard=_whole(sizes, "dp_shard_size", 1, place),
+        replicate=int(sizes.get("dp_replicate_size", 1)),
+        shard=int(sizes.get("dp_shard_size", 1)),
         mixed_precision=precision,
     )
 
 
-def _table(document: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
-    value = document.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise UserError(f"{place}: {key}", f"{value!r} stands where a table belongs", "see accelerate_configs/")
-    return value
+def _sizes(mesh: Mapping[str, Any]) -> dict[str, Any]:
+    """A mesh by short names: with accelerate's prefix in its files, in capitals in the environment, bare in run.yaml."""
+    return {str(key).removeprefix("parallelism_config_"): value for key, value in mesh.items()}
 
 
-def _whole(options: Mapping[str, Any], key: str, default: int, place: str) -> int:
+def _number(options: Mapping[str, Any], key: str, default: int, name: str, section: str = "") -> Iterator[Finding]:
     value = options.get(key, default)
     try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{place}: {key}", f"{value!r} is not a whole number", "see accelerate_configs/") from None
+        int(value)
+    except (TypeError, ValueError, OverflowError):
+        at = f"{section}.{key}" if section else key
+        problem = f"{shown(value)} is not a whole number"
+        yield Finding("accelerate-not-a-number", name, at, problem, "see accelerate_configs/")
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,224 @@
+"""The files that lint looks at: what kind each is, told by its content, and what is wrong with it alone."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from .. import flags
+from ..cluster import parse_hostfile
+from ..errors import UserError, nearest
+from ..recipe import SECTIONS, find, read_yaml
+from ..strategy import accelerate, deepspeed
+from . import accelerate as launcher
+from . import ds_config, hosts
+from .rules import Finding
+
+Kind = Literal["hostfile", "ds_config", "accelerate", "recipe", "env", "model", "broken"]
+LARGEST = 1_000_000  # bytes; no such file is larger, and YAML would take a minute for it
+_SLOTS = re.compile(r"^\s*[^#\s]\S*\s.*\bslots?\s*=", re.MULTILINE)
+_VARIABLE = re.compile(r"^\w+=")
+
+
+@dataclass
+class File:
+    """A file that was read.
+
+    name: as the user, or the file that refers to it, calls it
+    content: hosts and slots (hostfile), a table (ds_config, accelerate), settings (recipe), or nothing
+    lines: dotted key -> line number
+    """
+
+    name: str
+    kind: Kind
+    content: Any = None
+    lines: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        return self.kind != "broken" and all(finding.severity != "error" for finding in self.findings)
+
+
+class Files:
+    """Every file once, however often it is named."""
+
+    def __init__(self) -> None:
+        self.read: dict[Path, File] = {}
+
+    def open(self, name: str, named_by: File | None = None, at: str = "") -> File:
+        """The file, with what is wrong with it. named_by, at: the file and key that refer to it, where one does."""
+        try:
+            path = find(name, "", "file")
+        except UserError as error:
+            where = named_by or self.read.setdefault(Path(name), File(name, "broken"))
+            missing = Finding("file-missing", where.name, at, error.problem, error.cure)
+            if missing not in where.findings:
+                where.findings.append(missing)
+            return File(name, "broken")
+        key = path.resolve()
+        if key not in self.read:
+            self.read[key] = _read(name, path)
+        return self.read[key]
+
+    def add(self, file: File) -> File:
+        """A part of another file, such as a strategy inside a recipe."""
+        return self.read.setdefault(Path(file.name), file)
+
+    def line(self, finding: Finding) -> int | None:
+        """The line of a finding's key, or of the table that the key is missing in."""
+        if isinstance(finding.at, int):
+            return finding.at
+        lines = next((file.lines for file in self.read.values() if file.name == finding.file), {})
+        at = finding.at
+        while at and at not in lines:
+            at = at.rpartition(".")[0]
+        return lines.get(at)
+
+
+def _read(name: str, path: Path) -> File:
+    def broken(rule: str, problem: str, cure: str) -> File:
+        return File(name, "broken", findings=[Finding(rule, name, "", problem, cure)])
+
+    try:
+        if not path.is_file():
+            return broken("file-unreadable", "it is not a file", "name a file")
+        if path.stat().st_size > LARGEST:
+            return broken("file-kind", f"it has more than {LARGEST:,} bytes: no file of ours", "name another file")
+        text = path.read_bytes().decode()
+    except OSError as error:
+        return broken("file-unreadable", f"it cannot be read: {error.strerror}", "check the file's permissions")
+    except UnicodeDecodeError:
+        return broken("file-unreadable", "its bytes are no UTF-8 text", "name a text file")
+    try:
+        kind = recognise(path.name, text)
+        return _judge(File(name, kind), path, text) if kind else broken(
+            "file-kind", "neither hostfile nor ds_config, accelerate config, recipe or .deepspeed_env",
+            "start from a file of hostfiles/, ds_configs/, accelerate_configs/ or recipes/")  # fmt: skip
+    except UserError as error:
+        return File(name, "broken", findings=[of_error("file-syntax", error, name, path)])
+
+
+def recognise(file_name: str, text: str) -> Kind | None:
+    """What a text is, by what stands in it; None when it looks like nothing of ours. Its name only breaks ties."""
+    if file_name.endswith("deepspeed_env"):
+        return "env"
+    if text.lstrip("\ufeff \t\r\n").startswith("{") or file_name.endswith(".json"):
+        return _of_json(text)
+    is_yaml = file_name.endswith((".yaml", ".yml"))
+    if not is_yaml and _SLOTS.search(text):
+        return "hostfile"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if lines and all(_VARIABLE.match(line) for line in lines):
+        return "env"
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return "recipe" if is_yaml else None  # whose reader says where it is broken
+    if not isinstance(document, dict):
+        bare_names = bool(lines) and all(re.fullmatch(r"[\w.\-]+(\s+\d+)?", line) for line in lines)
+        return "hostfile" if not is_yaml and "." not in file_name and (bare_names or not lines) else None
+    keys = {str(key) for key in document}
+    ours, theirs = keys & SECTIONS.keys(), keys & set(launcher.known_keys()["top_level"])
+    if ours or theirs:
+        return "recipe" if len(ours) >= len(theirs) else "accelerate"
+    return "recipe" if any(nearest(key, SECTIONS) for key in keys) else None
+
+
+def _of_json(text: str) -> Kind | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return "ds_config"  # whose reader says where it is broken
+    if not isinstance(document, dict) or not document:
+        return "ds_config"
+    if "distributed_type" in document:
+        return "accelerate"
+    if "model_type" in document or "architectures" in document:
+        return "model"
+    top_level = [path for table in ("allowed", "removed") for path in deepspeed.key_table()[table] if "." not in path]
+    return "ds_config" if any(nearest(key, top_level) for key in document) else None
+
+
+def _judge(file: File, path: Path, text: str) -> File:
+    """Read the file by its kind and note what is wrong with it. Raises UserError for broken syntax."""
+    if file.kind == "hostfile":
+        file.content, found = parse_hostfile(text, file.name)
+        file.findings = [*found, *hosts.hostfile(file.content, file.name)]
+        file.lines = {line.split()[0]: n for n, line in reversed([*enumerate(text.splitlines(), 1)]) if line.strip()}
+    elif file.kind == "env":
+        file.findings = list(hosts.deepspeed_env(text, file.name))
+    elif file.kind == "ds_config":
+        _, file.content = deepspeed.read(str(path), file.name)
+    elif file.kind == "accelerate":
+        file.content = read_yaml(path)
+        file.findings = list(launcher.findings(file.content, file.name))
+    elif file.kind == "recipe":
+        read_yaml(path)
+        try:
+            file.content = flags.load([f"--recipe={path}"])
+        except UserError as error:
+            file.findings.append(of_error("recipe-invalid", error, file.name, path))
+    if file.kind in ("ds_config", "accelerate", "recipe"):
+        file.lines, twice = key_lines(text)
+        problem, cure = "the key stands twice in its table; all but the last are lost", "keep one of them"
+        file.findings += [
+            Finding("file-duplicate-key", file.name, line, f"{at}: {problem}", cure) for at, line in twice
+        ]
+    file.findings += strategy_findings(file)
+    return file
+
+
+def strategy_findings(file: File) -> list[Finding]:
+    """What a run and lint say of a ds_config or of an accelerate config's strategy, be it a file or part of a recipe."""
+    if file.kind == "ds_config":
+        return [*deepspeed.findings(file.content, file.name), *ds_config.findings(file.content, file.name)]
+    if file.kind != "accelerate":
+        return []
+    found = list(accelerate.findings(file.content, file.name))
+    if not found and isinstance(config := accelerate.read(file.content, file.name).ds_config, dict):
+        found += deepspeed.findings(config, f"{file.name}: deepspeed_config")
+    return found
+
+
+def of_error(rule: str, error: UserError, name: str, path: Path) -> Finding:
+    """A UserError about a file as a finding: its place taken apart into file and key or line."""
+    for prefix in (name, str(path)):
+        rest = error.place.removeprefix(prefix)
+        if rest != error.place:
+            line = re.fullmatch(r", line (\d+)", rest)
+            return Finding(rule, name, int(line[1]) if line else rest.lstrip(": "), error.problem, error.cure)
+    return Finding(rule, error.place, "", error.problem, error.cure)
+
+
+def key_lines(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """Dotted key -> line of a YAML text, or of a JSON one, which is YAML but for rare cases; and keys that stand twice."""
+    try:
+        nodes: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=yaml.SafeLoader))]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}, []
+    lines: dict[str, int] = {}
+    twice: list[tuple[str, int]] = []
+    seen: set[int] = set()
+    while nodes:
+        prefix, node = nodes.pop()
+        if not isinstance(node, yaml.MappingNode) or id(node) in seen:  # an alias may stand often, even inside itself
+            continue
+        seen.add(id(node))
+        here: Iterable[tuple[str, int, Any]] = _entries(prefix, node)
+        for at, line, value in here:
+            if at in lines:
+                twice.append((at, line))
+            lines[at] = line
+            nodes.append((f"{at}.", value))
+    return lines, twice
+
+
+def _entries(prefix: str, node: yaml.MappingNode) -> Iterator[tuple[str, int, Any]]:
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            yield f"{prefix}{key.value}", key.start_mark.line + 1, value

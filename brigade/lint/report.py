@@ -1,0 +1,95 @@
+"""One run of lint: which files, all findings in order, and what is worth showing."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..recipe import REPOSITORY
+from . import together
+from .files import Files
+from .rules import SEVERITIES, Finding, rules
+
+# Where a project's files lie: what `lint` without a file looks at.
+FOLDERS = {"recipes": "**/*.yaml", "ds_configs": "*.json", "accelerate_configs": "*.yaml", "hostfiles": "*"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """findings: the gravest of each place, file by file; named: the files that the user named."""
+
+    files: Files
+    findings: list[Finding]
+    named: frozenset[str]
+
+    def counts(self) -> Counter[str]:
+        return Counter(finding.severity for finding in self.findings)
+
+    def shown(self, notes: bool) -> list[Finding]:
+        """Notes are for those who ask, or who ask about this file; errors and warnings are for everybody."""
+        return [f for f in self.findings if f.severity != "note" or notes or f.file in self.named]
+
+    def where(self, finding: Finding) -> str:
+        line = self.files.line(finding)
+        key = f": {finding.at}" if isinstance(finding.at, str) and finding.at else ""
+        return f"{finding.file}{f':{line}' if line else ''}{key}"
+
+
+def lint(names: list[str]) -> Report:
+    """Check these files alone and together; without any, all of the project's and what they refer to."""
+    files = Files()
+    if names:
+        found = list(together.findings(files, [files.open(name) for name in dict.fromkeys(names)]))
+    else:
+        found = []
+        for name in project_files():
+            found += together.findings(files, [files.open(name)])
+    found += [finding for file in files.read.values() for finding in file.findings]
+    order = {file.name: position for position, file in enumerate(files.read.values())}
+    found = sorted(_gravest(found), key=lambda f: (order.get(f.file, len(order)), files.line(f) or 0))
+    return Report(files, found, frozenset(names))
+
+
+def project_files() -> list[str]:
+    """The recipes, ds_configs, accelerate configs and hostfiles here, or else in Brigade's own clone."""
+    names = []
+    for folder, pattern in FOLDERS.items():
+        root = next((root for root in (Path(), REPOSITORY) if (root / folder).is_dir()), None)
+        if root is not None:
+            paths = sorted((root / folder).glob(pattern))
+            names += [str(path.relative_to(root)) for path in paths if path.is_file() and not path.name.startswith(".")]
+    return [name for name in names if not name.endswith(".md")]
+
+
+def _gravest(findings: list[Finding]) -> list[Finding]:
+    """Each finding once, and of one place only the gravest: who mends an error sees what else is there afterwards."""
+    worst: dict[tuple[str, str | int], int] = {}
+    for finding in findings:
+        rank = SEVERITIES.index(finding.severity)
+        key = (finding.file, finding.at)
+        worst[key] = min(rank, worst.get(key, rank))
+    return [f for f in dict.fromkeys(findings) if SEVERITIES.index(f.severity) == worst[f.file, f.at]]
+
+
+_INTRODUCTION = """# Lint's rules
+
+    python -m brigade lint [FILE ...]
+
+checks hostfiles, ds_configs, accelerate configs and recipes, alone and together; without a file, all of the project's.
+Of one place the gravest is shown. An **error** (exit code 1): a run would fail, hang, or compute something else than
+the recipe says. A **warning**: likely not what was meant. A **note**: worth knowing, shown for files that were named, or
+with `--notes`. A run makes the same checks for itself before it builds the model.
+
+This page is written by `python -m brigade lint --rules --markdown` from `brigade/lint/rules.yaml`.
+"""
+
+
+def markdown() -> str:
+    """docs/lint.md."""
+    lines = [_INTRODUCTION]
+    for about, group in itertools.groupby(rules().values(), key=lambda rule: rule.about):
+        lines += [f"## {about[0].upper()}{about[1:]}", "", "| rule | severity | why | source |", "|---|---|---|---|"]
+        for rule in group:
+            lines.append(f"| `{rule.name}` | {rule.severity} | {rule.says} | {', '.join(rule.issues)} |")
+        lines.append("")
+    return "\n".join(lines)
