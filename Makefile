@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SKYPILOT := $(VENV)/skypilot
 DEMO_OUTPUT := outputs/demo
 JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo skypilot test lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
@@ -28,7 +29,14 @@ demo: setup
 	$(BIN)/deepspeed --num_gpus $(DEMO_RANKS) train.py --ds_config ds_configs/zero3.json --output_dir $(DEMO_OUTPUT)
 	$(BIN)/python -m brigade eval $(DEMO_OUTPUT) --learned 0.2
 
-test: setup
+# SkyPilot wants other versions than Brigade; one test asks it whether it takes what `launch --write skypilot` writes.
+skypilot: $(SKYPILOT)/.complete
+$(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
+	$(BIN)/python -m venv $(SKYPILOT)
+	$(SKYPILOT)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/jobs/requirements.txt
+	@touch $@
+
+test: setup skypilot
 	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile
 
 lint: setup

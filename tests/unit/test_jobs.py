@@ -1,0 +1,229 @@
+"""Every recipe on every hostfile as every kind of job file; what holds for all kinds, and how files are written."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from brigade import jobs
+from brigade.cluster import read_hostfile
+from brigade.errors import UserError
+from brigade.jobs.common import dns_name, name, secrets, train_words
+from brigade.jobs.write import WRITERS, write
+from brigade.recipe import read_yaml
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*/*.yaml"))
+HOSTFILES = sorted(f"hostfiles/{path.name}" for path in (ROOT / "hostfiles").iterdir())
+ANY_MICRO_BATCH = ("--per_device_train_batch_size", "auto")  # then only the global batch must divide
+ZERO3 = ("--ds_config", "ds_configs/zero3.json")
+NASTY = [
+    "a b",
+    "it's",
+    'a "b"',
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "a\nnum_nodes: 7\n#SBATCH --nodes=9",
+    "ü ☕",
+    "1e-5",
+    "a;b&c|d",
+    "\\",
+]
+
+
+def ranks(hostfile):
+    return sum(read_hostfile(ROOT / hostfile).values())
+
+
+def fits(recipe, hostfile):
+    return read_yaml(ROOT / recipe)["training"]["global_batch_size"] % ranks(hostfile) == 0
+
+
+PAIRS = [(recipe, hostfile) for recipe in RECIPES for hostfile in HOSTFILES if fits(recipe, hostfile)]
+
+
+def job(recipe="recipes/qwen3-8b/full.yaml", *flags, hosts=None, hostfile="hostfiles/2x8"):
+    return jobs.make(recipe, list(flags), hostfile, hosts)
+
+
+def text(kind, made):
+    return WRITERS[kind][1](made)
+
+
+def comments(file_text):
+    """The lines before the first one that is no comment."""
+    lines = file_text.splitlines()
+    return lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_most_pairs_are_tried():
+    assert len(PAIRS) >= 9 and {recipe for recipe, _ in PAIRS} == set(RECIPES)
+    assert {hostfile for _, hostfile in PAIRS} >= {"hostfiles/1x8", "hostfiles/2x8", "hostfiles/4x8", "hostfiles/16x8"}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("recipe, hostfile", PAIRS)
+def test_every_recipe_on_every_hostfile(kind, recipe, hostfile):
+    made = job(recipe, *ANY_MICRO_BATCH, hostfile=hostfile)
+    file_text = text(kind, made)
+    head = comments(file_text)
+    first = head[1 if kind == "sbatch" else 0]
+    assert f"{ranks(hostfile)} ranks" in first and made.strategy.name in first
+    command = f"python -m brigade launch {recipe} --hostfile {hostfile} --write {kind} {' '.join(ANY_MICRO_BATCH)}"
+    assert f"# Written by: {command}" in head
+    assert any(line.startswith(("# Start, ", "# Start: ")) for line in head)
+    assert kind == "accelerate" or any(line.startswith("# Change: ") for line in head)
+    assert str(ROOT) not in file_text and file_text.endswith("\n")
+    assert not re.search(r"@[A-Z_]+@", file_text), "a place of the template was left open"
+    assert kind == "sbatch" or yaml.safe_load(file_text)
+    assert kind == "accelerate" or f"/{made.output_dir.name}" in file_text
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_hosts_of_different_sizes_are_refused(kind, mistake):
+    message = mistake(text, kind, job(hosts={"node1": 8, "node2": 4, "node3": 4}, hostfile="my_hosts"))
+    assert "my_hosts" in message and "4 and 8 slots" in message
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "accelerate"])
+@pytest.mark.parametrize("flags", [["--fresh"], ["--resume_from_checkpoint", "outputs/x/checkpoint-5"], ["--rehearse"]])
+def test_flags_that_cannot_be_said_twice_are_refused(kind, flags, mistake):
+    message = mistake(text, kind, job("recipes/qwen3-8b/full.yaml", *flags))
+    assert message.startswith(f"error: flag {flags[0]}") and "leave it out" in message
+    assert text("accelerate", job("recipes/qwen3-8b/full.yaml", *flags)), "this file only says where"
+
+
+def test_job_name_is_recipe_and_topology():
+    assert name(job()) == dns_name(job()) == "qwen3-8b-full-2x8"
+    small = job("recipes/qwen3-0.6b/full.yaml", hostfile="hostfiles/1x8")
+    assert (name(small), dns_name(small)) == ("qwen3-0.6b-full-1x8", "qwen3-0-6b-full-1x8")
+
+
+@pytest.mark.parametrize("folder", ["My Model (v2)", "7b", "ä" * 30, "x" * 90, "-", "a'b"])
+def test_names_are_ones_that_schedulers_take(folder, tmp_path):
+    recipe = tmp_path / folder / "full.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text((ROOT / "recipes/tiny/full.yaml").read_text())
+    made = job(str(recipe))
+    assert set(name(made)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+    label = dns_name(made)
+    assert label == label.lower() and label.replace("-", "").isalnum() and label[0].isalpha() and label[-1] != "-"
+    assert len(label) <= 45 and label.isascii()
+
+
+@pytest.mark.parametrize(
+    "words", [["--output_dir", "a b"], ["--output_dir=a b"], ["--output-dir", "a b"], ["--output-dir=a b"]]
+)
+def test_the_output_directory_is_said_once(words):
+    made = job("recipes/tiny/full.yaml", "--bf16", *words, "--max_steps", "3")
+    assert str(made.output_dir) == "a b"
+    kept = ["train.py", "--recipe", "recipes/tiny/full.yaml", "--bf16", "--max_steps", "3"]
+    assert train_words(made, "OUT") == [*kept, "--output_dir", "OUT"]
+
+
+def test_output_directory_is_the_one_of_the_run():
+    from brigade.cluster import World
+    from brigade.recipe import batch_arithmetic
+    from brigade.run import open_run
+
+    for made in (job(), job("recipes/tiny/full.yaml", *ZERO3), job("recipes/tiny/full.yaml", "--output_dir", "x/y")):
+        batch = batch_arithmetic(made.settings.recipe.training, made.world_size, "")
+        world = World(0, 0, made.world_size, 8, "node1", "torchrun")
+        assert open_run(made.settings, made.strategy, world, batch).directory == made.output_dir
+
+
+@pytest.mark.parametrize("recipe, flags, needed", [
+    ("recipes/tiny/full.yaml", [], []), ("recipes/qwen3-8b/full.yaml", [], ["HF_TOKEN"]),
+    ("recipes/qwen3-8b/full.yaml", ["--report_to", "wandb"], ["HF_TOKEN", "WANDB_API_KEY"]),
+    ("recipes/tiny/full.yaml", ["--dataset_name", "who/what"], ["HF_TOKEN"]),
+    ("recipes/tiny/full.yaml", ["--dataset_name", "x" * 5000], ["HF_TOKEN"]),
+])  # fmt: skip
+def test_only_secrets_that_the_run_may_need_are_asked_for(recipe, flags, needed, monkeypatch):
+    made = job(recipe, *flags)
+    assert secrets(made) == needed
+    for variable in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "hush-hush")
+    for kind in WRITERS:
+        assert "hush-hush" not in text(kind, made)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@given(
+    value=st.one_of(
+        st.sampled_from(NASTY), st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"))
+    )
+)
+def test_a_flag_may_hold_anything(value):
+    word = f"--model_name_or_path=m{value}"  # not the text null, which is none
+    made = job("recipes/tiny/full.yaml", word, *ZERO3)
+    for kind in ("accelerate", "kubernetes", "skypilot"):
+        read = yaml.safe_load(text(kind, made))
+        assert "num_nodes" not in read or read["num_nodes"] == 2
+    command = yaml.safe_load(text("kubernetes", made))["spec"]["trainer"]["command"]
+    assert word in [each.replace("$$", "$") for each in command]
+    run = yaml.safe_load(text("skypilot", made))["run"]
+    assert word in shlex.split(run)
+    script = text("sbatch", made)
+    assert f"\ncommand=({shlex.join(train_words(made, 'x')[:-2])} --output_dir" in script
+    assert [line for line in comments(script) if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind, file", [
+    ("sbatch", "qwen3-8b-full-2x8.sbatch"), ("accelerate", "qwen3-8b-full-2x8.accelerate.yaml"),
+    ("kubernetes", "qwen3-8b-full-2x8.trainjob.yaml"), ("skypilot", "qwen3-8b-full-2x8.sky.yaml"),
+])  # fmt: skip
+def test_write_names_the_file_and_never_overwrites(kind, file, tmp_path, monkeypatch, capsys, mistake):
+    made = job()
+    monkeypatch.chdir(tmp_path)
+    assert write(made, kind) == Path(file) and capsys.readouterr().out.startswith(f"Wrote {file}")
+    assert Path(file).read_text() == text(kind, made)
+    assert file in Path(file).read_text() or kind == "kubernetes", "it says how to start itself"
+    assert write(made, kind) == Path(file) and "unchanged" in capsys.readouterr().out
+    Path(file).write_text("mine")
+    message = mistake(write, made, kind)
+    other = file.replace("2x8", "2x8-2")
+    assert message.startswith(f"error: {file}\n") and f"--to {other}" in message and Path(file).read_text() == "mine"
+    assert write(made, kind, Path(other)) == Path(other) and Path(other).is_file()
+    Path(other).write_text("mine too")
+    assert f"--to {file.replace('2x8', '2x8-3')}" in mistake(write, made, kind)
+
+
+def test_write_to_standard_output(tmp_path, monkeypatch, capsys):
+    made = job()
+    monkeypatch.chdir(tmp_path)
+    write(made, "sbatch", Path("-"))
+    assert capsys.readouterr().out == text("sbatch", made) and not list(tmp_path.iterdir())
+
+
+def test_write_where_nothing_can_be_written(tmp_path, mistake):
+    assert "cannot be written" in mistake(write, job(), "sbatch", tmp_path / "no" / "such" / "folder.sbatch")
+    assert "not overwritten" in mistake(write, job(), "sbatch", tmp_path)
+
+
+def test_errors_are_the_users_kind():
+    with pytest.raises(UserError):
+        job("recipes/qwen3-0.6b/full.yaml", hostfile="hostfiles/16x8")  # 32 sequences, 128 ranks
+
+
+def test_the_library_is_quick_to_import():
+    heavy = "torch transformers accelerate deepspeed datasets numpy kubeflow_trainer_api sky"
+    code = f"import brigade.jobs.write, sys; print([m for m in {heavy.split()} if m in sys.modules])"
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,109 @@
+"""What `launch --write accelerate` writes is what lies in accelerate_configs/, and accelerate takes it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
+
+from brigade import jobs
+from brigade.cluster import World
+from brigade.jobs.accelerate import body, document, text
+from brigade.strategy import choose
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "accelerate_configs").iterdir())
+FSDP2 = "{distributed_type: FSDP, fsdp_config: {fsdp_version: 2%s}%s}"
+
+
+def asked(kind, hosts, slots):
+    """The flags that ask for a strategy, without any file of accelerate_configs/."""
+    mesh = f", parallelism_config: {{dp_replicate_size: 2, dp_shard_size: {hosts * slots // 2}}}"
+    flags = {
+        "ddp": ["--ds_config", "none"],
+        "fsdp2": ["--accelerate_config", FSDP2 % ("", "")],
+        "hsdp": ["--accelerate_config", FSDP2 % ("", mesh)],
+    }
+    return flags.get(kind) or ["--ds_config", f"ds_configs/{kind}.json"]
+
+
+def job(flags, hosts=2, slots=8, hostfile="hostfiles/2x8"):
+    return jobs.make("recipes/qwen3-8b/full.yaml", flags, hostfile, {f"node{n + 1}": slots for n in range(hosts)})
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_each_file_is_what_launch_writes(path):
+    match = re.fullmatch(r"(\w+)_(\d+)x(\d+)\.yaml", path.name)
+    assert match, "name it STRATEGY_HOSTSxSLOTS.yaml"
+    hosts, slots = int(match[2]), int(match[3])
+    made = job(asked(match[1], hosts, slots), hosts, slots, f"hostfiles/{hosts}x{slots}")
+    file = path.read_text()
+    header = re.match(r"(#.*\n)+", file)[0]
+    assert file.removeprefix(header) == body(made)
+    assert f"accelerate launch --config_file accelerate_configs/{path.name} train.py" in header
+
+
+@pytest.mark.parametrize("hosts, slots", [(1, 2), (1, 8), (2, 8), (4, 2)])
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3", "zero3_offload"])
+def test_accelerate_takes_it_and_train_py_reads_the_same_strategy(kind, launched, hosts, slots, tmp_path):
+    made = job(asked(kind, hosts, slots), hosts, slots)
+    content = document(made, launched)
+    path = tmp_path / "config.yaml"
+    path.write_text(text(made) if not launched else yaml.safe_dump(content))
+    assert yaml.safe_load(path.read_text()) == content
+    config = load_config_from_file(str(path))  # raises for unknown keys at top level
+    assert isinstance(config, ClusterConfig) and config.mixed_precision is None
+    assert (config.num_machines, config.num_processes) == (hosts, hosts * slots)
+    assert config.fsdp_config.get("fsdp_version", 2) == 2
+    several = kind.startswith("zero") and hosts > 1
+    assert config.deepspeed_config.get("deepspeed_multinode_launcher") == (
+        None if not several else "standard" if launched else "pdsh")  # fmt: skip
+    assert config.deepspeed_config.get("deepspeed_hostfile") == ("hostfiles/2x8" if several and not launched else None)
+    assert kind != "zero3" or DEEPSPEED_MULTINODE_LAUNCHERS[0] == "pdsh"
+    assert ("deepspeed_config_file" in config.deepspeed_config) is kind.startswith("zero")
+    # train.py, told to read that file, does what the job was asked to do.
+    again = jobs.flags.load(["--recipe", "recipes/qwen3-8b/full.yaml", "--accelerate_config", str(path)])
+    read = choose(again, World(0, 0, made.world_size, slots, "node1", "torchrun"), {})
+    assert read.identity() == made.strategy.identity() and read.name == made.strategy.name
+    assert (read.replicate, read.shard) == (made.strategy.replicate, made.strategy.shard)
+
+
+def test_one_rank_alone():
+    made = job(["--ds_config", "none"], 1, 1)
+    assert document(made)["distributed_type"] == "NO" and "distributed_type: 'NO'" in text(made)  # a bare NO is false
+
+
+def test_a_written_file_written_again_is_the_same(tmp_path):
+    for kind in ("fsdp2", "hsdp", "zero3"):
+        path = tmp_path / f"{kind}.yaml"
+        path.write_text(text(job(asked(kind, 2, 8))))
+        assert body(job(["--accelerate_config", str(path)])) == body(job(asked(kind, 2, 8)))
+
+
+def test_options_that_are_no_defaults_arrive():
+    made = job(["--accelerate_config", FSDP2 % (", fsdp_offload_params: true, fsdp_reshard_after_forward: false", "")])
+    options = document(made)["fsdp_config"]
+    assert options["fsdp_offload_params"] is True and options["fsdp_reshard_after_forward"] is False
+
+
+def test_a_ds_config_without_a_file_is_refused(mistake):
+    inline = "{zero_optimization: {stage: 2}}"
+    plain = "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 3}}"
+    for flag, value in (("--ds_config", inline), ("--accelerate_config", plain)):
+        message = mistake(document, job([flag, value]))
+        assert f"flag {flag}" in message and "--ds_config" in message.splitlines()[-1]
+
+
+def test_several_hosts_without_a_hostfile(mistake):
+    zero3 = job(asked("zero3", 2, 8), hostfile=None)
+    assert "--hostfile" in mistake(document, zero3)
+    assert document(zero3, launched=True)["num_machines"] == 2
+    assert document(job(asked("fsdp2", 2, 8), hostfile=None))["main_process_ip"] == "node1"

@@ -1,0 +1,253 @@
+"""The sbatch script, run on two hosts that fakes of Slurm's commands pretend: what each host starts, and how it ends."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from brigade import jobs
+from brigade.jobs.sbatch import text
+
+ROOT = Path(__file__).parents[2]
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+TINY = "recipes/tiny/full.yaml"
+NASTY = [
+    "a b",
+    "it's",
+    'a "b"',
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "a\n#SBATCH --nodes=9",
+    "ü ☕",
+    "a;b&c|d",
+    "*",
+    "\\",
+    "@SLOTS@",
+]
+
+# The step runs once per host, with that host's number, as srun does it. scancel reaches the ranks, as TERM to srun does not.
+SRUN = """\
+: >pids
+while [ "${1#--}" != "$1" ]; do echo "srun $1" >>calls; shift; done
+trap 'echo "srun got TERM" >>calls; kill -KILL $(cat pids); exit 137' TERM
+for node in $(seq 0 $((SLURM_JOB_NUM_NODES - 1))); do
+    SLURM_NODEID=$node SLURM_PROCID=$node "$@" & echo $! >>pids
+done
+code=0; for pid in $(cat pids); do wait "$pid" || code=$?; done; exit $code
+"""
+SCONTROL = """\
+echo "scontrol $*" >>calls
+if [ "$1 $2" = "show hostnames" ]; then printf '%s\\n' node1 node2 node3 node4 | head -n "$SLURM_JOB_NUM_NODES"; fi
+"""
+SCANCEL = 'echo "scancel $*" >>calls; kill -TERM $(cat pids)'
+PYTHON = f"""\
+#!{sys.executable}
+import json, os, pathlib, sys, time
+node, mode = os.environ["SLURM_NODEID"], pathlib.Path("mode").read_text()
+pathlib.Path(f"started-{{node}}.tmp").write_text(json.dumps(sys.argv[1:]))
+os.rename(f"started-{{node}}.tmp", f"started-{{node}}")
+output = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+if mode == "hang":
+    time.sleep(60)
+if mode == "fail" and node == "1":
+    sys.exit(3)
+if mode == "succeed" and node == "0":
+    output.mkdir(parents=True)
+    (output / "success.json").write_text("{{}}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+class Batch:
+    """A job's directory, with fakes on its PATH."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        for name, script in {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}.items():
+            self._program(directory / "bin" / name, "#!/bin/bash\n" + script)
+        self._program(directory / ".venv/bin/python", PYTHON)
+        for name in ("calls", "pids"):
+            (directory / name).touch()
+
+    def _program(self, path: Path, script: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script)
+        path.chmod(0o755)
+
+    def start(self, script: str, mode: str, **variables: str) -> subprocess.Popen:
+        (self.directory / "mode").write_text(mode)
+        (self.directory / "job.sbatch").write_text(script)
+        environment = {
+            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(self.directory),
+            "SLURM_JOB_ID": "41234", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0",
+        }  # fmt: skip
+        return subprocess.Popen(["bash", self.directory / "job.sbatch"], env=environment | variables, cwd="/", text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+    def run(self, script: str, mode: str = "succeed", **variables: str) -> tuple[int, str]:
+        process = self.start(script, mode, **variables)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    def started(self) -> list[list[str]]:
+        paths = sorted(self.directory.glob("started-*"))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def wait_for(self, hosts: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(list(self.directory.glob("started-?"))) < hosts:
+            assert time.monotonic() < deadline, "the ranks did not start"
+            time.sleep(0.02)
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.directory / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def batch(tmp_path):
+    return Batch(tmp_path)
+
+
+def script(*flags, recipe=TINY, hosts=2, slots=8):
+    return text(jobs.make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)}))
+
+
+def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
+    code, output = batch.run(script("--ds_config", "ds_configs/zero3.json"))
+    assert code == 0, output
+    started = batch.started()
+    assert len(started) == 2 and all(words[:2] == ["-m", "torch.distributed.run"] for words in started)
+    read = [get_args_parser().parse_args(words[2:]) for words in started]
+    assert [each.node_rank for each in read] == [0, 1]
+    for each in read:
+        assert (each.nnodes, each.nproc_per_node, each.rdzv_backend) == ("2", "8", "static")
+        assert (each.master_addr, each.master_port) == ("node1", 20000 + 1234)
+        assert each.training_script == "train.py" and each.shutdown_timeout < 120
+        assert each.training_script_args == ["--recipe", TINY, "--ds_config", "ds_configs/zero3.json", "--output_dir",
+                                             "outputs/tiny-full-zero3"]  # fmt: skip
+    assert "2 hosts of 8 ranks, node1:21234" in output and "start 1" in output
+    assert not any("requeue" in call for call in batch.calls)
+
+
+def test_options_of_sbatch_win(batch):
+    code, _ = batch.run(script(), SLURM_JOB_NUM_NODES="4", SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2")
+    read = [get_args_parser().parse_args(words[2:]) for words in batch.started()]
+    assert code == 0 and [(each.node_rank, each.nnodes, each.nproc_per_node) for each in read] == [
+        (rank, "4", "4") for rank in range(4)
+    ]
+    assert "srun --nodes=4" in batch.calls and "srun --ntasks=4" in batch.calls
+
+
+def test_two_jobs_have_two_ports(batch):
+    ports = set()
+    for job_id in ("41234", "41235"):
+        batch.run(script(), SLURM_JOB_ID=job_id)
+        ports.add(get_args_parser().parse_args(batch.started()[0][2:]).master_port)
+    assert len(ports) == 2 and all(1024 < port < 32768 for port in ports)
+
+
+def test_flags_arrive_as_they_were_given(batch):
+    """Each value is its own flag: spaces, quotes, line breaks and all."""
+    keys = ["model_name_or_path", "revision", "tokenizer_name_or_path", "dataset_name", "dataset_config_name",
+            "validation_file", "chat_template", "gpu", "nvme_path"]  # fmt: skip
+    for values in (NASTY[: len(keys)], NASTY[-len(keys) :]):
+        flags = [f"--{key}={value}" for key, value in zip(keys, values, strict=True)]
+        code, output = batch.run(script(*flags, "--output_dir", values[0]))
+        assert code == 0, output
+        for words in batch.started():
+            assert words[words.index("train.py") + 1 :] == ["--recipe", TINY, *flags, "--output_dir", values[0]]
+        (batch.directory / values[0] / "success.json").unlink()
+        (batch.directory / values[0]).rmdir()
+
+
+def test_a_real_failure_fails_and_is_not_queued_again(batch):
+    code, _ = batch.run(script(), "fail")
+    assert code == 3 and not any("requeue" in call for call in batch.calls)
+
+
+def test_without_the_success_marker_it_is_a_failure(batch):
+    code, output = batch.run(script(), "end quietly")
+    assert code == 1 and "there is no outputs/tiny-full-ddp/success.json" in output
+    assert not any("requeue" in call for call in batch.calls)
+
+
+def test_notice_of_the_end_stops_the_ranks_and_queues_again(batch):
+    process = batch.start(script(), "hang")
+    batch.wait_for(2)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    calls = [call for call in batch.calls if not call.startswith(("srun --", "scontrol show"))]
+    assert calls == ["scancel --signal=TERM 41234", "scontrol requeue 41234"]
+    assert "newest checkpoint" in output
+    for pid in (batch.directory / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists(), "a rank lives on"
+
+
+def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
+    (batch.directory / "outputs/tiny-full-ddp").mkdir(parents=True)
+    (batch.directory / "outputs/tiny-full-ddp/success.json").touch()
+    process = batch.start(script(), "hang")
+    batch.wait_for(2)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=30)
+    assert process.returncode == 0 and not any("requeue" in call for call in batch.calls)
+
+
+def test_a_requeue_that_slurm_refuses_is_a_failure(batch):
+    batch._program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + SCONTROL + '[ "$1" != requeue ]\n')
+    process = batch.start(script(), "hang")
+    batch.wait_for(2)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+
+
+def test_started_by_hand_it_says_how(tmp_path):
+    path = tmp_path / "job.sbatch"
+    path.write_text(script())
+    done = subprocess.run(["bash", path], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    assert done.returncode != 0 and "start this file with sbatch" in done.stderr
+
+
+@pytest.mark.parametrize("recipe, gpus", [(TINY, None), ("recipes/qwen3-8b/full.yaml", "8")])
+def test_what_slurm_is_asked_for(recipe, gpus):
+    lines = script(recipe=recipe).splitlines()
+    asked = dict(
+        re.fullmatch(r"#SBATCH --([\w-]+)(?:=(.*))?", line).groups() for line in lines if line.startswith("#SBATCH")
+    )
+    assert asked.pop("gpus-per-node", None) == gpus
+    assert asked == {
+        "job-name": f"{Path(recipe).parent.name}-full-2x8", "nodes": "2", "ntasks-per-node": "1", "exclusive": None,
+        "mem": "0", "output": "%x-%j.out", "open-mode": "append", "requeue": None, "signal": "B:USR1@120",
+    }  # fmt: skip
+    first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "sbatch would not read them"
+    assert lines[0] == "#!/bin/bash" and lines[first_command] == "set -euo pipefail"
+    assert all("$" not in line for line in lines if line.startswith("#SBATCH")), "sbatch expands no variable"
+
+
+@pytest.mark.parametrize("flags, severity", [
+    ([], "style"), (["--gpu", "H100"], "style"),
+    ([f"--model_name_or_path={shlex.join(NASTY)}"], "warning"),  # it would only remark that '$HOME' is not expanded
+])  # fmt: skip
+def test_shellcheck_finds_nothing(flags, severity, tmp_path):
+    path = tmp_path / "job.sbatch"
+    path.write_text(script(*flags))
+    subprocess.run(["bash", "-n", path], check=True)
+    done = subprocess.run([SHELLCHECK, "--severity", severity, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
