@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         run = runs.open_run(settings, strategy, world, batch)
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.speaks:
-            print(f"This run is finished: {run.directory} (--fresh begins it anew).")
+            runs.say_finished(run)
         return None
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.

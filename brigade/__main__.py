@@ -7,7 +7,12 @@ import sys
 from .errors import UserError
 
 VERBS = {
+    "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
+    "lint": (
+        "lint",
+        "say what is wrong with hostfiles, ds_configs, accelerate configs and recipes, alone and together",
+    ),
 }
 
 
@@ -16,11 +21,22 @@ def main(argv: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     words = sys.argv[1:] if argv is None else argv
     asked = words[0] if words and words[0] in VERBS else None
+    passes_on = False
     for verb, (module, help_text) in VERBS.items():
-        verb_parser = verbs.add_parser(verb, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+        description = help_text[0].upper() + help_text[1:] + "."
+        verb_parser = verbs.add_parser(verb, help=help_text, description=description, allow_abbrev=False)
         if verb == asked:
-            importlib.import_module(f"brigade.commands.{module}").add_arguments(verb_parser)
-    options = parser.parse_args(words)
+            command = importlib.import_module(f"brigade.commands.{module}")
+            command.add_arguments(verb_parser)
+            passes_on = getattr(command, "PASSES_ON", False)
+            if passes_on:
+                verb_parser.usage = (
+                    verb_parser.format_usage().removeprefix("usage: ").strip() + " [flags of train.py ...]"
+                )
+    options, rest = parser.parse_known_args(words)
+    if rest and not passes_on:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     try:
         return importlib.import_module(f"brigade.commands.{VERBS[options.verb][0]}").run(options)
     except UserError as error:

@@ -3,11 +3,13 @@
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import UserError
+from .lint.rules import Finding, raise_first
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher)
 
 
-_HOST_LINE = re.compile(r"^(\S+)\s+slots=(\d+)\s*$")
+_HOST_LINE = re.compile(r"^(\S+)\s+slots=(\d{1,6})$")
+_EXAMPLE = "write one line per host: `node1 slots=8`"
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
@@ -67,22 +70,57 @@ def read_hostfile(path: Path) -> dict[str, int]:
     Raises UserError for a missing file, a line of another form, or a host that stands there twice.
     """
     if not path.is_file():
-        raise UserError(str(path), "there is no such hostfile", "write one line per host: `node1 slots=8`")
+        raise UserError(str(path), "there is no such hostfile", _EXAMPLE)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        hosts, findings = parse_hostfile(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError:
-        raise UserError(str(path), "the hostfile is not text", "write one line per host: `node1 slots=8`") from None
-    hosts: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = _HOST_LINE.match(line.strip())
-        place = f"{path}, line {number}"
-        if not match or match[1].endswith(":") or int(match[2]) == 0:
-            raise UserError(place, f"{line.strip()!r} is not `HOST slots=N`", "write for example `node1 slots=8`")
-        if match[1] in hosts:
-            raise UserError(place, f"host {match[1]!r} stands here twice", "keep one line per host")
-        hosts[match[1]] = int(match[2])
-    if not hosts:
-        raise UserError(str(path), "the hostfile names no host", "write one line per host: `node1 slots=8`")
+        raise UserError(str(path), "the hostfile is not text", _EXAMPLE) from None
+    raise_first(findings)
     return hosts
+
+
+def parse_hostfile(text: str, name: str) -> tuple[dict[str, int], list[Finding]]:
+    """The hosts and slots that a hostfile names, and what is wrong with its other lines."""
+    hosts: dict[str, int] = {}
+    findings: list[Finding] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = _HOST_LINE.match(line)
+        if not match or match[1].endswith(":") or int(match[2]) == 0:
+            findings.append(_broken(line, name, number))
+        elif match[1] in hosts:
+            problem = f"host {match[1]!r} stands here twice"
+            findings.append(Finding("hostfile-duplicate", name, number, problem, "keep one line per host"))
+        else:
+            hosts[match[1]] = int(match[2])
+    if not hosts and not findings:
+        findings.append(Finding("hostfile-empty", name, "", "the hostfile names no host", _EXAMPLE))
+    return hosts, findings
+
+
+def _broken(line: str, name: str, number: int) -> Finding:
+    without_comment = line.partition(" #")[0].rstrip()
+    mended = re.sub(r"^(\S+?):+\s", r"\1 ", without_comment)
+    rule = "hostfile-slots"
+    if (match := _HOST_LINE.match(mended)) and int(match[2]):
+        rule = "hostfile-colon" if mended != without_comment else "hostfile-comment"
+    cure = f"write for example `{'node1 slots=8' if rule == 'hostfile-slots' else mended}`"
+    return Finding(rule, name, number, f"{line!r} is not `HOST slots=N`", cure)
+
+
+def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
+    """Hosts and slots of the Slurm allocation that this process runs in: one slot per GPU, else per task of a node.
+
+    Raises UserError outside of an allocation.
+    """
+    nodes = env.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise UserError("launcher slurm", "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)",
+                        "salloc first, or submit a script: --write sbatch")  # fmt: skip
+    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+    if listed.returncode:
+        raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")
+    slots = env.get("SLURM_GPUS_ON_NODE") or env.get("SLURM_NTASKS_PER_NODE") or "1"
+    return dict.fromkeys(listed.stdout.split(), int(slots))

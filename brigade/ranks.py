@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from .cluster import World
 from .errors import UserError
+from .hosts import rank
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
@@ -44,8 +45,10 @@ def start(world: World, alone: bool = False) -> None:
         backend = "cpu:gloo,cuda:nccl"
     else:
         backend = "gloo"
+    rank.note(stage="waiting")
     dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+    rank.note(stage="joined")
 
 
 def gather(value: Any) -> list[Any]:
@@ -86,6 +89,8 @@ def agreed(world: World):
         return
     if error is not None and world.rank == failed[0]:
         _tell(error, world)
+    else:
+        rank.note(follows=True)
     barrier()  # nobody leaves before the one who speaks has spoken
     finish()
     raise SystemExit(codes[failed[0]])
@@ -113,6 +118,7 @@ def fail(error: BaseException, world: World) -> None:
     if first:
         _tell(error, world)
     else:
+        rank.note(follows=True)
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         print(f"rank {world.rank} on {world.host} stops because another rank failed first ({reason})", file=sys.stderr)
     sys.stdout.flush()
@@ -134,6 +140,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     C++ threads that the engines leave behind abort a process while the interpreter tears itself down ("terminate called
     without an active exception", exit -6), and a finished run or a told mistake then looks like a crash.
     """
+    rank.supervise()
     code: Any = 0
     try:
         main()
@@ -177,7 +184,9 @@ def _no_rendezvous(error: Exception) -> UserError:
 def _tell(error: BaseException, world: World) -> None:
     """Say on stderr what went wrong. Torchrun and accelerate bury that under 40 lines of their own, of which the last
     quote what a rank left in the error file: there the reason stands once more, in one line."""
-    print(_message(error, world), file=sys.stderr, flush=True)
+    message = _message(error, world)
+    rank.note(told=message, code=_exit_code(error))
+    print(message, file=sys.stderr, flush=True)
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:
         return

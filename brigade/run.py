@@ -16,6 +16,7 @@ from . import ranks
 from .cluster import World, read_hostfile
 from .errors import UserError
 from .flags import Settings
+from .hosts import rank
 from .recipe import REPOSITORY, SECTIONS, Batch, find, identity, marked_apart, read_yaml
 from .strategy import Strategy
 
@@ -202,10 +203,17 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     temporary = run.directory / f".{SUCCESS}"
     temporary.write_text(json.dumps(figures, indent=2) + "\n")
     temporary.replace(run.directory / SUCCESS)
+    rank.note(marker=str((run.directory / SUCCESS).resolve()))
     print(f"Held-out loss {before:.4f} before, {held_out_loss:.4f} after {state.global_step} steps." if before else
           f"Held-out loss {held_out_loss:.4f} after {state.global_step} steps.")  # fmt: skip
     print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
           f"the resolved run in {run.directory / RECORD}.", flush=True)  # fmt: skip
+
+
+def say_finished(run: Run) -> None:
+    """The run reached its end before; the same command asks for nothing more."""
+    rank.note(marker=str((run.directory / SUCCESS).resolve()))
+    print(f"This run is finished: {run.directory} (--fresh begins it anew).")
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,127 @@
+"""A rank that `launch` started: its first process watches over a second, in which train.py goes on.
+
+The launchers (torchrun, deepspeed, accelerate) are the parents of ranks and tell how one ended in 40 lines or not at all.
+Here the parent of the training process is ours: it hands every line, exit code and signal to the host's agent, through a
+socket that BRIGADE_DOOR names. When the agent is gone, so is the rank: nothing is left behind on the host.
+"""
+
+import ctypes
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+DOOR = "BRIGADE_DOOR"
+PR_SET_PDEATHSIG = 1
+_notes: int | None = None  # where this process writes what the agent should know
+
+
+def supervise() -> None:
+    """Under `launch`: fork; the child returns from here and trains, the parent never does. Otherwise: nothing.
+
+    Must come before any thread and any heavy import.
+    """
+    door = os.environ.pop(DOOR, None)
+    if not door or "RANK" not in os.environ:
+        return
+    agent = socket.socket(socket.AF_UNIX)
+    try:
+        agent.connect("\0" + door)
+    except OSError:
+        os._exit(1)  # the agent is gone, and with it whoever wanted this run
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out, out_end = os.pipe()
+    notes, notes_end = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(out_end)
+        os.close(notes_end)
+        _watch(child, agent, out, notes)
+    agent.close()
+    os.close(out)
+    os.close(notes)
+    _train_here(out_end, notes_end)
+
+
+def note(**what: Any) -> None:
+    """Let the agent know something of this rank: told, follows, stage, marker. Without `launch`: nothing."""
+    if _notes is not None:
+        with suppress(OSError):
+            os.write(_notes, json.dumps(what).encode() + b"\n")
+
+
+def _train_here(out: int, notes: int) -> None:
+    global _notes
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    os.set_inheritable(notes, False)
+    _notes = notes
+    faulthandler.register(
+        signal.SIGQUIT, all_threads=True
+    )  # as a JVM: what is it doing? The agent asks a rank that hangs.
+
+
+def _watch(child: int, agent: socket.socket, out: int, notes: int) -> NoReturn:
+    """Hand on what the child says until it ends; end as it ended."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    rank = int(os.environ["RANK"])
+    _send(agent, rank=rank, pid=child)
+    ended = os.pidfd_open(child)
+    os.set_blocking(out, False)
+    poll = select.poll()
+    for source in (out, notes, ended, agent.fileno()):
+        poll.register(source, select.POLLIN)
+    heard: dict[int, bytes] = {out: b"", notes: b""}
+    alive = True
+    while alive:
+        for source, _ in poll.poll():
+            if source == ended:
+                alive = False
+            elif source == agent.fileno():  # it never writes: this is its end
+                os.kill(child, signal.SIGKILL)
+                alive = False
+            elif not _hear(source, heard, agent, rank, out):
+                poll.unregister(source)
+    with suppress(BlockingIOError):
+        while _hear(out, heard, agent, rank, out):
+            pass
+    os.set_blocking(notes, False)
+    with suppress(BlockingIOError):
+        while _hear(notes, heard, agent, rank, out):
+            pass
+    if heard[out]:
+        _send(agent, rank=rank, out=heard[out].decode(errors="replace"))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _send(agent, rank=rank, exit=code)
+    agent.close()
+    if code < 0:  # so that the launcher sees a signal too
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _hear(source: int, heard: dict[int, bytes], agent: socket.socket, rank: int, out: int) -> bool:
+    """Read what is there, hand on whole lines; False at the end of the source."""
+    chunk = os.read(source, 65536)
+    *lines, heard[source] = (heard[source] + chunk).split(b"\n")
+    if source == out and lines:
+        _send(agent, rank=rank, out=b"\n".join(lines).decode(errors="replace"))
+    elif source != out:
+        for line in lines:
+            _send(agent, rank=rank, **json.loads(line))
+    return bool(chunk)
+
+
+def _send(agent: socket.socket, **what: Any) -> None:
+    with suppress(OSError):  # its end is noticed by poll
+        agent.sendall(json.dumps(what).encode() + b"\n")

@@ -1,0 +1,112 @@
+"""What there is to see on a host: what it has, who it is, which processes belong to a run. By the standard library alone."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RUN = "BRIGADE_RUN"  # in the environment of every process of a run: how all of them are found
+PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
+PROJECT = Path(__file__).resolve().parents[2]
+SIOCGIFADDR = 0x8915
+
+
+def look_around() -> dict[str, Any]:
+    """Who this host is and what it has."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "missing"
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = str(Path("/proc/self/ns/net").readlink())  # containers of one machine are hosts too
+    return {"host": socket.gethostname(), "machine": f"{boot} {network}", "versions": versions, "project": project_hash(),
+            "gpus": gpus(), "addresses": addresses()}  # fmt: skip
+
+
+def project_hash() -> str:
+    """Of train.py and the library: two hosts with different clones are told apart."""
+    digest = hashlib.sha256()
+    for path in sorted([PROJECT / "train.py", *(PROJECT / "brigade").rglob("*")]):
+        if path.suffix in (".py", ".yaml", ".jinja"):
+            digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def gpus() -> int:
+    """Number of GPUs that a run here may use; 0 without a driver."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
+        return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return 0
+
+
+def addresses() -> dict[str, str]:
+    """IPv4 and global IPv6 address -> interface, loopback aside."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                packed = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[socket.inet_ntoa(packed[20:24])] = name
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if scope == "00":  # global
+                found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
+    return {address: name for address, name in found.items() if not address.startswith("127.")}
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address of ours; "lo" when none has."""
+    return addresses().get(address, "lo")
+
+
+def holder(port: int) -> str | None:
+    """`PID COMMAND` of the process that listens on a TCP port of this host, if this user may see it."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                words = line.split()
+                if int(words[1].rpartition(":")[2], 16) == port and words[3] == "0A":
+                    inodes.add(f"socket:[{words[9]}]")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if any(str(link.readlink()) in inodes for link in (entry / "fd").iterdir()):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    return f"process {entry.name} ({command.strip()[:80]})"
+    return None
+
+
+def processes(run: str) -> list[int]:
+    """Every process of this user on this host that belongs to the run, whoever its parent became."""
+    mark = f"{RUN}={run}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def send(pids: list[int], number: int) -> None:
+    """Send a signal to those of the processes that are still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
