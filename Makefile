@@ -8,11 +8,12 @@ JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
-.PHONY: help setup demo skypilot test lint clean
+.PHONY: help setup demo skypilot test lint clean test-cluster
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
 	@echo "make test    all tests that need no root (about ten minutes on two cores)"
+	@echo "make test-cluster   tests on real hosts, as root (about twelve minutes; docs/launching.md)"
 	@echo "make lint    ruff and mypy"
 
 setup: $(VENV)/.complete
@@ -38,6 +39,10 @@ $(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
 
 test: setup skypilot
 	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile
+
+# Two clusters side by side; the tests of one file share one.
+test-cluster: setup
+	$(BIN)/python -m pytest tests/cluster -n $(JOBS) --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from .lint.rules import Finding, raise_first
 class World:
     """The place of this process among the ranks of the run.
 
-    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate".
+    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where it says none.
     """
 
     rank: int
@@ -25,11 +25,12 @@ class World:
     local_size: int
     host: str
     launcher: str
+    host_count: int = 0
 
     @property
     def hosts(self) -> int:
-        """Number of hosts, assuming that each runs as many ranks as this one."""
-        return max(1, self.size // self.local_size)
+        """Number of hosts; where the launcher does not say it, each is assumed to run as many ranks as this one."""
+        return self.host_count or max(1, self.size // self.local_size)
 
     @property
     def speaks(self) -> bool:
@@ -57,7 +58,8 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     else:
         launcher = "environment"
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
-    return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher)
+    hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
+    return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
 
 
 _HOST_LINE = re.compile(r"^(\S+)\s+slots=(\d{1,6})$")

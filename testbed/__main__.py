@@ -76,6 +76,7 @@ def _up(count: int) -> int:
         _serve(cluster)
     finally:
         cluster.down()
+        DOOR.unlink(missing_ok=True)  # whoever asked for the end waits for this
     return 0
 
 
@@ -92,7 +93,6 @@ def _serve(cluster: Cluster) -> None:
                 words = json.loads(stream.readline())
                 print(json.dumps(_answer(cluster, words)), file=stream)
             if words == ["down"]:
-                DOOR.unlink()
                 return
 
 

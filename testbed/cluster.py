@@ -1,6 +1,7 @@
 """Building and taking down a cluster."""
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from .host import BARE_PATH, Host, namespace
 from .needs import missing
 
 PROJECT = Path(__file__).resolve().parent.parent
-PARENT, PREFIX = Path("/var/tmp"), "brigade-testbed-"
+# Where clusters lie: not in /tmp or /run, which hosts have to themselves.
+PARENT, PREFIX = Path(os.environ.get("BRIGADE_TESTBED", "/var/tmp")), "brigade-testbed-"
 
 
 class Cluster:
@@ -50,7 +52,8 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         try:
             command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
-            self.switch = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            null = subprocess.DEVNULL  # whoever reads our output is not to wait for this one
+            self.switch = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
             while namespace(self.switch.pid, "net") == namespace("self", "net") and self.switch.poll() is None:
                 time.sleep(0.001)
             self.in_switch("link add switch type bridge", "link set switch up")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -142,7 +143,8 @@ class Host:
             os.kill(int(child), number)
 
     def processes(self) -> dict[int, str]:
-        """pid, as the machine counts, and command line of what runs on this host, its own sshd and init aside."""
+        """pid, as the machine counts, and command line of what runs on this host, its own init and sshd aside (a session
+        of sshd whose other end was switched off waits for it long after the command in it has ended)."""
         if not self.pid:
             return {}
         mine = namespace(self.pid, "pid")
@@ -157,7 +159,7 @@ class Host:
             if (
                 words
                 and "testbed.init" not in words
-                and not words.startswith(("/usr/sbin/sshd -D", "sshd: /usr/sbin/sshd"))
+                and not words.startswith(("/usr/sbin/sshd -D", "sshd: "))
             ):
                 found[int(entry.name)] = words
         return found
@@ -170,7 +172,8 @@ class Host:
         """Send a signal to every process of this host whose command line contains `pattern`; returns how many."""
         pids = self.find(pattern)
         for pid in pids:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # its parent may have taken it along
+                os.kill(pid, number)
         return len(pids)
 
     # ---- what happens to hosts -----------------------------------------------------------------------------------
@@ -222,7 +225,8 @@ class Host:
 
     def unbind(self, target: Path | str) -> None:
         """Undo bind()."""
-        subprocess.run(["nsenter", "-t", str(self.pid), "-m", "umount", str(target)], check=True)
+        # Among the host's processes: umount looks itself up in its /proc.
+        subprocess.run(["nsenter", "-t", str(self.pid), "-m", "-p", "umount", str(target)], check=True)
 
     def environment(self, **variables: str) -> None:
         """What every later shell and ssh command on this host finds in its environment, besides PATH."""

@@ -26,7 +26,9 @@ def bind(source: str, target: str) -> None:
     else:
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         Path(target).touch()
-    mount("--bind", source, target)
+    mount(
+        "--no-canonicalize", "--bind", source, target
+    )  # else mount looks where a door to a covered directory once led
 
 
 def furnish(spec: dict) -> None:

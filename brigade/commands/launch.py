@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print each host's exact command, start nothing")
     parser.add_argument("--write", choices=WRITTEN, metavar="KIND",
                         help=f"write a job file instead: {', '.join(WRITTEN)}")  # fmt: skip
-    parser.add_argument("--to", metavar="FILE", help="where --write writes (-: standard output)")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="where --write writes (-: standard output)")
     parser.add_argument(
         "--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)"
     )

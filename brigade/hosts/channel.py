@@ -15,11 +15,11 @@ from ..recipe import REPOSITORY
 from .agent import BEAT, LINE, MARK
 
 # What ssh says, and how to cure it. HOST stands for the host.
-CURES = (
+_CURES = (
     ("Permission denied", "let your key in there: `ssh-copy-id HOST`, or name the right one in ~/.ssh/config"),
     ("Host key verification failed", "answer `ssh HOST` once by hand, or mend its line in ~/.ssh/known_hosts"),
     ("Could not resolve hostname", "mend the name in the hostfile, or add it to /etc/hosts or ~/.ssh/config"),
-    ("timed out|No route|refused|closed by|reset by|did not answer", "is it up, and does `ssh HOST hostname` answer? "),
+    ("timed out|No route|refused|closed by|reset by|did not answer", "is it up, and does `ssh HOST hostname` answer?"),
     ("can't cd|No such file|not found|No module named brigade",
      f"HOST needs this project and its environment at the same paths: {REPOSITORY} and {sys.executable}"),
     ("", "try `ssh HOST hostname`"),
@@ -65,8 +65,7 @@ class Channel:
         except (TimeoutError, Lost) as error:
             problem = f"did not answer within {timeout:.0f} s" if isinstance(error, TimeoutError) else str(error)
             self.abandon()
-            cure = next(cure for pattern, cure in CURES if re.search(pattern, problem))
-            raise UserError(self.host, problem, cure.replace("HOST", self.host)) from None
+            raise UserError(self.host, problem, cure_of(problem, self.host)) from None
         self.open = True
 
     async def ask(self, do: str, timeout: float = 20, **what: Any) -> dict[str, Any]:
@@ -157,6 +156,11 @@ class Channel:
         while True:
             self.tell("beat")
             await asyncio.sleep(BEAT)
+
+
+def cure_of(problem: str, host: str) -> str:
+    """What helps against what ssh said of a host."""
+    return next(cure for pattern, cure in _CURES if re.search(pattern, problem)).replace("HOST", host)
 
 
 def transport(host: str, launcher: str) -> list[str]:

@@ -114,7 +114,7 @@ class Launch:
             channel.tell("start", run=run, command=launchers.command(self.options.launcher, self.job, place),
                          cwd=str(Path.cwd()), environment=environment | sockets,
                          files=launchers.files(self.options.launcher, self.job))  # fmt: skip
-            self.board.set(channel.host, f"starting {channel.slots} ranks by {self.options.launcher}, {interface or '?'} "
+            self.board.set(channel.host, f"starting {_ranks(channel.slots)} by {self.options.launcher}, {interface or '?'} "
                            f"to {way.address}:{way.port}")  # fmt: skip
 
     # ---- watch -------------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ class Launch:
             self._fail(Failure(time.monotonic(), "launcher", channel.host, None, code, text))
 
     def _stopped(self, channel: Channel) -> None:
-        self.board.set(channel.host, "stopped")
+        well = all(self.ranks[rank].exit == 0 for rank in self._ranks_of(channel))
+        self.board.set(channel.host, "done" if well else "stopped")
 
     def _bye(self, channel: Channel) -> None:
         """The agent is about to end."""
@@ -304,7 +305,11 @@ class Launch:
         elif ended:
             words = f"{sum(bool(one.exit) for one in ended)} of {channel.slots} ranks failed"
         elif all(one.stage == "joined" for one in ranks):
-            words = f"running, {channel.slots} ranks"
+            words = f"running, {_ranks(channel.slots)}"
         else:
             words = f"{sum(bool(one.stage) for one in ranks)} of {channel.slots} ranks started"
         self.board.set(channel.host, words)
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"

@@ -3,16 +3,23 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from testbed import Cluster
+from testbed import Cluster, missing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Enough to see losses part, and short: importing the libraries takes longer than these steps.
 STEPS = 4
 SHORT = ["--max_steps", str(STEPS), "--logging_steps", "1", "--max_train_samples", "100", "--max_eval_samples", "10"]
+
+
+def pytest_sessionstart(session):
+    """Without root or a program nothing here can run: say so once, and fail."""
+    if lacks := missing():
+        pytest.exit("\n  ".join(["these tests build real hosts, which this machine cannot:", *lacks]), returncode=2)
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +34,11 @@ def cluster(session_cluster):
     """The session's cluster, in good health before the test, and checked afterwards: no process may be left on any host."""
     session_cluster.heal()
     yield session_cluster
-    left = {host.name: list(host.processes().values()) for host in session_cluster if host.processes()}
+    deadline = time.monotonic() + 3  # sshd's own children need a moment after their client is gone
+    while left := {host.name: list(host.processes().values()) for host in session_cluster if host.processes()}:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
     session_cluster.heal()
     assert not left, f"processes were left behind: {left}"
 
@@ -38,11 +49,15 @@ def losses(output: Path) -> list[float]:
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 
 
-@pytest.fixture(scope="session")
-def single(tmp_path_factory) -> list[float]:
+def train_alone(flags: list[str], output: Path) -> list[float]:
     """Losses of the tiny recipe on one process of this machine."""
-    output = tmp_path_factory.mktemp("single") / "run"
-    command = [sys.executable, "train.py", *SHORT, "--output_dir", str(output)]
+    command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return losses(output)
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory) -> list[float]:
+    """What every run must log that is started with the flags in SHORT."""
+    return train_alone(SHORT, tmp_path_factory.mktemp("single") / "run")

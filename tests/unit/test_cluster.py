@@ -23,8 +23,13 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_world_of_each_launcher(launcher):
     world = world_from_environment(COMMON | LAUNCHERS[launcher])
-    assert world == World(5, 1, 8, 4, socket.gethostname(), launcher)
+    assert world == World(5, 1, 8, 4, socket.gethostname(), launcher, world.host_count)
     assert world.hosts == 2 and not world.speaks
+
+
+def test_hosts_of_different_sizes_are_counted_by_the_launcher():
+    uneven = COMMON | {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    assert world_from_environment(uneven | {"GROUP_WORLD_SIZE": "2"}).hosts == 2
 
 
 def test_deepspeeds_launcher_sets_what_we_read():

@@ -1,9 +1,12 @@
-"""Faults for test_bad_input.py: Python imports this from PYTHONPATH at start-up. Nothing in the product knows of it.
+"""Faults for test_bad_input.py and testbed/faults.py: Python imports this from PYTHONPATH at start-up. Nothing in the
+product knows of it.
 
 BRIGADE_TEST_FAULT:
     slow       rank 0 begins four seconds late
     elsewhere  rank 1 begins in the directory ./elsewhere
     step       rank 1 raises in its third training step
+    hang       rank 1 never gets beyond importing torch
+    leave      every rank ends with exit code 0 instead of importing torch
 """
 
 import importlib.abc
@@ -33,7 +36,7 @@ class _ThirdStep(importlib.abc.MetaPathFinder):
             def training_step(*args, **kwargs):
                 steps.append(1)
                 if len(steps) == 3:
-                    Path("failed_at").write_text(str(time.time()))
+                    Path(os.environ.get("BRIGADE_TEST_FAILED_AT", "failed_at")).write_text(str(time.time()))
                     raise ValueError("the third step fails on this rank")
                 return whole(*args, **kwargs)
 
@@ -43,9 +46,21 @@ class _ThirdStep(importlib.abc.MetaPathFinder):
         return spec
 
 
+class _NoTorch(importlib.abc.MetaPathFinder):
+    """Who asks for torch waits for ever, or ends as if all were well."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        while fullname == "torch":
+            if FAULT == "leave":
+                os._exit(0)
+            time.sleep(1)
+
+
 if FAULT == "slow" and RANK == "0":
     time.sleep(4)
 elif FAULT == "elsewhere" and RANK == "1":
     os.chdir("elsewhere")
 elif FAULT == "step" and RANK == "1":
     sys.meta_path.insert(0, _ThirdStep())
+elif (FAULT == "hang" and RANK == "1") or (FAULT == "leave" and RANK):
+    sys.meta_path.insert(0, _NoTorch())

@@ -1,0 +1,95 @@
+"""How long until `launch` has a verdict: each fault of testbed/faults.py, several times on two real hosts.
+
+    python -m benchmarks.faults              # measures (root) -> benchmarks/results/faults.csv, the table in docs/launching.md
+    python -m benchmarks.faults --draw       # the table from the results that are there
+
+A time runs from the fault to the end of launch and of the last process on any host; for faults that are there before the
+start, from the command.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+from pathlib import Path
+
+from benchmarks.states import machine
+from brigade.run import versions
+from testbed import Cluster, missing
+from testbed.faults import FAULTS, misses, provoke
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results" / "faults.csv"
+PAGE = REPOSITORY / "docs" / "launching.md"
+BEGIN, END = "<!-- written by python -m benchmarks.faults -->", "<!-- end -->"
+
+
+def measure(times: int, names: list[str]) -> list[dict[str, str]]:
+    """One row per attempt. Raises RuntimeError when launch does not say what it must."""
+    where = {"machine": machine(), "versions": ", ".join(f"{name} {version}" for name, version in versions().items())}
+    rows = []
+    with Cluster(2) as cluster:
+        for attempt_number in range(times):  # round by round: a slow minute of the machine spreads over all faults
+            for name in names:
+                attempt = provoke(cluster, FAULTS[name])
+                if not FAULTS[name].gone and misses(FAULTS[name], attempt):
+                    raise RuntimeError(f"{name}: launch does not say {misses(FAULTS[name], attempt)}:\n{attempt.said}")
+                row = {"fault": name, "attempt": str(attempt_number + 1), "seconds": f"{attempt.seconds:.1f}"}
+                rows.append(row | where)
+                print(name, row["seconds"], flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Median and slowest time per fault, in Markdown."""
+    lines = ["| fault | what `launch` says | median | slowest |", "|---|---|---|---|"]
+    for name, fault in FAULTS.items():
+        seconds = [float(row["seconds"]) for row in rows if row["fault"] == name]
+        if seconds:
+            says = f"`{_plain(fault.says[0])}`" if fault.says else "nothing, it is gone; its ranks end by themselves"
+            lines.append(f"| {fault.what} | {says} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s |")
+    all_seconds = [float(row["seconds"]) for row in rows]
+    attempts = min(sum(row["fault"] == name for row in rows) for name in {row["fault"] for row in rows})
+    measured = f"{attempts} attempts each on two hosts of a testbed, {rows[0]['machine']}; `python -m benchmarks.faults`"
+    middle, slowest = statistics.median(all_seconds), max(all_seconds)
+    lines += ["", f"Median over all: {middle:.1f} s, slowest {slowest:.1f} s ({measured})."]
+    return "\n".join(lines)
+
+
+def _plain(pattern: str) -> str:
+    """The first words that a pattern stands for."""
+    return pattern.split("|")[0].replace("\\", "")
+
+
+def draw() -> None:
+    with RESULTS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", action="store_true", help="only write the page")
+    parser.add_argument("--times", type=int, default=5, help="attempts per fault (default: 5)")
+    parser.add_argument("--only", nargs="*", choices=FAULTS, help="these faults alone; nothing is written")
+    options = parser.parse_args()
+    if not options.draw:
+        lacks = missing()
+        if lacks:
+            print("this needs a cluster, which cannot be built here:", *lacks, sep="\n  ", file=sys.stderr)
+            return 2
+        rows = measure(options.times, options.only or list(FAULTS))
+        if options.only:
+            return 0
+        with RESULTS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    draw()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

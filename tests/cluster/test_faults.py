@@ -1,0 +1,20 @@
+"""Whatever goes wrong on a cluster, the launch ends within half a minute, says on which host and why, and leaves no process on
+any host."""
+
+import pytest
+
+from testbed.faults import FAULTS, misses, provoke
+
+LIMIT = 30.0  # seconds from the fault to the last process's end; the causes in testbed/faults.py take less
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault(cluster, name):
+    fault = FAULTS[name]
+    attempt = provoke(cluster, fault)
+    if not fault.gone:  # else nobody is left to speak
+        assert not misses(fault, attempt), attempt.said
+        assert attempt.code == fault.code, attempt.said
+        assert "brigade/hosts" not in attempt.said, attempt.said  # no traceback of our own
+    if fault.strike:
+        assert attempt.seconds < LIMIT, attempt.said

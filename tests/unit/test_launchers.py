@@ -1,0 +1,224 @@
+"""What `launch` would start on each host, what travels there, and whom it blames; nothing is started."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from brigade import jobs
+from brigade.errors import UserError
+from brigade.hosts import environment, launchers, verdict
+from brigade.hosts.channel import cure_of, transport
+from brigade.hosts.verdict import Failure
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SECRET = "hf_neverInAFileOrOnACommandLine"
+
+
+@pytest.fixture
+def hostfile(tmp_path):
+    def write(**slots):
+        path = tmp_path / "hosts"
+        path.write_text("".join(f"{host} slots={number}\n" for host, number in slots.items()))
+        return str(path)
+
+    return write
+
+
+def launch(*words, **variables):
+    command = [sys.executable, "-m", "brigade", "launch", *words]
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"} | variables
+    return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
+
+
+# ---- commands --------------------------------------------------------------------------------------------------
+TAILS = {
+    "torchrun": "torchrun --nnodes 2 --nproc_per_node 4 --node_rank 1 --master_addr node1 --master_port 29500",
+    "deepspeed": "deepspeed --hostfile {file} --no_ssh --node_rank 1 --master_addr node1 --master_port 29500",
+    "accelerate": "accelerate launch --config_file {accelerate.yaml} --machine_rank 1 --main_process_ip node1 "
+    "--main_process_port 29500",
+}
+
+
+@pytest.mark.parametrize("launcher", TAILS)
+def test_dry_run_prints_each_hosts_command_and_no_value_of_a_variable(hostfile, launcher):
+    file = hostfile(node1=4, node2=4)
+    done = launch("recipes/tiny/full.yaml", "--hostfile", file, "--launcher", launcher, "--dry-run", "--max_steps", "7",
+                  HF_TOKEN=SECRET, EDITOR="vi")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [line.split(":")[0] for line in commands] == ["node1", "node2"]
+    expected = f"{Path(sys.executable).parent}/{TAILS[launcher]}".replace("{file}", file)
+    assert commands[1] == f"node2: {expected} train.py --recipe recipes/tiny/full.yaml --max_steps 7"
+    assert "HF_TOKEN" in done.stdout and SECRET not in done.stdout and "EDITOR" not in done.stdout
+
+
+def test_the_strategy_chooses_the_launcher_unless_the_user_does(hostfile):
+    file = hostfile(node1=2, node2=2)
+    zero = jobs.make("recipes/tiny/full.yaml", ["--ds_config", "ds_configs/zero2.json"], file)
+    ddp = jobs.make("recipes/tiny/full.yaml", [], file)
+    assert launchers.choose(zero, None, False) == "deepspeed"
+    assert launchers.choose(ddp, None, False) == "torchrun"
+    assert launchers.choose(zero, "torchrun", False) == "torchrun"
+    assert launchers.choose(zero, None, True) == "slurm"
+
+
+def test_accelerate_refuses_hosts_of_different_sizes_and_the_others_take_them(hostfile, mistake):
+    job = jobs.make("recipes/tiny/full.yaml", [], hostfile(node1=6, node2=2))
+    message = mistake(launchers.choose, job, "accelerate", False)
+    assert "node1 6, node2 2" in message and "--launcher torchrun or deepspeed" in message
+    for launcher in ("torchrun", "deepspeed"):
+        assert launchers.choose(job, launcher, False) == launcher
+    words = launchers.command("torchrun", job, launchers.Place(1, "10.0.0.1", 1234))
+    assert words[words.index("--nproc_per_node") + 1] == "2"
+
+
+def test_mistakes_are_told_before_any_host_is_asked(hostfile):
+    cases = {
+        ("--hostfile", "nowhere"): "flag --hostfile",
+        ("--launcher", "mpirun"): "there is no such launcher",
+        ("--max_steps", "many"): "flag --max_steps",
+        ("--learning_rat", "1"): "did you mean 'learning_rate'",
+        ("--global_batch_size", "7"): "does not divide over 4",
+        ("--env", "NOT_SET_HERE"): "NOT_SET_HERE is not set",
+        ("--launcher", "slurm"): "scontrol|no Slurm allocation",
+    }
+    file = hostfile(node1=2, node2=2)
+    for words, part in cases.items():
+        given = words if words[0] == "--hostfile" or words[1] == "slurm" else ("--hostfile", file, *words)
+        done = launch("recipes/tiny/full.yaml", *given)
+        assert done.returncode == 2 and done.stdout == ""
+        assert any(one in done.stderr for one in part.split("|")) and done.stderr.count("\n") == 3, done.stderr
+
+
+def test_a_thousand_hosts_on_paper(tmp_path):
+    """No file, hash or process per host: what takes a thousandth of a second each would show. (How fast it is stands in
+    docs/launching.md; here only that the work does not grow faster than the hosts.)"""
+    path = tmp_path / "hosts"
+    path.write_text("".join(f"node{number} slots=8\n" for number in range(1, 1001)))
+    done = launch("recipes/tiny/full.yaml", "--hostfile", str(path), "--dry-run", "--global_batch_size", "8000")
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert len(commands) == 1000 and "--node_rank 999 " in commands[-1]
+
+
+# ---- what travels ----------------------------------------------------------------------------------------------
+def test_training_needs_travel_and_nothing_else():
+    env = {"HF_TOKEN": "t", "HF_HOME": "/h", "WANDB_API_KEY": "k", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1",
+           "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0,1", "LD_LIBRARY_PATH": "/l", "PATH": "/p", "https_proxy": "x",
+           "HOME": "/root", "SSH_AUTH_SOCK": "/s", "AWS_SECRET_ACCESS_KEY": "a", "SLURM_JOB_ID": "1", "BRIGADE_DOOR": "d",
+           "TORCHELASTIC_RUN_ID": "r", "DISPLAY": ":0"}  # fmt: skip
+    kept = {
+        "HOME",
+        "SSH_AUTH_SOCK",
+        "AWS_SECRET_ACCESS_KEY",
+        "SLURM_JOB_ID",
+        "BRIGADE_DOOR",
+        "TORCHELASTIC_RUN_ID",
+        "DISPLAY",
+    }
+    assert set(env) - set(environment.forwarded(env, [])) == kept
+    extra = environment.forwarded(env, ["AWS_SECRET_ACCESS_KEY", "MINE=1=2"])
+    assert extra["AWS_SECRET_ACCESS_KEY"] == "a" and extra["MINE"] == "1=2"
+    with pytest.raises(UserError, match="ABSENT is not set"):
+        environment.forwarded(env, ["ABSENT"])
+
+
+def test_ssh_is_the_users_own_and_is_not_asked_for_this_host():
+    import socket
+
+    words = transport("node7", "torchrun")
+    assert words[0] == "ssh" and "BatchMode=yes" in words and words[-2] == "node7"
+    assert not any(word.startswith(("-F", "-i", "-p", "-l", "-J", "User=", "Port=")) for word in words)
+    assert transport(socket.gethostname(), "torchrun")[0] == transport("localhost", "deepspeed")[0] == sys.executable
+    assert transport("node7", "slurm")[0] == "srun"
+
+
+SAID = {
+    "root@node7: Permission denied (publickey).": "ssh-copy-id node7",
+    "Host key verification failed.": "known_hosts",
+    "ssh: Could not resolve hostname node7: Name or service not known": "hostfile",
+    "ssh: connect to host node7 port 22: Connection timed out": "is it up",
+    "bash: line 1: /opt/brigade/.venv/bin/python: No such file or directory (ssh ended with 127)": str(REPOSITORY),
+    "bash: line 1: cd: /opt/brigade: No such file or directory": "same paths",
+    "kex_exchange_identification: something new": "ssh node7 hostname",
+}
+
+
+@pytest.mark.parametrize("problem", SAID)
+def test_what_ssh_says_has_a_cure(problem):
+    assert SAID[problem] in cure_of(problem, "node7")
+
+
+# ---- whom to blame ---------------------------------------------------------------------------------------------
+def failure(at, kind, host="node1", rank=0, code=1, text=""):
+    return Failure(at, kind, host, rank, code, text)
+
+
+def test_the_earliest_failure_is_the_first():
+    early, late = failure(1.0, "told", "node2", 3), failure(1.5, "exit")
+    assert verdict.first([late, early]) is early
+
+
+def test_a_lost_host_or_a_killed_rank_explains_closed_connections():
+    told = failure(1.0, "told")
+    lost, killed = failure(2.0, "lost", "node2", None, None), failure(1.2, "signal", "node2", 1, -9)
+    assert verdict.first([told, killed]) is killed
+    assert verdict.first([told, killed, lost]) is lost
+    much_later = failure(60.0, "lost", "node2", None, None)
+    assert verdict.first([told, much_later]) is told
+
+
+def test_exit_codes_and_words():
+    assert verdict.exit_code(failure(0, "told", code=2)) == 2
+    assert verdict.exit_code(failure(0, "signal", code=-9)) == 1
+    said = failure(0, "signal", "node2", 1, -9)
+    assert said.in_words() == "node2, rank 1 failed first: killed by signal 9 (SIGKILL)"
+    assert "out of memory" in said.cure() and "node2" in said.cure()
+
+
+# ---- the far end -----------------------------------------------------------------------------------------------
+def talk(*orders, seconds=5.0):
+    """What an agent of this host says to these orders until it has ended."""
+    agent = subprocess.Popen([sys.executable, "-m", "brigade.hosts.agent"], cwd=REPOSITORY, text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    for order in orders:
+        agent.stdin.write(json.dumps(order) + "\n")
+        agent.stdin.flush()
+    time.sleep(seconds)
+    begun = time.monotonic()
+    out, _ = agent.communicate(timeout=30)
+    lines = [json.loads(line.removeprefix("brigade> ")) for line in out.splitlines()]
+    return lines, time.monotonic() - begun
+
+
+def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigterm():
+    stubborn = ("import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+                "print('up', flush=True)\ntime.sleep(600)")  # fmt: skip
+    order = {"do": "start", "run": f"test-{time.monotonic_ns()}", "command": [sys.executable, "-c", stubborn],
+             "cwd": str(REPOSITORY), "environment": {}, "files": {}}  # fmt: skip
+    lines, seconds = talk(order, seconds=1.5)
+    kinds = [line["is"] for line in lines]
+    assert kinds[0] == "hello" and kinds[-2:] == ["stopped", "bye"]
+    assert {"is": "launcher", "out": "up"} in lines
+    assert seconds < 15
+    from brigade.hosts.sight import processes
+
+    assert processes(order["run"]) == []
+
+
+def test_an_agent_answers_orders_and_names_who_holds_a_port():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        lines, _ = talk({"do": "port", "id": 1, "port": port}, {"do": "files", "id": 2, "paths": ["/", "/nowhere"]},
+                        seconds=1)  # fmt: skip
+    answers = {line["id"]: line for line in lines if line["is"] == "answer"}
+    assert "process" in answers[1]["taken"] and answers[2]["missing"] == ["/nowhere"]
+    hello = lines[0]
+    assert hello["versions"]["torch"].startswith("2.") and len(hello["project"]) == 12
