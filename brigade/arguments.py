@@ -148,7 +148,8 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         learning_rate=batch.learning_rate,
         use_cpu=cpu,
         ddp_backend="gloo" if cpu and world.launcher != "python" else None,
-        ddp_find_unused_parameters=False,
+        # PowerSGD's memory belongs to buckets, and only with True are they the same in every process (compression.py).
+        ddp_find_unused_parameters=training.ddp_comm_hook == "power_sgd",
         eval_on_start=not resuming,
         disable_tqdm=True,  # watch.progress shows it
         logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0

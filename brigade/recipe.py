@@ -110,6 +110,8 @@ class TrainingSection(Section):
     fp16: bool = False
     activation_checkpointing: bool = False
     torch_compile: bool = False
+    ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
+    """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
     seed: int = Field(42, ge=0)
     logging_steps: Watching = 1
     eval_steps: Watching | None = None

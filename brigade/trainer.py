@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from . import ranks, swapped_states
+from . import compression, ranks, swapped_states
 from .data.encode import Encoded
 from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
 from .errors import UserError
@@ -55,6 +56,7 @@ class Trainer(transformers.Trainer):
             )
         self.run, self.world = run, run.world
         self.replicated = run.strategy.kind == "hsdp"
+        self.power_sgd: Any = None
         self.pad_token_id = tokenizer.pad_token_id
         self.remove_callback(PrinterCallback)
         if run.world.speaks:
@@ -91,10 +93,15 @@ class Trainer(transformers.Trainer):
             model.set_requires_all_reduce(self.accelerator.sync_gradients)
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_for_training(*args, **kwargs)
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_deepspeed_enabled:
             record_ds_config(self.run, self.deepspeed.config)
+        if self.run.strategy.kind == "ddp":
+            hook = self.run.settings.recipe.training.ddp_comm_hook
+            self.power_sgd = compression.register(self.model_wrapped, hook, max_steps)
+            if self.power_sgd and resume_from_checkpoint:
+                compression.restore(self.power_sgd, Path(resume_from_checkpoint), self.world)
         return prepared
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
@@ -161,6 +168,11 @@ class Trainer(transformers.Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.meter.pause():
             super()._save_checkpoint(model, trial)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.power_sgd:
+            compression.save(self.power_sgd, Path(output_dir), self.world)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. FSDP checkpoints stay sharded; only a model asked for by name is gathered."""

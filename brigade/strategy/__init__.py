@@ -129,6 +129,19 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
             f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard} is not the world size {world.size}",
             f"set both so that their product is {world.size}",
         )
+    hook = training.ddp_comm_hook
+    if hook != "none" and strategy.kind not in ("single", "ddp"):
+        raise UserError(
+            settings.place("ddp_comm_hook"),
+            f"{hook} compresses what DDP sends, but {strategy.name} reduces gradients by itself",
+            "set it to none, or use DDP (--ds_config none); what ZeRO-3 sends is compressed by ds_configs/zeropp.json",
+        )
+    if hook == "power_sgd" and training.fp16:
+        raise UserError(
+            settings.place("ddp_comm_hook"),
+            "power_sgd carries errors over from step to step, and fp16's loss scaling changes their scale or makes them inf",
+            "use bf16 instead of fp16, or ddp_comm_hook fp16",
+        )
     if training.bf16 and training.fp16:
         raise UserError(settings.place("fp16"), "both bf16 and fp16 are true", "keep bf16, or fp16 on older GPUs")
 

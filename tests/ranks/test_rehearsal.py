@@ -19,6 +19,7 @@ CASES |= {name: flags for name, flags in parity.STRATEGIES.items() if name != "h
 CASES |= {f"fsdp2-{optim}": [*parity.STRATEGIES["fsdp2"], "--optim", optim] for optim in ("lamb", "lars")}
 CASES |= {f"{name}-bf16-checkpointing": [*parity.STRATEGIES[name], "--bf16", "--activation_checkpointing"]
           for name in ("ddp", "zero2", "zero3", "fsdp2")}  # fmt: skip
+CASES |= {f"ddp-{hook}": ["--ddp_comm_hook", hook] for hook in ("fp16", "bf16", "power_sgd")}
 if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 
