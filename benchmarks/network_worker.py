@@ -1,0 +1,96 @@
+"""One rank of benchmarks/network.py, on one of its hosts: runs of train.py whose steps are timed in blocks.
+
+python -m benchmarks.network_worker FOLDER, with jobs.json in it; rank 0 leaves results.json.
+"""
+
+import contextlib
+import io
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+import train
+from benchmarks.parity import forget
+from brigade import ranks
+from brigade.cluster import world_from_environment
+from brigade.models import parameter_count
+
+
+def sent_bytes(card: str = "eth0") -> int:
+    """Bytes that have left this host's network card, headers included. (/sys/class/net shows another namespace's.)"""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == card:
+            return int(figures.split()[8])
+    return 0
+
+
+class Blocks(TrainerCallback):
+    """After `warm_up` steps, one block of 1 + measured steps for each of `rates`.
+
+    wanted: on the rank that asks for rates, the file to write them into; whoever throttles the hosts removes it
+    """
+
+    def __init__(self, rates: list[str | None], warm_up: int, measured: int, wanted: Path | None) -> None:
+        self.rates, self.warm_up, self.length, self.wanted = rates, warm_up, 1 + measured, wanted
+        self.ends: list[tuple[float, int]] = []  # of each step: time, bytes that this host has sent
+
+    def _ask(self, rate: str | None) -> None:
+        ranks.barrier()
+        if self.wanted:
+            draft = self.wanted.with_suffix(".draft")
+            draft.write_text(rate or "unlimited")
+            draft.rename(self.wanted)
+            while self.wanted.exists():
+                time.sleep(0.005)
+        ranks.barrier()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        block, place = divmod(state.global_step - self.warm_up, self.length)
+        if block >= 0 and place == 0:
+            self._ask(self.rates[block])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.ends.append((time.perf_counter(), sent_bytes()))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._ask(None)  # what follows is not measured
+
+    def results(self) -> list[dict[str, Any]]:
+        """Per block the seconds of each step but the first, and bytes per step and host; a collective."""
+        found = []
+        for block in range(len(self.rates)):
+            first = self.warm_up + block * self.length
+            ends = self.ends[first : first + self.length]
+            seconds = [after[0] - before[0] for before, after in itertools.pairwise(ends)]
+            sent = ranks.gather((ends[-1][1] - ends[0][1]) / len(seconds))
+            found.append({"seconds": seconds, "bytes": sum(sent) / len(sent)})
+        return found
+
+
+def main(folder: Path) -> None:
+    world, results = world_from_environment(), []
+    for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):
+        blocks = Blocks(job["rates"], job["warm_up"], job["measured"], folder / "wanted" if world.speaks else None)
+        flags = [*job["flags"], "--output_dir", str(folder / "outputs" / str(number))]
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer = train.main(flags, callbacks=(blocks,))
+        compression = trainer.power_sgd.compression_stats()[0] if trainer.power_sgd else 1
+        results.append(job | {
+            "parameters": parameter_count(trainer.model), "blocks": blocks.results(), "compression": compression,
+            "held_out": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        })  # fmt: skip
+        forget(trainer)
+        del trainer
+    if world.speaks:
+        (folder / ".results.json").write_text(json.dumps(results))
+        (folder / ".results.json").rename(folder / "results.json")
+
+
+if __name__ == "__main__":
+    ranks.run_to_the_end(lambda: main(Path(sys.argv[1])))
