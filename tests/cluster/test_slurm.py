@@ -1,0 +1,100 @@
+"""A real Slurm on two hosts: the script that the project writes for it trains, and goes on after a pre-emption."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from brigade.jobs import make
+from brigade.jobs.sbatch import text
+from testbed import Cluster
+from testbed.slurm import Slurm
+from tests.cluster.conftest import SHORT, losses, train_alone
+
+RECIPE = "recipes/tiny/full.yaml"
+# sbatch hands the environment of its shell on to the job.
+SETTINGS = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with Cluster(2) as cluster, Slurm(cluster, slots=1) as slurm:
+        yield slurm
+
+
+def submit(slurm: Slurm, name: str, flags: list[str]) -> tuple[str, Path, Path]:
+    """Write the script for one rank on each host and hand it in; the job's number, its output directory and its log."""
+    shared = slurm.cluster.shared
+    script, output, log = shared / f"{name}.sbatch", shared / name, shared / f"{name}.out"
+    script.write_text(text(make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1})))
+    said = slurm.cluster["node1"].run(f"sbatch --parsable --output={log} {script}", **SETTINGS)
+    return said.stdout.strip(), output, log
+
+
+def wait(slurm: Slurm, job: str, log: Path, timeout: float = 120) -> dict[str, str]:
+    """What Slurm says of a job when it is over."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        fields = slurm.job(job)
+        if fields["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"):
+            return fields
+        time.sleep(0.2)
+    raise TimeoutError(
+        f"job {job} is {fields['JobState']} ({fields['Reason']}) after {timeout:.0f} s\n{log.read_text()}"
+    )
+
+
+def test_srun_starts_a_step_on_any_host_of_an_allocation(slurm):
+    step = "srun --nodelist=node2 --nodes=1 --ntasks=1 --overlap"
+    said = slurm.cluster["node1"].run(
+        ["salloc", "--nodes=2", "bash", "-c", f"echo hello | {step} sh -c 'hostname; cat'"]
+    )
+    assert said.stdout.split() == ["node2", "hello"]
+
+
+def test_written_script_trains_on_all_hosts(slurm, single):
+    job, output, log = submit(slurm, "whole", SHORT)
+    fields = wait(slurm, job, log)
+    assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()[-3000:]
+    assert "world size 2 on 2 hosts" in log.read_text()
+    assert losses(output) == pytest.approx(single, rel=1e-5)
+
+
+def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
+    folder = slurm.cluster.shared / "allocated"
+    words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "python", "-m", "brigade", "launch", RECIPE,
+             "--log_dir", str(folder / "logs"), *SHORT, "--output_dir", str(folder / "run")]  # fmt: skip
+    done = slurm.cluster["node1"].run(words, timeout=120, check=False, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "node2  starting 1 rank by slurm" in done.stderr and "world size 2 on 2 hosts, by torchrun" in done.stdout
+    assert losses(folder / "run") == pytest.approx(single, rel=1e-5)
+    assert not any(host.find("train.py") for host in slurm.cluster)
+
+
+def test_job_goes_on_after_more_urgent_work_took_its_hosts(slurm, tmp_path):
+    flags = [*SHORT, "--max_steps", "12", "--save_steps", "4"]
+    slow = slurm.cluster["node2"]
+    slow.throttle("100mbit")  # so that it is still training when the other job comes, on any machine
+    job, output, log = submit(slurm, "pre-empted", flags)
+    deadline = time.monotonic() + 60
+    while not list(output.glob("checkpoint-*/trainer_state.json")):
+        assert time.monotonic() < deadline and slurm.job(job)["JobState"] in ("PENDING", "RUNNING"), log.read_text()
+        time.sleep(0.05)
+    slurm.cluster["node1"].run("sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 1'")
+    while slurm.job(job)["JobState"] == "RUNNING":
+        time.sleep(0.05)
+    slow.throttle(None)
+    fields = wait(slurm, job, log)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), log.read_text()[-3000:]
+    assert re.search(r"continues +from .*checkpoint-4", log.read_text())
+    assert losses(output) == pytest.approx(train_alone(flags, tmp_path / "run"), rel=1e-5)
+
+
+def test_nothing_of_slurm_stays_on_the_hosts():
+    with Cluster(1) as cluster:
+        with Slurm(cluster):
+            cluster["node1"].run("sbatch --output=/dev/null --wrap 'sleep 1000'")
+            assert cluster["node1"].run("ls /etc/slurm").stdout.split() == ["cgroup.conf", "gres.conf", "slurm.conf"]
+        assert not cluster["node1"].processes()
+        assert "slurm.conf" not in cluster["node1"].run("ls /etc/slurm").stdout.split()
