@@ -50,7 +50,9 @@ def table(rows: list[dict[str, str]]) -> str:
             lines.append(f"| {fault.what} | {says} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s |")
     all_seconds = [float(row["seconds"]) for row in rows]
     attempts = min(sum(row["fault"] == name for row in rows) for name in {row["fault"] for row in rows})
-    measured = f"{attempts} attempts each on two hosts of a testbed, {rows[0]['machine']}; `python -m benchmarks.faults`"
+    measured = (
+        f"{attempts} attempts each on two hosts of a testbed, {rows[0]['machine']}; `python -m benchmarks.faults`"
+    )
     middle, slowest = statistics.median(all_seconds), max(all_seconds)
     lines += ["", f"Median over all: {middle:.1f} s, slowest {slowest:.1f} s ({measured})."]
     return "\n".join(lines)

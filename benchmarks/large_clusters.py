@@ -1,6 +1,6 @@
 """1,000 hosts on paper: `launch --dry-run`, `lint` and the hostfile's reader, whole commands, medians of five.
 
-    python -m benchmarks.large_clusters
+python -m benchmarks.large_clusters
 """
 
 import statistics

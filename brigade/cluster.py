@@ -124,5 +124,6 @@ def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
     if listed.returncode:
         raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")
-    slots = env.get("SLURM_GPUS_ON_NODE") or env.get("SLURM_NTASKS_PER_NODE") or "1"
-    return dict.fromkeys(listed.stdout.split(), int(slots))
+    asked = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
+    slots = next((env[name] for name in asked if env.get(name)), "1")
+    return dict.fromkeys(listed.stdout.split(), int(slots.rpartition(":")[2]))  # "h100:8"

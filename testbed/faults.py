@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .cluster import PROJECT, Cluster
 
@@ -51,7 +52,7 @@ class Fault:
     words: str = ""
     slots: int = 1
     hostfile: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
     gone: bool = False
 
 
@@ -69,6 +70,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 90) -> Attempt:
         command = [sys.executable, "-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", hostfile,
                    "--launcher", fault.launcher, "--log_dir", str(folder / "logs"), *fault.words.split(), *LONG.split(),
                    "--output_dir", str(folder / "run")]  # fmt: skip
+        before = {pid for host in cluster for pid in host.processes()}
         begun = time.monotonic()
         with (folder / "said").open("wb") as out:
             process = cluster.hosts[0].popen(
@@ -82,7 +84,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 90) -> Attempt:
                 time.sleep(0.05)
             begun = time.monotonic()
             fault.strike(attempt)
-        while process.poll() is None or any(host.processes() for host in cluster):
+        while process.poll() is None or any(host.processes().keys() - before for host in cluster):
             if time.monotonic() - begun > patience:
                 left = {host.name: host.processes() for host in cluster}
                 raise TimeoutError(f"{fault.what}: no end after {patience:.0f} s: {left}\n{attempt.said[-3000:]}")
@@ -191,7 +193,7 @@ def _signal_launch(number: int) -> Callable[[Attempt], None]:
     return strike
 
 
-_FAILING_RANK = {"PYTHONPATH": str(INJECTED)}
+_FAILING_RANK: dict[str, Any] = {"PYTHONPATH": str(INJECTED)}
 FAULTS: dict[str, Fault] = {
     "missing-hostfile": Fault("the hostfile does not exist", (r"error: flag --hostfile", r"nowhere"), 2, hostfile="nowhere"),
     "unreachable": Fault("a host cannot be reached", (r"error: node2", r"timed out|No route"), 2, _cut_node2),

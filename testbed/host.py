@@ -156,11 +156,7 @@ class Host:
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # gone meanwhile, or the machine's own
-            if (
-                words
-                and "testbed.init" not in words
-                and not words.startswith(("/usr/sbin/sshd -D", "sshd: "))
-            ):
+            if words and "testbed.init" not in words and not words.startswith(("/usr/sbin/sshd -D", "sshd: ")):
                 found[int(entry.name)] = words
         return found
 

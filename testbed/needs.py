@@ -20,8 +20,8 @@ def missing(programs: dict[str, str] = PROGRAMS) -> list[str]:
         return [f"hosts are Linux namespaces, and this is {sys.platform}: use a Linux machine"]
     lacks = []
     if os.geteuid() != 0:
-        # A user namespace of one's own gives networks and mounts, but sshd must become its privilege-separation user
-        # and a namespace without /etc/subuid has no second user id.
+        # A user namespace of one's own gives networks, mounts and host names, but no sshd: its privilege separation ends
+        # with "setgroups: Operation not permitted" (OpenSSH 9.2).
         lacks.append("root: sshd changes its user and network cards are made; run it with sudo")
     packages = sorted({package for program, package in programs.items() if shutil.which(program) is None})
     if packages:

@@ -162,7 +162,8 @@ class Agent:
             *words, cwd=cwd, env=ours, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, limit=64 * LINE,
         )  # fmt: skip
-        self._background(self._follow_launcher())
+        self._background(self._read_launcher())
+        self._background(self._await_launcher())
 
     async def do_marker(self, path: str) -> dict[str, Any]:
         """Is train.py's marker of success there?"""
@@ -178,12 +179,19 @@ class Agent:
         await self.end(grace)
 
     # ---- the run -----------------------------------------------------------------------------------------------
-    async def _follow_launcher(self) -> None:
+    async def _await_launcher(self) -> None:
+        # Not wait(): that may wait for the end of the output too, and ranks that outlive their launcher hold it open.
+        assert self.launcher
+        while self.launcher.returncode is None:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)  # its last words
+        self.say(**{"is": "ended", "code": self.launcher.returncode})
+
+    async def _read_launcher(self) -> None:
         assert self.launcher and self.launcher.stdout
         while chunk := await self.launcher.stdout.read(LINE):
             self.say(**{"is": "launcher", "out": chunk.decode(errors="replace").rstrip("\n")})
             await self._room()
-        self.say(**{"is": "ended", "code": await self.launcher.wait()})
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hand on what one rank says. Only this user's processes are listened to: abstract sockets have no owner."""

@@ -134,7 +134,7 @@ class Launch:
                 if self.marker is None:
                     last = self.channels[0].host
                     text = "all ranks ended with 0, but train.py did not reach its end (no success.json)"
-                    self.failures.append(Failure(now, "exit", last, 0, 0, text))
+                    self.failures.append(Failure(now, "unfinished", last, 0, 0, text))
                 return
 
     async def _hear(self, timeout: float) -> None:
@@ -258,7 +258,7 @@ class Launch:
         first = self.channels[0]
         if not (await first.ask("marker", path=self.marker)).get("there"):
             text = f"train.py said that it ended well, but {self.marker} is not there"
-            self.failures.append(Failure(time.monotonic(), "exit", first.host, 0, 0, text))
+            self.failures.append(Failure(time.monotonic(), "unfinished", first.host, 0, 0, text))
 
     def _conclude(self) -> int:
         unsure = [channel.host for channel in self.channels if self.started and not channel.stopped]

@@ -18,7 +18,7 @@ class Failure:
     """One thing that went wrong.
 
     at: seconds on the launching host's clock when it was heard; kind: "lost" (host), "signal", "told" (the rank said why),
-    "exit", "launcher" (it ended, or never started its ranks), "hang"
+    "exit", "launcher" (it ended, or never started its ranks), "hang", "unfinished" (all ended well, but train.py did not)
     code: exit code, negative for a signal; text: what is known
     """
 
@@ -37,6 +37,8 @@ class Failure:
             return f"{where} failed first: exit code {self.code}"
         if self.kind == "told":
             return f"{where} failed first"
+        if self.kind == "unfinished":
+            return self.text
         return f"{where} failed first: {self.text}"
 
     def cure(self) -> str | None:

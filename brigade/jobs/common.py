@@ -123,7 +123,8 @@ _Dumper.add_representer(str, _string)
 
 def to_yaml(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """`document` as YAML; comments: key -> what to say beside it."""
-    plain = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1_000_000, allow_unicode=True)
+    # In ASCII: some of Unicode's line breaks are YAML's too.
+    plain = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1_000_000)
     lines = []
     for line in plain.splitlines(keepends=True):
         match = re.match(r"\s*(?:- )?(\w+):", line)

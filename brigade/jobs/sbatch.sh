@@ -17,7 +17,8 @@ set -euo pipefail
 
 cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
 export PYTHON="${PYTHON:-.venv/bin/python}"
-export RANKS="${SLURM_GPUS_ON_NODE:-@SLOTS@}"
+gpus="${SLURM_GPUS_PER_NODE:-@SLOTS@}" # what was asked for, "h100:8" too; an exclusive host has them all
+export RANKS="${gpus##*:}"
 # Where hosts have several networks, name the one to use:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
@@ -55,6 +56,8 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 code=0
 wait "$!" || code=$?
 
+# Unless a site sets preempt_send_user_signal, Slurm tells the ranks alone that another job takes their hosts.
+if [ "$code" != 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then queue_again; fi
 if [ "$code" = 0 ] && [ ! -e "$output/success.json" ]; then
     echo "error: the ranks ended without a word of failure, but there is no $output/success.json" >&2
     code=1

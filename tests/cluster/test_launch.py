@@ -29,7 +29,7 @@ def decoys(cluster):
         own = host.directory / "debian_hosts"
         own.write_text(f"127.0.1.1 {host.name}\n" + (cluster.directory / "etc_hosts").read_text())
         host.bind(own, "/etc/hosts")
-        host.run("ip link add docker0 type dummy && ip addr add 172.17.0.1/16 dev docker0 && ip link set docker0 up")
+        host.run("ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip link set docker0 up")
     yield
     for host in cluster:
         host.unbind("/etc/hosts")

@@ -45,5 +45,7 @@ def test_the_walk(cluster, clone):
         assert line in launch
     assert {path.name for path in clone.glob("my-*")} == {
         "my-hosts", "my-job.sbatch", "my-accelerate.yaml", "my-trainjob.yaml", "my-task.yaml"}  # fmt: skip
-    again = cluster["node1"].run(next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=60)
+    again = cluster["node1"].run(
+        next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=60
+    )
     assert "This run is finished" in again.stdout and "succeeded: " in again.stderr

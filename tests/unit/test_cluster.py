@@ -28,7 +28,13 @@ def test_world_of_each_launcher(launcher):
 
 
 def test_hosts_of_different_sizes_are_counted_by_the_launcher():
-    uneven = COMMON | {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    uneven = COMMON | {
+        "WORLD_SIZE": "4",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
     assert world_from_environment(uneven | {"GROUP_WORLD_SIZE": "2"}).hosts == 2
 
 

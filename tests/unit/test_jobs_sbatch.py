@@ -144,7 +144,9 @@ def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
 
 
 def test_options_of_sbatch_win(batch):
-    code, _ = batch.run(script(), SLURM_JOB_NUM_NODES="4", SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2")
+    code, _ = batch.run(
+        script(), SLURM_JOB_NUM_NODES="4", SLURM_GPUS_PER_NODE="h100:4", SLURM_GPUS_ON_NODE="8", SLURM_RESTART_COUNT="2"
+    )
     read = [get_args_parser().parse_args(words[2:]) for words in batch.started()]
     assert code == 0 and [(each.node_rank, each.nnodes, each.nproc_per_node) for each in read] == [
         (rank, "4", "4") for rank in range(4)
@@ -177,6 +179,14 @@ def test_flags_arrive_as_they_were_given(batch):
 def test_a_real_failure_fails_and_is_not_queued_again(batch):
     code, _ = batch.run(script(), "fail")
     assert code == 3 and not any("requeue" in call for call in batch.calls)
+
+
+def test_ranks_that_pre_emption_ended_are_queued_again(batch):
+    """Without preempt_send_user_signal Slurm tells the step, not this script."""
+    told = SCONTROL + 'if [ "$1 $2" = "show job" ]; then echo "   PreemptTime=2026-01-02T03:04:05"; fi\n'
+    batch._program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + told)
+    code, output = batch.run(script(), "fail")
+    assert code == 0 and "scontrol requeue 41234" in batch.calls, output
 
 
 def test_without_the_success_marker_it_is_a_failure(batch):
