@@ -78,12 +78,10 @@ class Group:
 
 BOTH = (1, 8)
 PLAN = (
-    Group(2, 1, RATES, {"DDP": BOTH, "DDP, bf16 gradients": (1,), "DDP, fp16 gradients": (1,), "DDP, PowerSGD": BOTH,
-                        "ZeRO-1": BOTH, "ZeRO-2": BOTH, "ZeRO-3": BOTH}),
+    Group(2, 1, RATES, {strategy: BOTH for strategy in STRATEGIES if strategy != "HSDP"}),
     Group(2, 2, RATES, {"DDP": BOTH, "ZeRO-3": (1,), "HSDP": BOTH}),
-    Group(4, 1, ("200mbit",), {"DDP": BOTH, "DDP, fp16 gradients": (1,), "DDP, PowerSGD": (1,), "ZeRO-1": BOTH,
-                               "ZeRO-2": (1,), "ZeRO-3": (1,), "HSDP": BOTH}),
-)  # fmt: skip
+    Group(4, 1, ("200mbit",), dict.fromkeys(STRATEGIES, BOTH)),
+)
 QUICK = (Group(2, 1, ("1gbit", "50mbit"), {"DDP": (1,)}),)
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.cluster.conftest import SHORT, losses
-from tests.unit.test_launchers import SECRET
+from tests.unit.test_hosts import SECRET
 
 # launcher -> slots per host, flags, strategy
 BOTH = {"node1": 1, "node2": 1}
