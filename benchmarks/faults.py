@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="only write the page")
     parser.add_argument("--times", type=int, default=5, help="attempts per fault (default: 5)")
-    parser.add_argument("--only", nargs="*", choices=FAULTS, help="these faults alone; nothing is written")
+    parser.add_argument("--only", nargs="*", choices=FAULTS, help="these faults alone; the others' rows stay")
     options = parser.parse_args()
     if not options.draw:
         lacks = missing()
@@ -84,7 +84,8 @@ def main() -> int:
             return 2
         rows = measure(options.times, options.only or list(FAULTS))
         if options.only:
-            return 0
+            with RESULTS.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row["fault"] not in options.only] + rows
         with RESULTS.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()

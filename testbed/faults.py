@@ -211,6 +211,9 @@ FAULTS: dict[str, Fault] = {
                     variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "step", "BRIGADE_TEST_FAILED_AT": "/dev/null"}),
     "hangs-at-start": Fault("a rank hangs at start", (r"error: node2, rank 1 failed first", r"did not get to the rendezvous"),
                             words="--start_timeout 5", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "hang"}),
+    "raises-among-others": Fault("one of several ranks of a host raises", (
+        r"error: node1, rank 1 failed first\n", r"ValueError: the third step fails on this rank"), slots=2,
+        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "step", "BRIGADE_TEST_FAILED_AT": "/dev/null"}),
     "no-marker": Fault("all ranks end with exit code 0, but train.py did not reach its end", (r"no success\.json",),
                        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leave"}),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),

@@ -39,6 +39,8 @@ class Agent:
         self.deadline = float("inf")  # after it, what has not stopped is killed
         self.stopping: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.talking = 0  # ranks whose last word has not been handed on
+        self.why = ""  # it leaves by itself
 
     async def serve(self) -> None:
         """Obey until the channel closes or falls silent; then leave nothing behind."""
@@ -50,8 +52,9 @@ class Agent:
         transport, _ = await loop.connect_write_pipe(lambda: protocol, sys.stdout)
         self.writer = asyncio.StreamWriter(transport, protocol, None, loop)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, reader.feed_eof)
+            loop.add_signal_handler(number, self._leave, reader, f"its agent got {number.name}")
         self._background(self._beat(reader))
+        self.writer.write(b"\n")  # a start-up file may have printed without a line's end
         self.say(**{"is": "hello", **look_around()})
         try:
             while line := await reader.readline():
@@ -60,6 +63,8 @@ class Agent:
                 handler = getattr(self, f"do_{order.pop('do')}")
                 self._background(self._answer(handler, order.pop("id", None), order))
         finally:
+            if self.why:
+                self.say(**{"is": "leaving", "why": self.why})
             await self.end(grace=5)
             self.say(**{"is": "bye"})
             with suppress(OSError, TimeoutError):
@@ -88,7 +93,12 @@ class Agent:
         while time.monotonic() - self.heard < SILENCE:
             self.say(**{"is": "beat"})
             await asyncio.sleep(BEAT)
-        reader.feed_eof()  # whoever launched is gone, though the connection does not know it yet
+        # Whoever launched is gone, though the connection does not know it yet.
+        self._leave(reader, f"its agent heard nothing from launch for {SILENCE:.0f} s")
+
+    def _leave(self, reader: asyncio.StreamReader, why: str) -> None:
+        self.why = self.why or why
+        reader.feed_eof()
 
     # ---- orders ------------------------------------------------------------------------------------------------
     async def do_beat(self) -> None:
@@ -152,7 +162,7 @@ class Agent:
         for name, text in files.items():
             Path(places[name]).write_text(text)
         door = f"brigade-{run}-{os.getpid()}"
-        await asyncio.start_unix_server(self._rank, path="\0" + door, limit=64 * LINE)
+        await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
         beside = str(Path(sys.executable).parent)
         ours = os.environ | environment | {RUN: run, "BRIGADE_DOOR": door}
         paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *environment.get("PATH", "").split(":")]
@@ -184,7 +194,7 @@ class Agent:
         assert self.launcher
         while self.launcher.returncode is None:
             await asyncio.sleep(0.1)
-        await asyncio.sleep(0.3)  # its last words
+        await self._last_words(2)
         self.say(**{"is": "ended", "code": self.launcher.returncode})
 
     async def _read_launcher(self) -> None:
@@ -197,17 +207,29 @@ class Agent:
         """Hand on what one rank says. Only this user's processes are listened to: abstract sockets have no owner."""
         peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         rank, ended = None, False
-        if struct.unpack("3i", peer)[1] == os.getuid():
-            while line := await reader.readline():
+        self.talking += 1
+        try:
+            while struct.unpack("3i", peer)[1] == os.getuid() and (line := await reader.readline()):
                 what = json.loads(line)
                 rank, ended = what["rank"], "exit" in what
                 if "pid" in what:
                     self.ranks[rank] = what["pid"]
                 self.say(**{"is": "rank", **what})
                 await self._room()
-        if rank is not None and not ended:  # its watching process was killed, and took the training one along
-            self.say(**{"is": "rank", "rank": rank, "exit": -signal.SIGKILL})
-        writer.close()
+        except ValueError:  # half a line
+            pass
+        finally:
+            if rank is not None and not ended:  # its watching process was killed, and took the training one along
+                self.say(**{"is": "rank", "rank": rank, "exit": -signal.SIGKILL, "unwatched": True})
+            self.talking -= 1
+            writer.close()
+
+    async def _last_words(self, seconds: float) -> None:
+        """Wait until all that the ranks said is handed on; ranks that outlive their launcher are not waited for."""
+        deadline = time.monotonic() + seconds
+        await asyncio.sleep(0.2)
+        while self.talking and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
 
     async def _room(self) -> None:
         """Wait until the other end has read most of what was said."""
@@ -231,6 +253,7 @@ class Agent:
             await asyncio.sleep(0.1)
         if self.folder:
             self.folder.cleanup()
+        await self._last_words(2)
         self.say(**{"is": "stopped"})
 
 

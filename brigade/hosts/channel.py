@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 import shlex
 import socket
@@ -50,8 +51,19 @@ class Channel:
         self._tasks: list[asyncio.Task[None]] = []
         self._errors: list[str] = []
 
-    async def connect(self, timeout: float = 30) -> None:
-        """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
+    async def connect(self, timeout: float = 60, tries: int = 3) -> None:
+        """Start the agent and wait for its hello. A bastion that is busy is asked again. Raises UserError with ssh's own
+        words."""
+        for left in reversed(range(tries)):
+            try:
+                await self._connect(timeout)
+                return
+            except UserError as error:
+                if not left or not re.search("kex_exchange|Connection (closed|reset)", error.problem):
+                    raise
+            await asyncio.sleep(random.uniform(0.5, 2))
+
+    async def _connect(self, timeout: float) -> None:
         self._greeted = asyncio.get_running_loop().create_future()
         # A session of its own: Ctrl-C is ours to handle, and ssh must live to carry the order to stop.
         self.process = await asyncio.create_subprocess_exec(
@@ -111,19 +123,25 @@ class Channel:
 
     async def _read(self) -> None:
         assert self.process and self.process.stdout
-        noise = []
-        while line := await self.process.stdout.readline():
-            self.heard = time.monotonic()
-            text = line.decode(errors="replace")
-            if not text.startswith(MARK):
-                noise.append(text.strip())  # of a shell's start-up files
-                continue
-            message = json.loads(text.removeprefix(MARK))
-            self._sort(message)
+        noise: list[str] = []
+        try:
+            await self._read_lines(self.process.stdout, noise)
+        except ValueError as error:  # a line that is none of ours, or longer than any of ours
+            self._errors.append(f"it said what nobody understands: {error}")
+            self.process.kill()
         code = await self.process.wait()
         await asyncio.sleep(0.1)  # the last words on stderr
         said = " / ".join(self._errors[-3:] or noise[-3:]) or "its channel closed"
         self._lose(f"{said} ({self.transport[0]} ended with {code})")
+
+    async def _read_lines(self, stdout: asyncio.StreamReader, noise: list[str]) -> None:
+        while line := await stdout.readline():
+            self.heard = time.monotonic()
+            _, mark, text = line.decode(errors="replace").partition(MARK)
+            if mark:
+                self._sort(json.loads(text))
+            elif text.strip():
+                noise.append(text.strip())  # of a shell's start-up files
 
     def _sort(self, message: dict[str, Any]) -> None:
         kind = message.pop("is")
@@ -139,12 +157,13 @@ class Channel:
             self.events.put_nowait((self, {"is": kind, **message}))
 
     def _lose(self, why: str) -> None:
-        self.open = False
+        was_open, self.open = self.open, False
         for future in [self._greeted, *self._answers.values()]:
             if future and not future.done():
                 future.set_exception(Lost(why))
                 future.exception()  # it is nobody's fault if nobody waits for it
-        self.events.put_nowait((self, {"is": "lost", "why": why}))
+        if was_open:  # else connect() says it
+            self.events.put_nowait((self, {"is": "lost", "why": why}))
 
     async def _read_errors(self) -> None:
         assert self.process and self.process.stderr

@@ -1,13 +1,17 @@
 """One command for all hosts: start each one's local launcher, watch, and stop everything when anything fails."""
 
 import asyncio
+import resource
+import secrets
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..jobs import Job
 from . import launchers, meeting, verdict
 from .agent import SILENCE
@@ -55,6 +59,7 @@ class Launch:
     failures: list[Failure] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)  # host -> exit code of its launcher
     marker: str | None = None
+    succeeded: bool = False
     stop_signal: int = 0
     stopping_since: float | None = None
     first_waiting: float | None = None
@@ -63,9 +68,12 @@ class Launch:
     async def run(self) -> int:
         """Returns the exit code: 0 when train.py reached its end, 2 for a user's mistake, 1 for any other failure, 128 +
         the signal that stopped this process. Raises UserError before anything is started."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a log per rank and three pipes per host
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop_asked, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._stop_asked, number)
         first_rank = 0
         for host, slots in self.job.hosts.items():
             way = transport(host, self.options.launcher)
@@ -105,30 +113,30 @@ class Launch:
         await meeting.check_files(self.channels, [example[0], str(Path.cwd()), str(self.job.settings.recipe_path)])
         way = await meeting.find_way(self.channels, self.options.master_addr, self.options.master_port)
         self.started = time.monotonic()
-        run = f"{self.options.directory.name}-{id(self):x}"
+        run = secrets.token_hex(8)
+        started = []
         for number, channel in enumerate(self.channels):
             interface = way.interfaces[channel.host]
             names = ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
             sockets = {name: interface for name in names if interface and name not in environment}
             place = launchers.Place(number, way.address, way.port)
-            channel.tell("start", run=run, command=launchers.command(self.options.launcher, self.job, place),
-                         cwd=str(Path.cwd()), environment=environment | sockets,
-                         files=launchers.files(self.options.launcher, self.job))  # fmt: skip
+            started.append(channel.ask("start", run=run, command=launchers.command(self.options.launcher, self.job, place),
+                                       cwd=str(Path.cwd()), environment=environment | sockets,
+                                       files=launchers.files(self.options.launcher, self.job)))  # fmt: skip
             self.board.set(channel.host, f"starting {_ranks(channel.slots)} by {self.options.launcher}, {interface or '?'} "
                            f"to {way.address}:{way.port}")  # fmt: skip
+        await asyncio.gather(*started)
 
     # ---- watch -------------------------------------------------------------------------------------------------
     async def _watch(self) -> None:
         """Until all hosts ended well, something failed, or a signal asks for the end."""
-        settled = None
         while not self.stop_signal:
             await self._hear(timeout=0.25)
             now = time.monotonic()
             self._check_silence(now)
             self._check_start(now)
-            if self.failures and settled is None:
-                settled = now + SETTLE
-            if settled and now > settled:
+            real = [failure for failure in self.failures if failure.kind != "follows"]
+            if (real and now > real[0].at + SETTLE) or (self.failures and now > self.failures[0].at + verdict.RACE):
                 return
             if len(self.ended) == len(self.channels) and not self.failures:
                 if self.marker is None:
@@ -171,8 +179,10 @@ class Launch:
         if "exit" in what:
             one.exit = code = what["exit"]
             self._show(channel)
-            if code and not one.follows and not one.told:
-                self._fail(Failure(time.monotonic(), "signal" if code < 0 else "exit", channel.host, rank, code))
+            if code and not one.told:
+                kind = "follows" if one.follows else "signal" if code < 0 else "exit"
+                text = "its watching process was killed" if "unwatched" in what else ""
+                self._fail(Failure(time.monotonic(), kind, channel.host, rank, code, text))
 
     def _launcher(self, channel: Channel, out: str) -> None:
         self.board.keep(f"launcher-{channel.host}", out)
@@ -193,6 +203,10 @@ class Launch:
         elif code and not any(self.ranks[rank].exit for rank in self._ranks_of(channel)):
             text = f"{program} ended with exit code {code} after its ranks had ended well"
             self._fail(Failure(time.monotonic(), "launcher", channel.host, None, code, text))
+
+    def _leaving(self, channel: Channel, why: str) -> None:
+        """An agent stops its ranks without having been told to."""
+        self._fail(Failure(time.monotonic(), "lost", channel.host, text=f"the host was lost: {why}"))
 
     def _stopped(self, channel: Channel) -> None:
         well = all(self.ranks[rank].exit == 0 for rank in self._ranks_of(channel))
@@ -243,7 +257,7 @@ class Launch:
     async def _stop(self, grace: float) -> None:
         """Stop all ranks on all hosts; returns when every host that still answers has none left."""
         self.stopping_since = time.monotonic()
-        if self.marker and not self.failures and not self.stop_signal:
+        if self.marker and self.channels[0].open:
             await self._check_marker()
         for channel in self.channels:
             channel.tell("stop", grace=grace)
@@ -256,39 +270,39 @@ class Launch:
 
     async def _check_marker(self) -> None:
         first = self.channels[0]
-        if not (await first.ask("marker", path=self.marker)).get("there"):
+        with suppress(UserError):  # no answer is no proof
+            self.succeeded = (await first.ask("marker", timeout=5, path=self.marker)).get("there", False)
+        if not self.succeeded:
             text = f"train.py said that it ended well, but {self.marker} is not there"
             self.failures.append(Failure(time.monotonic(), "unfinished", first.host, 0, 0, text))
 
     def _conclude(self) -> int:
         unsure = [channel.host for channel in self.channels if self.started and not channel.stopped]
         for host in unsure:
-            print(f"{host} does not say whether its ranks have ended; they end by themselves within {SILENCE:.0f} s of "
-                  "losing the line", file=sys.stderr)  # fmt: skip
+            self.board.say(f"{host} does not say whether its ranks have ended; they end by themselves within {SILENCE:.0f} s "
+                           "of losing the line", sys.stderr)  # fmt: skip
+        if self.succeeded:
+            for failure in self.failures:  # a launcher's tear-down, say: the run is what counts
+                self.board.say(f"after the run's end: {failure.in_words()}", sys.stderr)
+            self.board.say(f"succeeded: {self.marker}; logs in {self.board.directory}", sys.stderr)
+            return 0
         if self.failures:
             failure = verdict.first(self.failures)
             self._tell(failure)
             return verdict.exit_code(failure)
         if self.stop_signal:
             name = signal.Signals(self.stop_signal).name
-            print(f"stopped by {name}; the same command goes on from the newest checkpoint", file=sys.stderr)
-            return 128 + self.stop_signal
-        print(f"succeeded: {self.marker}; logs in {self.board.directory}", file=sys.stderr)
-        return 0
+            self.board.say(f"stopped by {name}; the same command goes on from the newest checkpoint", sys.stderr)
+        return 128 + self.stop_signal
 
     def _tell(self, failure: Failure) -> None:
         """The verdict: who failed first and how, its last lines, where the rest is."""
         name = self._log(failure.rank) if failure.rank is not None else f"launcher-{failure.host}"
-        lines = [f"error: {failure.in_words()}", *(f"  | {line}" for line in self.board.tail(name))]
-        if self.board.tail(name):
-            lines.append(f"  these are its last lines; all of them: {self.board.path(name)}")
-        if cure := failure.cure():
-            lines.append(f"  cure: {cure}")
-        seconds = time.monotonic() - failure.at
-        hosts = len(self.channels)
+        lines = verdict.report(failure, self.board.tail(name), self.board.path(name))
+        seconds, hosts = time.monotonic() - failure.at, len(self.channels)
         lines.append(f"all ranks on {hosts} host{'s' if hosts > 1 else ''} stopped {seconds:.1f} s after that; "
                      f"logs of all ranks: {self.board.directory}")  # fmt: skip
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        self.board.say("\n".join(lines), sys.stderr)
 
     # ---- words -------------------------------------------------------------------------------------------------
     def _ranks_of(self, channel: Channel) -> range:

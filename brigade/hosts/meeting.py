@@ -25,7 +25,13 @@ class Way:
 
 async def connect(channels: list[Channel]) -> None:
     """Reach every host. Raises UserError that names each one that cannot be reached, with the first one's cure."""
-    results = await asyncio.gather(*(channel.connect() for channel in channels), return_exceptions=True)
+    few = asyncio.Semaphore(16)  # a bastion drops connections at random from ten that have not logged in (MaxStartups)
+
+    async def connect_one(channel: Channel) -> None:
+        async with few:
+            await channel.connect()
+
+    results = await asyncio.gather(*map(connect_one, channels), return_exceptions=True)
     _raise_all("hosts cannot be reached", results)
 
 
@@ -52,6 +58,9 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
         if hello["project"] != first.hello["project"]:
             found.append(UserError(host, f"another clone than on {first.host} ({hello['project']}, {first.hello['project']})",
                                    "bring both to the same commit: train.py or brigade/ differ"))  # fmt: skip
+        if hello["gpus"] is None:
+            found.append(UserError(host, "its nvidia-smi fails or does not answer", "mend the driver there"))
+            continue
         gpus = _usable(hello["gpus"], visible_devices)
         if bool(gpus) != bool(_usable(first.hello["gpus"], visible_devices)):
             found.append(UserError(host, f"{gpus} GPUs, but {first.hello['gpus']} on {first.host}",
@@ -62,7 +71,8 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
     _raise_all("hosts do not fit together", found)
 
 
-def _usable(gpus: int, visible_devices: str | None) -> int:
+def _usable(gpus: int | None, visible_devices: str | None) -> int:
+    gpus = gpus or 0
     if visible_devices is None:
         return gpus
     return min(gpus, len([device for device in visible_devices.split(",") if device.strip()]))

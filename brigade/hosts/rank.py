@@ -38,14 +38,20 @@ def supervise() -> None:
     sys.stderr.flush()
     out, out_end = os.pipe()
     notes, notes_end = os.pipe()
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # not pidfd_open: Linux before 5.3 and some Pythons lack it
+    signal.set_wakeup_fd(wake_end)
     child = os.fork()
     if child:
         os.close(out_end)
         os.close(notes_end)
-        _watch(child, agent, out, notes)
+        _watch(child, agent, out, notes, wake)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     agent.close()
-    os.close(out)
-    os.close(notes)
+    for end in (out, notes, wake, wake_end):
+        os.close(end)
     _train_here(out_end, notes_end)
 
 
@@ -69,26 +75,26 @@ def _train_here(out: int, notes: int) -> None:
     )  # as a JVM: what is it doing? The agent asks a rank that hangs.
 
 
-def _watch(child: int, agent: socket.socket, out: int, notes: int) -> NoReturn:
+def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:
     """Hand on what the child says until it ends; end as it ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: os.kill(child, received))
     rank = int(os.environ["RANK"])
     _send(agent, rank=rank, pid=child)
-    ended = os.pidfd_open(child)
     os.set_blocking(out, False)
     poll = select.poll()
-    for source in (out, notes, ended, agent.fileno()):
+    for source in (out, notes, wake, agent.fileno()):
         poll.register(source, select.POLLIN)
     heard: dict[int, bytes] = {out: b"", notes: b""}
-    alive = True
-    while alive:
+    ended = status = 0
+    while not ended:
         for source, _ in poll.poll():
-            if source == ended:
-                alive = False
+            if source == wake:
+                os.read(wake, 512)
+                ended, status = os.waitpid(child, os.WNOHANG)
             elif source == agent.fileno():  # it never writes: this is its end
                 os.kill(child, signal.SIGKILL)
-                alive = False
+                ended, status = os.waitpid(child, 0)
             elif not _hear(source, heard, agent, rank, out):
                 poll.unregister(source)
     with suppress(BlockingIOError):
@@ -100,7 +106,7 @@ def _watch(child: int, agent: socket.socket, out: int, notes: int) -> NoReturn:
             pass
     if heard[out]:
         _send(agent, rank=rank, out=heard[out].decode(errors="replace"))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(status)
     _send(agent, rank=rank, exit=code)
     agent.close()
     if code < 0:  # so that the launcher sees a signal too
@@ -114,8 +120,13 @@ def _hear(source: int, heard: dict[int, bytes], agent: socket.socket, rank: int,
     """Read what is there, hand on whole lines; False at the end of the source."""
     chunk = os.read(source, 65536)
     *lines, heard[source] = (heard[source] + chunk).split(b"\n")
-    if source == out and lines:
-        _send(agent, rank=rank, out=b"\n".join(lines).decode(errors="replace"))
+    if source == out:
+        lines = [line.rpartition(b"\r")[2] for line in lines]  # of a progress bar its last state
+        if b"\r" in heard[out] or len(heard[out]) > 65536:  # a bar that goes on, or output without lines
+            lines.append(heard[out].rstrip(b"\r").rpartition(b"\r")[2])
+            heard[out] = b""
+        if lines:
+            _send(agent, rank=rank, out=b"\n".join(lines).decode(errors="replace"))
     elif source != out:
         for line in lines:
             _send(agent, rank=rank, **json.loads(line))

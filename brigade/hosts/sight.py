@@ -43,14 +43,14 @@ def project_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def gpus() -> int:
-    """Number of GPUs that a run here may use; 0 without a driver."""
+def gpus() -> int | None:
+    """Number of GPUs of this host; 0 without a driver, None when the driver does not answer."""
     if not shutil.which("nvidia-smi"):
         return 0
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
-    return 0
+    return None
 
 
 def addresses() -> dict[str, str]:
