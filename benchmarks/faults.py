@@ -60,7 +60,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def _plain(pattern: str) -> str:
     """The first words that a pattern stands for."""
-    return pattern.split("|")[0].replace("\\", "")
+    return pattern.split("|")[0].removesuffix("\\n").replace("\\", "")
 
 
 def draw() -> None:
