@@ -39,6 +39,10 @@ class Settings:
             return self.recipe_path.parent.name
         return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
 
+    def directory(self, strategy: str) -> Path:
+        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY."""
+        return self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
+
     def place(self, key: str) -> str:
         """Where a key's value stands or would stand, for an error's first line."""
         return self.sources.get(key) or f"{self.recipe_path}: {SECTION_OF[key]}.{key}"

@@ -52,7 +52,7 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
 
     Raises UserError when its directory holds another run, or something that is no run.
     """
-    directory = settings.output_dir or Path("outputs") / f"{settings.name}-{strategy.name}"
+    directory = settings.directory(strategy.name)
     name = identity(settings.recipe, strategy.identity())
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
     if directory.exists() and not directory.is_dir():

@@ -10,17 +10,18 @@ from pathlib import Path
 from ..errors import UserError
 
 PASSES_ON = True  # words that are not ours are train.py's flags
-WRITTEN = ("sbatch", "accelerate", "kubernetes", "skypilot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..jobs.write import WRITERS
+
     parser.add_argument("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
     parser.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
     parser.add_argument("--launcher", help="deepspeed, torchrun, accelerate or slurm (default: deepspeed for ZeRO, else "
                         "torchrun; slurm inside an allocation)")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print each host's exact command, start nothing")
-    parser.add_argument("--write", choices=WRITTEN, metavar="KIND",
-                        help=f"write a job file instead: {', '.join(WRITTEN)}")  # fmt: skip
+    parser.add_argument("--write", choices=WRITERS, metavar="KIND",
+                        help=f"write a job file instead: {', '.join(WRITERS)}")  # fmt: skip
     parser.add_argument("--to", type=Path, metavar="FILE", help="where --write writes (-: standard output)")
     parser.add_argument(
         "--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)"
@@ -42,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):
         from ..cluster import hosts_of_slurm_job
 
-        hosts = hosts_of_slurm_job(os.environ) if options.hostfile is None else None
+        allocated = hosts_of_slurm_job(os.environ)  # outside of an allocation each srun would queue a job of its own
+        hosts = allocated if options.hostfile is None else None
     job = jobs.make(options.recipe, options.rest, options.hostfile, hosts)
     if options.write:
         from ..jobs.write import write
@@ -76,7 +78,8 @@ def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -
     for number, host in enumerate(job.hosts):
         words = launchers.command(launcher, job, launchers.Place(number, address, port))
         shown = [known.get(word) or word for word in words]
-        lines.append(f"{host}: {' '.join(word if word.startswith('{') else shlex.quote(word) for word in shown)}")
+        named = [word if word.strip("{}") in texts else shlex.quote(word) for word in shown]
+        lines.append(f"{host}: {' '.join(named)}")
     return "\n".join(lines)
 
 

@@ -70,9 +70,8 @@ def _train_here(out: int, notes: int) -> None:
     os.close(out)
     os.set_inheritable(notes, False)
     _notes = notes
-    faulthandler.register(
-        signal.SIGQUIT, all_threads=True
-    )  # as a JVM: what is it doing? The agent asks a rank that hangs.
+    # As a JVM does: what is it doing? The agent asks a rank that hangs.
+    faulthandler.register(signal.SIGQUIT, all_threads=True)
 
 
 def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:
@@ -127,7 +126,7 @@ def _hear(source: int, heard: dict[int, bytes], agent: socket.socket, rank: int,
             heard[out] = b""
         if lines:
             _send(agent, rank=rank, out=b"\n".join(lines).decode(errors="replace"))
-    elif source != out:
+    else:
         for line in lines:
             _send(agent, rank=rank, **json.loads(line))
     return bool(chunk)

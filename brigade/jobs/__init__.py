@@ -34,8 +34,8 @@ class Job:
 
     @property
     def output_dir(self) -> Path:
-        """Where train.py puts the run when nothing else is said; as in run.py."""
-        return self.settings.output_dir or Path("outputs") / f"{self.settings.name}-{self.strategy.name}"
+        """Where train.py puts the run."""
+        return self.settings.directory(self.strategy.name)
 
     @property
     def train_arguments(self) -> list[str]:
