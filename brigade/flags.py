@@ -12,7 +12,8 @@ import yaml
 from pydantic import ValidationError
 
 from .errors import UserError, did_you_mean
-from .recipe import DEFAULT_RECIPE, OTHER_NAMES, SECTION_OF, SECTIONS, Recipe, find, read_yaml
+from .recipe import DEFAULT_RECIPE, find, read_yaml
+from .schema import OTHER_NAMES, SECTION_OF, SECTIONS, Recipe
 
 
 @dataclass

@@ -17,7 +17,8 @@ from .cluster import World, read_hostfile
 from .errors import UserError
 from .flags import Settings
 from .hosts import rank
-from .recipe import REPOSITORY, SECTIONS, Batch, find, identity, marked_apart, read_yaml
+from .recipe import REPOSITORY, Batch, find, identity, read_yaml
+from .schema import SECTIONS, marked_apart
 from .strategy import Strategy
 
 RECORD = "run.yaml"

@@ -12,7 +12,8 @@ import yaml
 from .. import flags
 from ..cluster import parse_hostfile
 from ..errors import UserError, nearest
-from ..recipe import SECTIONS, find, read_yaml
+from ..recipe import find, read_yaml
+from ..schema import SECTIONS
 from ..strategy import accelerate, deepspeed
 from . import accelerate as launcher
 from . import ds_config, hosts

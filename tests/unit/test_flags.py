@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from brigade import flags
 from brigade.errors import UserError
-from brigade.recipe import DEFAULT_RECIPE, OTHER_NAMES, SECTION_OF, SECTIONS, batch_arithmetic, identity
+from brigade.recipe import DEFAULT_RECIPE, batch_arithmetic, identity
+from brigade.schema import OTHER_NAMES, SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError, did_you_mean, nearest
-from brigade.recipe import SECTION_OF, SECTIONS, Recipe, TrainingSection, batch_arithmetic, identity
+from brigade.recipe import batch_arithmetic, identity
+from brigade.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection
 
 ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)
@@ -167,7 +168,7 @@ def test_identity_is_of_values_not_of_their_spelling(key, one, other):
 def test_identity_is_the_same_in_every_process():
     # Ranks and later commands compute it anew, with other hash seeds.
     code = (
-        "import json, sys; from brigade.recipe import Recipe, identity;"
+        "import json, sys; from brigade.recipe import identity; from brigade.schema import Recipe;"
         "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")

@@ -10,7 +10,8 @@ import yaml
 
 from brigade import strategy as strategies
 from brigade.cluster import World
-from brigade.recipe import Recipe, identity
+from brigade.recipe import identity
+from brigade.schema import Recipe
 from brigade.strategy import Strategy, accelerate, choose, deepspeed
 
 ROOT = Path(__file__).parents[2]

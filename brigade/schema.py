@@ -1,0 +1,165 @@
+"""A recipe's schema: every key, its type, its default and what it means.
+
+Keys are Hugging Face's own names (TrainingArguments, TRL's SFTConfig and ModelConfig), grouped under model, data, training
+and cluster. This module imports no torch.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+# Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
+_APART_FROM_IDENTITY: dict[str, Any] = {"identity": False}
+Watching = Annotated[int, Field(json_schema_extra=_APART_FROM_IDENTITY, ge=1)]
+Positive = Annotated[int, Field(ge=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+
+
+def _steps(value: int) -> int:
+    if value != -1 and value < 1:
+        raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
+    return value
+
+
+def _words(value: Any) -> Any:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: Any) -> Any:
+        # pydantic takes true for 1: `eval_steps: true` would evaluate at every step. A bare object fits no type.
+        truth = isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool
+        return object() if truth else value
+
+
+class ModelSection(Section):
+    model_name_or_path: str
+    """A name on the Hub, or a local directory in Hugging Face format."""
+    revision: str | None = None
+    from_scratch: bool = False
+    """Build random weights from the directory's config.json (with the run's seed) instead of loading any."""
+    tokenizer_name_or_path: str | None = None
+    """Default: the model's own. `python-docs`: the byte-level BPE that is trained with the built-in data."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "sdpa"
+    trust_remote_code: bool = False
+
+
+class DataSection(Section):
+    dataset_name: str | None = None
+    """A name on the Hub, a directory of datasets.save_to_disk, or `python-docs` (built in, nothing downloaded)."""
+    dataset_config_name: str | None = None
+    train_file: str | None = None
+    """A JSONL file of chats: one object a line, {"messages": [{"role": ..., "content": ...}, ...]}."""
+    validation_file: str | None = None
+    validation_split: float = Field(0.02, gt=0, lt=1)
+    """The share held out where the data has no validation part of its own."""
+    chat_template: str | None = None
+    """Default: the tokenizer's own. A name in brigade/data/templates/ or a .jinja file; needs generation marks."""
+    max_length: int = Field(2048, ge=8)
+    """Longest sequence in tokens; longer samples are cut."""
+    max_train_samples: Positive | None = None
+    max_eval_samples: Positive | None = None
+
+
+class TrainingSection(Section):
+    global_batch_size: Positive
+    """Sequences per optimizer step over all ranks. Accumulation follows: global / (micro-batch x data-parallel size)."""
+    reference_batch_size: Positive | None = None
+    """The global batch that learning_rate was chosen for; default: global_batch_size of the recipe itself."""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows when the global batch differs from the reference batch."""
+    per_device_train_batch_size: Positive | Literal["auto"] = Field("auto", json_schema_extra=_APART_FROM_IDENTITY)
+    """Micro-batch in sequences. auto: the largest up to 8 that divides what each rank has to do."""
+    per_device_eval_batch_size: Watching = 8
+    num_train_epochs: float = Field(1.0, gt=0)
+    max_steps: Annotated[int, AfterValidator(_steps)] = -1
+    """Optimizer steps; -1: num_train_epochs decides."""
+    learning_rate: float = Field(2e-5, gt=0)
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
+    ] = "cosine"
+    lr_scheduler_kwargs: dict[str, Any] = {}
+    warmup_steps: AtLeastZero = 0
+    """Below 1: a share of all steps."""
+    weight_decay: AtLeastZero = 0.0
+    max_grad_norm: AtLeastZero = 1.0
+    """0: no clipping."""
+    optim: Literal["adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars"] = "adamw_torch"
+    optim_args: str | None = Field(None, pattern=r"^\w+=[^,=]+(,\w+=[^,=]+)*$")
+    """The optimizer's own further arguments: `name=value,name=value`."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    bf16: bool = False
+    fp16: bool = False
+    activation_checkpointing: bool = False
+    torch_compile: bool = False
+    ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
+    """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
+    seed: int = Field(42, ge=0)
+    logging_steps: Watching = 1
+    eval_steps: Watching | None = None
+    """Held-out loss every so many steps; always before the first and after the last."""
+    save_steps: Watching | None = 500
+    save_total_limit: Watching | None = 3
+    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = Field(
+        ["tensorboard"], json_schema_extra=_APART_FROM_IDENTITY
+    )
+    """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
+    dataloader_num_workers: Annotated[int, Field(ge=0, json_schema_extra=_APART_FROM_IDENTITY)] = 0
+
+
+class ClusterSection(Section):
+    """The machine a recipe was made for, and by default its strategy. None of it changes what the run computes."""
+
+    hostfile: str | None = None
+    gpu: str | None = None
+    ds_config: str | dict[str, Any] | None = None
+    accelerate_config: str | dict[str, Any] | None = None
+    nvme_path: str | None = None
+    """Where NVMe offload swaps to; default: a folder in the output directory."""
+
+
+class Recipe(Section):
+    model: ModelSection
+    data: DataSection
+    training: TrainingSection
+    cluster: ClusterSection = ClusterSection()
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelSection, "data": DataSection, "training": TrainingSection, "cluster": ClusterSection,
+}  # fmt: skip
+SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
+
+# What people write from habit, and what it is called here.
+OTHER_NAMES = {
+    "gradient_accumulation_steps": "it follows from global_batch_size / (micro-batch x ranks): set global_batch_size",
+    "gradient_checkpointing": "it is called activation_checkpointing since Transformers 5.23",
+    "max_seq_length": "it is called max_length, as in TRL",
+    "block_size": "it is called max_length, as in TRL",
+    "batch_size": "set global_batch_size (all ranks) and, if you must, per_device_train_batch_size (one rank)",
+    "train_batch_size": "set global_batch_size (all ranks) and, if you must, per_device_train_batch_size (one rank)",
+    "model": "set model_name_or_path",
+    "epochs": "set num_train_epochs",
+    "lr": "set learning_rate",
+    "warmup_ratio": "set warmup_steps: below 1 it is a share of all steps, as in Transformers 5",
+    "evaluation_strategy": "set eval_steps",
+    "eval_strategy": "set eval_steps",
+    "save_strategy": "set save_steps",
+    "fsdp": "set --accelerate_config accelerate_configs/fsdp2_1x2.yaml",
+    "mixed_precision": "set bf16 or fp16",
+}
+
+
+def marked_apart(info: Any) -> bool:
+    """Whether a key says how a run is watched or executed, and stays out of its identity."""
+    extra = info.json_schema_extra
+    if extra is None:  # Annotated[...] | None keeps the mark inside the union
+        extra = next((e for arg in getattr(info.annotation, "__args__", ()) for m in getattr(arg, "__metadata__", ())
+                      if (e := getattr(m, "json_schema_extra", None))), None)  # fmt: skip
+    return extra == _APART_FROM_IDENTITY
