@@ -35,7 +35,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A cure for an unknown name: the nearest known one, or the list of all."""
+    """A cure for an unknown name: the nearest known one, or the list of all (of the first where there are many)."""
     names = sorted(known)
     best = nearest(name, names)
-    return f"did you mean {best!r}?" if best else f"use one of: {', '.join(names)}"
+    if best:
+        return f"did you mean {best!r}?"
+    shown = ", ".join(names) if len(names) <= 40 else f"{', '.join(names[:40])}, ... ({len(names)} in all)"
+    return f"use one of: {shown}"

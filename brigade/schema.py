@@ -25,6 +25,16 @@ def _words(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def _targets(value: Any) -> Any:
+    return value if value == "all-linear" else _words(value)
+
+
+def _not_empty(value: Any) -> Any:
+    if value == []:
+        raise ValueError("a list of at least one source")
+    return value
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -44,23 +54,75 @@ class ModelSection(Section):
     """Build random weights from the directory's config.json (with the run's seed) instead of loading any."""
     tokenizer_name_or_path: str | None = None
     """Default: the model's own. `python-docs`: the byte-level BPE that is trained with the built-in data."""
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "sdpa"
+    attn_implementation: Literal[
+        "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
+    ] = "auto"
+    """auto: the fastest that was proven on the device (docs/speed.md). varlen: scaled dot products sample by sample, so
+    that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
+    use_peft: bool = False
+    """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""
+    lora_r: Positive = 16
+    """The adapters' rank (arXiv 2106.09685)."""
+    lora_alpha: float = Field(32, gt=0)
+    """Adapters are scaled by lora_alpha / lora_r; with use_rslora by lora_alpha / sqrt(lora_r)."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_targets)] = "all-linear"
+    """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
+    lora_modules_to_save: Annotated[list[str], BeforeValidator(_words)] = []
+    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`."""
+    use_rslora: bool = False
+    """Rank-stabilised scaling (arXiv 2312.03732)."""
+    use_dora: bool = False
+    """Weight-decomposed adapters (arXiv 2402.09353)."""
+    load_in_4bit: bool = False
+    """QLoRA (arXiv 2305.14314): the frozen weights in 4 bits, by bitsandbytes."""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    use_bnb_nested_quant: bool = True
+    """Quantise the quantisation constants as well: 0.37 bits less per parameter."""
 
 
-class DataSection(Section):
+class Source(Section):
+    """One place that samples come from; its rows are chats, pairs of prompt and completion, or texts."""
+
     dataset_name: str | None = None
     """A name on the Hub, a directory of datasets.save_to_disk, or `python-docs` (built in, nothing downloaded)."""
     dataset_config_name: str | None = None
     train_file: str | None = None
-    """A JSONL file of chats: one object a line, {"messages": [{"role": ..., "content": ...}, ...]}."""
+    """A .jsonl, .parquet or .csv file, or a pattern for several: `chats/*.jsonl`."""
     validation_file: str | None = None
+    columns: dict[Literal["messages", "prompt", "completion", "text", "tools"], str] = {}
+    """What the columns are called in this source where it is not messages, prompt, completion, text or tools."""
+
+
+class WeightedSource(Source):
+    """One of several sources, in `datasets`."""
+
+    name: str | None = None
+    """What its held-out loss is logged under; default: the file's or data set's own name."""
+    weight: float | None = Field(None, gt=0, le=1)
+    """Its share of the training samples. All sources have one and they add up to 1, or none has one."""
+
+
+class DataSection(Source):
+    datasets: Annotated[list[WeightedSource], BeforeValidator(_not_empty)] | None = None
+    """Several sources, instead of dataset_name or train_file."""
+    streaming: bool = False
+    """Read and tokenise while training, a window at a time: for sets larger than the disk. Needs max_steps."""
     validation_split: float = Field(0.02, gt=0, lt=1)
     """The share held out where the data has no validation part of its own."""
     chat_template: str | None = None
-    """Default: the tokenizer's own. A name in brigade/data/templates/ or a .jinja file; needs generation marks."""
+    """Default: the tokenizer's own, or the one in brigade/data/templates/ that renders the same and has generation marks.
+    A name of one in there, or a .jinja file with generation marks."""
     max_length: int = Field(2048, ge=8)
-    """Longest sequence in tokens; longer samples are cut."""
+    """Longest sequence in tokens."""
+    truncation: bool = True
+    """Cut longer samples (texts: into several). false: a longer sample is an error."""
+    packing: bool = False
+    """Fill sequences of max_length with several samples that do not see each other. A sequence then counts as one in
+    global_batch_size."""
+    dataset_num_proc: Watching | None = None
+    """Processes that tokenise; default: the host's cores, 16 at most."""
     max_train_samples: Positive | None = None
     max_eval_samples: Positive | None = None
 
@@ -98,12 +160,22 @@ class TrainingSection(Section):
     fp16: bool = False
     activation_checkpointing: bool = False
     torch_compile: bool = False
+    use_liger_kernel: bool = False
+    """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
+    padding_free: bool = Field(True, json_schema_extra=_APART_FROM_IDENTITY)
+    """Lay the samples of a micro-batch end to end instead of padding them to the longest."""
     ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
     seed: int = Field(42, ge=0)
     logging_steps: Watching = 1
     eval_steps: Watching | None = None
     """Held-out loss every so many steps; always before the first and after the last."""
+    eval_answers: Annotated[int, Field(ge=0, json_schema_extra=_APART_FROM_IDENTITY)] = 3
+    """Held-out questions that the model answers at every evaluation but the first."""
+    early_stopping_patience: Positive | None = None
+    """Stop after so many evaluations in a row without a better held-out loss."""
+    load_best_model_at_end: bool = False
+    """Save the model of the checkpoint with the lowest held-out loss, not of the last step."""
     save_steps: Watching | None = 500
     save_total_limit: Watching | None = 3
     report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = Field(

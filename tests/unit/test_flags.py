@@ -192,7 +192,7 @@ def test_a_runs_own_record_repeats_it(load, tmp_path):
 @pytest.mark.parametrize("section, wrong, right", [
     ("training", "learning_rat", "learning_rate"), ("training", "max_step", "max_steps"),
     ("training", "global_batchsize", "global_batch_size"), ("model", "model_name", "model_name_or_path"),
-    ("data", "dataset", "dataset_name"), ("cluster", "hostfiles", "hostfile"),
+    ("data", "dataset_names", "dataset_name"), ("cluster", "hostfiles", "hostfile"),
 ])  # fmt: skip
 def test_an_unknown_key_suggests_the_nearest(load, mistake, section, wrong, right):
     message = mistake(load, **{section: {wrong: "abc"}})

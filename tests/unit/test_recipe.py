@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from brigade.errors import UserError, did_you_mean, nearest
 from brigade.recipe import batch_arithmetic, identity
-from brigade.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection
+from brigade.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)
@@ -91,7 +91,7 @@ def test_the_learning_rate_does_not_depend_on_the_ranks(share, scaling, ranks):
 # Keys that may change when a run continues. Whoever adds a key decides here, too.
 WATCHING = {
     "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
-    "save_total_limit", "report_to", "dataloader_num_workers",
+    "save_total_limit", "report_to", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
 }  # fmt: skip
 
 
@@ -133,7 +133,8 @@ def candidates(annotation):
         bool: [True, False],
         int: [1, 2, 9, 4096],
         float: [0.25, 0.5, 2.0],
-        dict: [{"a": 1}],
+        dict: [{"a": 1}, {"text": "body"}],
+        WeightedSource: [{"train_file": "d"}],
     }
     return known.get(origin or annotation, [])
 
