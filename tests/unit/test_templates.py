@@ -1,0 +1,226 @@
+"""Our chat templates: byte for byte the official rendering, with the marks on exactly what the assistant writes.
+
+What the official templates render is recorded in tests/data/dialogues with its source (benchmarks/record_dialogues.py).
+The strings under "supervised" there were written by hand, not taken from a template.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from jinja2 import meta, nodes
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+
+from brigade.data import builtin
+from brigade.data.cache import cache_directory
+
+TEMPLATES = builtin.TEMPLATE.parent
+DIALOGUES = sorted(Path(__file__).parents[1].glob("data/dialogues/*.json"))
+FAMILIES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DIALOGUES}
+CASES = [
+    pytest.param(name, dialogue, id=f"{name}: {dialogue['name']}")
+    for name, family in FAMILIES.items()
+    for dialogue in family["dialogues"]
+]
+every_dialogue = pytest.mark.parametrize("name, dialogue", CASES)
+every_template = pytest.mark.parametrize("name", FAMILIES)
+MARKS = re.compile(r"\{%-? *(end)?generation *-?%\}")
+
+
+def text_of(name):
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+def render(name, messages, template=None, **kwargs):
+    """The rendering of a chat, and the spans under generation marks."""
+    (rendered,), (spans,) = render_jinja_template(
+        [messages],
+        chat_template=template or text_of(name),
+        return_assistant_tokens_mask=True,
+        **(FAMILIES[name]["special_tokens"] | kwargs),
+    )
+    return rendered, spans
+
+
+def again(name, dialogue, **kwargs):
+    return render(name, dialogue["messages"], tools=dialogue.get("tools"), **dialogue.get("kwargs", {}), **kwargs)
+
+
+# ---- what is recorded --------------------------------------------------------------------------------------------
+def test_every_template_has_its_recordings():
+    assert {path.stem for path in TEMPLATES.glob("*.jinja")} == set(FAMILIES)
+    assert set(FAMILIES) >= {"llama3", "qwen3", "gemma3", "mistral", "phi4", "gpt-oss"}
+
+
+@every_template
+def test_recordings_are_enough_and_name_their_source(name):
+    family = FAMILIES[name]
+    dialogues = family["dialogues"]
+    assert len({json.dumps([d["messages"], d.get("tools"), d.get("kwargs")]) for d in dialogues}) >= 5
+    assert any(d.get("kwargs", {}).get("add_generation_prompt") for d in dialogues)
+    assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
+        d["messages"][0]["role"] == "system" for d in dialogues
+    )
+    assert name in ("gemma3", "phi4", "chatml") or any(d.get("tools") for d in dialogues)
+    for source in family["sources"].values():
+        assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
+        assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
+    assert all(d["sources"] and set(d["sources"]) <= set(family["sources"]) for d in dialogues)
+
+
+# ---- the rendering -----------------------------------------------------------------------------------------------
+@every_dialogue
+def test_renders_like_the_official_template(name, dialogue):
+    assert again(name, dialogue)[0] == dialogue["rendering"]
+
+
+@every_dialogue
+def test_marks_change_nothing(name, dialogue):
+    bare = MARKS.sub(lambda mark: "{%- endif -%}" if mark[1] else "{%- if true -%}", text_of(name))
+    assert bare != text_of(name) and not re.search(r"%-? *(end)?generation", bare)
+    rendered, spans = again(name, dialogue, template=bare)
+    assert rendered == dialogue["rendering"] and not spans
+
+
+# ---- the marks ---------------------------------------------------------------------------------------------------
+@every_dialogue
+def test_marks_cover_exactly_the_assistants_text(name, dialogue):
+    rendered, spans = again(name, dialogue)
+    assert [rendered[start:end] for start, end in spans] == dialogue["supervised"]
+    # Where they stand, too: right behind what the model is prompted with.
+    prompts = tuple(FAMILIES[name]["prompts"])
+    assert all(rendered[:start].endswith(prompts) for start, _ in spans)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    """The built-in tokenizer with the special tokens of each family."""
+    from transformers import AutoTokenizer
+
+    built = builtin.ensure(cache_directory())
+
+    def load(name):
+        tokenizer = AutoTokenizer.from_pretrained(built.tokenizer)
+        tokenizer.add_special_tokens(FAMILIES[name]["special_tokens"])
+        tokenizer.add_special_tokens({"additional_special_tokens": FAMILIES[name]["added_tokens"]})
+        return tokenizer
+
+    return {name: load(name) for name in FAMILIES}
+
+
+@every_dialogue
+def test_labels_decode_to_exactly_the_assistants_text(tokenizers, name, dialogue):
+    tokenizer = tokenizers[name]
+    encoded = tokenizer.apply_chat_template(
+        dialogue["messages"],
+        tools=dialogue.get("tools"),
+        chat_template=text_of(name),
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **dialogue.get("kwargs", {}),
+    )
+    ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+    assert tokenizer.decode(ids) == dialogue["rendering"]
+    own = "".join(str(bit) for bit in mask)
+    runs = [tokenizer.decode(ids[run.start() : run.end()]) for run in re.finditer("1+", own)]
+    expected = list(dialogue["supervised"])
+    if FAMILIES[name]["prompts"][0][-1].isspace():
+        # A token can hold the header's newline together with white space that begins the answer. It counts as the answer's.
+        runs = [run.lstrip() if want[:1].isspace() else run for run, want in zip(runs, expected, strict=True)]
+        expected = [want.lstrip() for want in expected]
+    assert runs == expected
+
+
+# ---- the templates themselves ------------------------------------------------------------------------------------
+CHAT = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+OFFICIAL = {"date_string", "enable_thinking", "model_identity", "reasoning_effort", "custom_tools", "builtin_tools"}
+OFFICIAL |= {"tools_in_user_message"}  # and "version", which mistral.jinja sets
+SANDBOX = {"raise_exception", "namespace", "dict"}
+
+
+@every_template
+def test_needs_nothing_but_the_chat_and_the_sandbox(name):
+    environment = _compile_jinja_template(text_of(name)).environment
+    assert isinstance(environment, ImmutableSandboxedEnvironment)
+    tree = environment.parse(text_of(name))
+    # No strftime_now: the same data would be encoded differently tomorrow.
+    own = {node.name for node in tree.find_all(nodes.Name) if node.ctx != "load"}
+    assert meta.find_undeclared_variables(tree) - own <= CHAT | OFFICIAL | SANDBOX
+    assert max(map(len, text_of(name).splitlines())) <= 120
+
+
+CALLS = {"tool_calls": [{"id": "short", "function": {"name": "f", "arguments": {}}}]}
+REFUSED = [
+    *[(name, "frobnicate", [{"role": "frobnicate", "content": "x"}], {}) for name in FAMILIES if name != "gemma3"],
+    ("gemma3", "take turns", [{"role": "assistant", "content": "x"}], {}),
+    ("gemma3", "take turns", [{"role": "user", "content": "x"}, {"role": "user", "content": "y"}], {}),
+    ("gemma3", "take turns", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
+    ("gemma3", "no format for tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("phi4", "no format for tools", [{"role": "user", "content": "x"}], {"tools": [{"type": "function"}]}),
+    ("phi4", "no role tool", [{"role": "tool", "content": "x"}], {}),
+    ("mistral", "cannot follow", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
+    ("mistral", "neither text nor", [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}], {}),
+    ("mistral", "v3", [{"role": "user", "content": "x"}], {"version": "v3"}),
+    ("gpt-oss", "in its place", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}),
+    ("gpt-oss", "tool call", [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], {}),
+    ("gpt-oss", "built-in", [{"role": "user", "content": "x"}], {"builtin_tools": ["python"]}),
+    ("gpt-oss", "channel tags", [{"role": "assistant", "content": "<|channel|>final<|message|>x"}], {}),
+    ("llama3", "built-in", [{"role": "user", "content": "x"}], {"builtin_tools": ["code_interpreter"]}),
+    ("llama3", "begin with one", [{"role": "assistant", "content": "x"}], {"tools": []}),
+    ("gpt-oss", "both content", [{"role": "assistant", "content": "x", "thinking": "y"} | CALLS], {}),
+    ("gpt-oss", "tool call", [{"role": "assistant", "content": ""} | CALLS, {"role": "assistant", "content": "x"},
+                              {"role": "tool", "content": "y"}], {}),
+    ("llama3", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
+    ("gemma3", "without tool calls", [{"role": "user", "content": "x"} | CALLS], {}),
+    ("phi4", "without tool calls", [{"role": "assistant", "content": "x"} | CALLS], {}),
+    ("mistral", "9 characters", [{"role": "user", "content": "x"}, {"role": "assistant"} | CALLS], {"version": "v7"}),
+    ("mistral", "needs the tool_call_id", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"},
+                                 {"role": "tool", "content": "y"}], {"version": "v11"}),
+    ("mistral", "not a text", [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{}]}], {}),
+    *[(name, "not a text", [{"role": "user", "content": None}], {}) for name in ("llama3", "qwen3", "mistral")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, reason, messages, kwargs", REFUSED)
+def test_refuses_what_the_family_cannot_express(name, reason, messages, kwargs):
+    with pytest.raises(TemplateError, match=reason):
+        render(name, messages, **kwargs)
+
+
+def called(arguments, calls=1):
+    function = {"name": "f", "arguments": arguments}
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "function": function}] * calls}
+    return [{"role": "user", "content": "x"}, asked]
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt-oss"])
+def test_one_call_a_message_with_arguments_as_an_object(name):
+    assert '{"a": 1}' in render(name, called({"a": 1}))[0]
+    with pytest.raises(TemplateError, match="must be an object"):
+        render(name, called('{"a": 1}'))
+    with pytest.raises(TemplateError, match="not several"):
+        render(name, called({"a": 1}, calls=2))
+
+
+@pytest.mark.parametrize("name, version", [("qwen3", None), *[("mistral", v) for v in ("v7", "v11", "v13")]])
+def test_arguments_as_text_or_as_an_object_are_the_same(name, version):
+    # mistral-common's v7 template escapes the quotation marks of an object's call, so no rendering is recorded of it.
+    kwargs = {"version": version} if version else {}
+    assert render(name, called({"a": 1}), **kwargs) == render(name, called('{"a": 1}'), **kwargs)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt-oss", "qwen3", "mistral"])
+def test_tool_calls_of_none_are_no_tool_calls(name):
+    """Columnar data sets give every message the column tool_calls."""
+    plain = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    assert render(name, [m | {"tool_calls": None} for m in plain]) == render(name, plain)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt-oss"])
+def test_the_date_is_no_clock_but_can_be_set(name):
+    messages = [{"role": "user", "content": "x"}]
+    assert "1 Jan 1999" in render(name, messages, date_string="1 Jan 1999")[0]
+    assert re.search("26 Jul 2024|2025-08-05", render(name, messages)[0])
