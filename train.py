@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.
     from brigade import arguments, machine, models
-    from brigade.data import encode
+    from brigade.data.prepare import prepare
 
     with ranks.agreed(world):
         arguments.prepare_environment(world, strategy)
@@ -55,7 +55,10 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         machine.check(settings, strategy, world)
         config = models.load_config(settings)
         tokenizer = models.load_tokenizer(settings, config)
-        data = encode.prepare(settings, tokenizer)
+        if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
+            prepare(settings, tokenizer)
+    with ranks.agreed(world):
+        data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
         checkpoint = runs.checkpoint_to_resume(run)
         weights = models.weights(settings, config)

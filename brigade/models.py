@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import attention
 from .data import builtin
-from .data.encode import cache_directory
+from .data.cache import cache_directory
 from .data.sources import BUILT_IN
 from .errors import UserError
 from .flags import Settings
@@ -107,10 +108,11 @@ def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTra
     from transformers import AutoModelForCausalLM
 
     model = settings.recipe.model
+    attention.register()
     return AutoModelForCausalLM.from_pretrained(
         source,
         trust_remote_code=model.trust_remote_code,
-        attn_implementation=model.attn_implementation,
+        attn_implementation=attention.chosen(settings, load_config(settings))[0],
         dtype=dtype,
     )
 

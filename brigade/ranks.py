@@ -25,6 +25,7 @@ from .hosts import rank
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
+_meetings = 0
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -83,6 +84,7 @@ def agreed(world: World):
     except Exception as caught:  # no group, hence nobody to agree with
         _tell(error or _no_rendezvous(caught), world)
         raise SystemExit(2) from None
+    _wait_for_all()
     codes = gather(None if error is None else _exit_code(error))
     failed = [rank for rank, code in enumerate(codes) if code]
     if not failed:
@@ -94,6 +96,24 @@ def agreed(world: World):
     barrier()  # nobody leaves before the one who speaks has spoken
     finish()
     raise SystemExit(codes[failed[0]])
+
+
+def _wait_for_all() -> None:
+    """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
+    it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
+    dist = _group()
+    if dist is None or dist.get_world_size() == 1:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    global _meetings
+    _meetings += 1
+    store, name = _get_default_store(), f"brigade/meeting-{_meetings}"
+    here, pause = store.add(name, 1), 0.002
+    while here < dist.get_world_size():
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        here = store.add(name, 0)
 
 
 def fail(error: BaseException, world: World) -> None:

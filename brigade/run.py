@@ -267,6 +267,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     from rich.console import Console
     from rich.table import Table
 
+    from .data import report
     from .models import parameter_count
 
     training, world, strategy = run.settings.recipe.training, run.world, run.strategy
@@ -275,9 +276,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
-        "data": f"{len(data.train):,} training and {len(data.heldout):,} held-out samples"
-        + (f", {data.cut:,} cut to max_length" if data.cut else "")
-        + (f", {data.dropped:,} without a supervised token dropped" if data.dropped else ""),
+        "data": report.figures(data, run.settings.recipe.data, training, run.batch),
         "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.name} (from {strategy.source})",
@@ -296,5 +295,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         table.add_row(key, value)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
+    console.print("one sample, its supervised part " + ("green:" if console.is_terminal else "in [[ ]]:"), markup=False)
+    console.print(report.sample(data, trainer.processing_class))
     for note in run.settings.overridden:
         console.print(f"overridden: {note}")

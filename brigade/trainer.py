@@ -12,8 +12,10 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from . import compression, ranks, swapped_states
-from .data.encode import Encoded
-from .data.sampling import IGNORED, GlobalBatches, Loader, WithFiller
+from .attention import NEEDS_CUMULATIVE_LENGTHS
+from .data.collate import ABOUT, Collate, WithFiller
+from .data.prepare import Prepared
+from .data.sampling import GlobalBatches, Loader
 from .errors import UserError
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
@@ -31,14 +33,14 @@ class Trainer(transformers.Trainer):
     """
 
     def __init__(
-        self, run: Run, model: Any, args: Any, data: Encoded, tokenizer: Any, callbacks: tuple[Any, ...] = ()
+        self, run: Run, model: Any, args: Any, data: Prepared, tokenizer: Any, callbacks: tuple[Any, ...] = ()
     ) -> None:
         training = run.settings.recipe.training
         super().__init__(
             model=model,
             args=args,
             train_dataset=data.train,
-            eval_dataset=data.heldout,
+            eval_dataset=next(iter(data.heldout.values())),
             processing_class=tokenizer,
             callbacks=list(callbacks),
             optimizer_cls_and_kwargs=whole_parameter_optimizer(training.optim, args, training.optim_args),
@@ -58,6 +60,9 @@ class Trainer(transformers.Trainer):
         self.replicated = run.strategy.kind == "hsdp"
         self.power_sgd: Any = None
         self.pad_token_id = tokenizer.pad_token_id
+        padding_free, packing = training.padding_free, run.settings.recipe.data.packing
+        cumulative = model.config._attn_implementation in NEEDS_CUMULATIVE_LENGTHS
+        self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative)
         self.remove_callback(PrinterCallback)
         if run.world.speaks:
             self.add_callback(Progress())
@@ -65,10 +70,11 @@ class Trainer(transformers.Trainer):
         self._evaluated_at: int | None = None
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def _loader(self, dataset: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
-        batches = GlobalBatches(len(dataset), micro, accumulation, self.world.rank, self.world.size, seed)
-        samples = WithFiller(dataset, self.pad_token_id)
-        return Loader(samples, batches, self.pad_token_id, self.args.dataloader_num_workers)
+    def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
+        batches = GlobalBatches(
+            len(rows), micro, accumulation, self.world.rank, self.world.size, seed, rows.supervised()
+        )
+        return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
         args = self.args
@@ -81,11 +87,26 @@ class Trainer(transformers.Trainer):
         return self._loader(dataset, self.args.per_device_eval_batch_size, 1, None)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
         self.meter.start()
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
-        self.meter.count(micro_batches, time.perf_counter() - began)
-        return micro_batches, self._get_num_items_in_batch(micro_batches, device)
+        about = [batch.pop(ABOUT) for batch in micro_batches]
+        self.meter.count(about, time.perf_counter() - began)
+        return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch.
+
+        In training times the ranks, for every engine averages gradients over them. Without a cache: with one, the
+        second sample of a row would see the first.
+        """
+        inputs = {key: value for key, value in inputs.items() if key != ABOUT}
+        outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
+        loss = outputs.loss * self.world.size if model.training else outputs.loss
+        return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last alone.
@@ -133,9 +154,9 @@ class Trainer(transformers.Trainer):
         with torch.no_grad():
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
-                supervised = int((inputs["labels"][:, 1:] != IGNORED).sum())
+                supervised = int((inputs["labels"] != -100).sum())
                 with self.compute_loss_context_manager():
-                    loss = model(**inputs, num_items_in_batch=1).loss  # 1: the sum over tokens, not their mean
+                    loss = self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: the sum, not the mean
                 total += torch.tensor([float(loss), supervised], dtype=torch.float64)
         model.train()
         loss_sum, tokens = (math.fsum(column) for column in zip(*ranks.gather(total.tolist()), strict=True))
@@ -180,3 +201,8 @@ class Trainer(transformers.Trainer):
             self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
         else:
             super().save_model(output_dir, _internal_call)
+
+
+def _to(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Tensors on the device; from pinned memory without waiting for the copy."""
+    return {k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from .. import flags
-    from ..data.encode import prepare
+    from ..data.prepare import prepare
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = AutoTokenizer.from_pretrained(options.output)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(options.output).eval().to(device)
-    heldout = prepare(settings, tokenizer).heldout
+    heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
     entropy = unigram_entropy(heldout)
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"Held-out loss in nats per token, over {len(heldout)} samples that were not trained on:")
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")
-    for sample in heldout.select(range(min(options.answers, len(heldout)))):
+    for sample in heldout[: options.answers]:
         question, answer = greedy_answer(model, tokenizer, sample)
         print(f"\nQ: {question}\nA: {answer}")
     training = settings.recipe.training
@@ -72,13 +72,14 @@ def held_out_loss(model: Any, samples: Any, pad_token_id: int, batch_size: int =
     """Mean cross-entropy in nats per supervised token, by nothing but the model's own forward pass."""
     import torch
 
-    from ..data.sampling import IGNORED, Padding
+    from ..data.collate import Collate
+    from ..data.store import IGNORED
 
-    collate, total, tokens = Padding(pad_token_id), 0.0, 0
+    collate, total, tokens = Collate(pad_token_id, padding_free=False, packed=False, cumulative=False), 0.0, 0
     with torch.inference_mode():
         for start in range(0, len(samples), batch_size):
-            batch = collate([samples[i] for i in range(start, min(start + batch_size, len(samples)))])
-            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            batch = collate((samples[start : start + batch_size], None))
+            batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "labels")}
             logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
             labels = batch["labels"][:, 1:]
             total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
@@ -90,9 +91,9 @@ def unigram_entropy(samples: Any) -> float:
     """Entropy in nats of the supervised tokens' own frequencies: the best loss of a model that ignores all context."""
     from collections import Counter
 
-    from ..data.sampling import IGNORED
+    from ..data.store import IGNORED
 
-    counts = Counter(label for sample in samples for label in sample["labels"] if label != IGNORED)
+    counts = Counter(int(label) for sample in samples for label in sample["labels"] if label != IGNORED)
     total = counts.total()
     return -sum(count / total * math.log(count / total) for count in counts.values())
 
@@ -101,10 +102,10 @@ def greedy_answer(model: Any, tokenizer: Any, sample: dict[str, list[int]], long
     """The question of a sample's first turn, and the model's own answer to it, decoded greedily."""
     import torch
 
-    from ..data.sampling import IGNORED
+    from ..data.store import IGNORED
 
     begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
-    prompt = torch.tensor([sample["input_ids"][:begin]], device=model.device)
+    prompt = torch.tensor(sample["input_ids"][:begin], device=model.device)[None].long()
     with torch.inference_mode():
         generated = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=longest, do_sample=False,

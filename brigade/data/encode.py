@@ -1,171 +1,168 @@
-"""Chats to token ids and labels: a template with generation marks says which tokens are the assistant's.
+"""Text to token ids and a mask of the supervised ones. Runs in the processes that tokenise; imports no torch."""
 
-Encoded once per content (data, tokenizer, template, length) into a cache that all ranks of a host read.
-"""
-
-import hashlib
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from ..errors import UserError
-from ..flags import Settings
-from ..recipe import find
-from . import sources
-from .sampling import IGNORED
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
-
-TEMPLATES = Path(__file__).with_name("templates")
-_FORMAT = 1  # raise it when the same input would be encoded differently
-
-
-def cache_directory() -> Path:
-    """Where derived files lie: $BRIGADE_CACHE, or ~/.cache/brigade."""
-    return Path(os.environ.get("BRIGADE_CACHE", "~/.cache/brigade")).expanduser()
+from .rows import Chunk
+from .samples import BadRow, Text, at, convert
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """How rows become tokens; picklable.
+
+    tokenizer: JSON of a Rust tokenizer; template: with generation marks, or "" and why there is none; variables: special
+    tokens that templates use; end: the token id that closes a text or a completion
+    """
+
+    tokenizer: str
+    template: str
+    no_template: UserError | None
+    variables: dict[str, str]
+    end: int | None
+    max_length: int
+    truncation: bool
+
+
+@dataclass
 class Encoded:
-    """Training and held-out samples ({"input_ids", "labels"} of equal length each), with their fingerprint.
+    """Samples laid end to end.
 
-    dropped: samples without a supervised token within max_length; cut: samples longer than max_length
+    tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample
+    cut: rows longer than max_length; dropped: rows without a supervised token within it; size: the chunk's own
     """
 
-    train: "Dataset"
-    heldout: "Dataset"
-    fingerprint: str
-    dropped: int
-    cut: int
+    tokens: np.ndarray
+    supervised: np.ndarray
+    lengths: np.ndarray
+    cut: int = 0
+    dropped: int = 0
+    size: int = 0
+    after: Any = None
 
 
-def load_template(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The chat template to use. Raises UserError when there is none or it lacks generation marks."""
-    name = settings.recipe.data.chat_template
-    place = settings.place("chat_template")
-    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-    if name in known:
-        template = (TEMPLATES / f"{name}.jinja").read_text()
-    elif name:
-        path = find(name, place, f"chat template (or one of: {', '.join(known)})")
-        if not path.is_file():
-            raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
-        template = path.read_text()
-    else:
-        template = tokenizer.chat_template or ""
-    if "{% generation" not in template and "{%- generation" not in template:
-        # The stock templates of Llama 3, Qwen 3 and Gemma 3 have none: every label would be masked (trl PR #4201).
-        problem = "the chat template has no {% generation %} marks, so no token would be supervised"
-        raise UserError(place, problem, f"set chat_template to one of: {', '.join(known)}, or to a .jinja file")
-    return template
+_machine: "Machine"
 
 
-def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Encoded:
-    """Training and held-out samples of a recipe, from the cache where the same content was encoded before.
-
-    Raises UserError for missing, empty or broken data and for data without any supervised token.
-    """
-    from datasets import load_from_disk
-    from filelock import FileLock
-
-    data, cache = settings.recipe.data, cache_directory()
-    template = load_template(settings, tokenizer)
-    train_file, heldout_file = sources.files(settings, cache)
-    named = [train_file.read_bytes() if train_file else repr((data.dataset_name, data.dataset_config_name)).encode()]
-    named += [heldout_file.read_bytes()] if heldout_file else []
-    named += sources.local_digests(settings)
-    options = [data.max_length, data.max_train_samples, data.max_eval_samples, data.validation_split]
-    tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(sorted(tokenizer.get_vocab()))
-    key = hashlib.sha256()
-    for part in [
-        str(_FORMAT).encode(),
-        *named,
-        tokenizer_json.encode(),
-        template.encode(),
-        json.dumps(options).encode(),
-    ]:
-        key.update(hashlib.sha256(part).digest())
-    fingerprint = key.hexdigest()[:16]
-    folder = cache / "encoded" / fingerprint
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # the first rank of the host encodes, the others wait and read
-        if not (folder / "counts.json").exists():
-            _encode_into(folder, settings, tokenizer, template, train_file, heldout_file)
-    counts = json.loads((folder / "counts.json").read_text())
-    train, heldout = (load_from_disk(str(folder / split)) for split in ("train", "heldout"))
-    return Encoded(train, heldout, fingerprint, counts["dropped"], counts["cut"])
+def set_up(encoder: Encoder) -> None:
+    """Make this process ready for encode_chunk (a pool's initializer)."""
+    global _machine
+    _machine = Machine(encoder)
 
 
-def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: list[Any], template: str) -> dict[str, list[int]]:
-    """Token ids and labels of one chat; labels are IGNORED except on the assistant's own tokens."""
-    encoded = tokenizer.apply_chat_template(
-        messages, chat_template=template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    ids, mask = encoded["input_ids"], encoded["assistant_masks"]
-    labels = [token if own else IGNORED for token, own in zip(ids, mask, strict=True)]
-    labels[0] = IGNORED  # nothing comes before it that could predict it
-    return {"input_ids": ids, "labels": labels}
+def encode_chunk(job: tuple[Chunk, dict[str, str]]) -> Encoded:
+    chunk, columns = job
+    return _machine.encode(chunk, columns)
 
 
-def _encode_into(folder: Path, settings: Settings, tokenizer: Any, template: str, train_file: Path | None,
-                 heldout_file: Path | None) -> None:  # fmt: skip
-    from datasets import Dataset
+class Machine:
+    """An Encoder with its tokenizer and template loaded."""
 
-    data = settings.recipe.data
-    if train_file:
-        train: list[sources.Chat] = list(sources.read_jsonl(train_file))
-        heldout = list(sources.read_jsonl(heldout_file)) if heldout_file else None
-    else:
-        train, heldout = sources.from_datasets(settings)
-    if heldout_file and not train_file:
-        heldout = list(sources.read_jsonl(heldout_file))
-    if heldout is None:
-        train, heldout = _split(train, data.validation_split)
-    parts = {"train": train[: data.max_train_samples], "heldout": heldout[: data.max_eval_samples]}
-    counts = {"dropped": 0, "cut": 0}
-    for split, chats in parts.items():
-        samples = list(_encode_all(chats, tokenizer, template, data.max_length, counts))
-        if not samples:
-            where = train_file if split == "train" else heldout_file or train_file
-            raise UserError(
-                str(where or data.dataset_name),
-                f"none of its {len(chats)} {split} samples has a supervised token within {data.max_length} tokens",
-                "check that chats have assistant turns, or raise max_length or the number of samples",
-            )
-        columns = {name: [sample[name] for sample in samples] for name in ("input_ids", "labels")}
-        Dataset.from_dict(columns).save_to_disk(str(folder / split))
-    (folder / "counts.json").write_text(json.dumps(counts))  # last: its presence says that the rest is whole
+    def __init__(self, encoder: Encoder) -> None:
+        from tokenizers import Tokenizer
 
+        self.encoder = encoder
+        self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
 
-def _encode_all(chats: Iterable[sources.Chat], tokenizer: Any, template: str, max_length: int, counts: dict[str, int]):
-    for chat in chats:
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+        """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses."""
+        from jinja2.exceptions import TemplateError, TemplateSyntaxError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if self.encoder.no_template:
+            raise self.encoder.no_template
         try:
-            sample = encode_chat(tokenizer, chat["messages"], template)
-        except TemplateError as error:  # its syntax, or a chat that it refuses: roles that do not alternate, ...
+            texts, spans = render_jinja_template(
+                [messages], tools=tools, chat_template=self.encoder.template, return_assistant_tokens_mask=True,
+                **self.encoder.variables,
+            )  # fmt: skip
+        except TemplateError as error:  # its syntax, or a chat that it refuses
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-            raise UserError(f"the chat template{line}", f"{error} (at a chat that begins {str(chat['messages'])[:80]})",
-                            "mend the template or the chat") from None  # fmt: skip
-        counts["cut"] += len(sample["input_ids"]) > max_length
-        sample = {name: ids[:max_length] for name, ids in sample.items()}
-        if any(label != IGNORED for label in sample["labels"]):
-            yield sample
-        else:
-            counts["dropped"] += 1
+            raise BadRow(f"the chat template{line}: {error} (a chat that begins {str(messages)[:80]})",
+                         "mend the template or the chat") from None  # fmt: skip
+        return texts[0], spans[0]
+
+    def encode(self, chunk: Chunk, columns: dict[str, str]) -> Encoded:
+        """All samples of a chunk. Raises UserError at the place of the first bad row."""
+        numbers, texts = [], []
+        for number, row in chunk.rows():
+            try:
+                texts.append(convert(row, columns, self.render))
+            except BadRow as error:
+                raise at(chunk.place(number), error) from None
+            numbers.append(number)
+        try:
+            return self._tokenise(texts, size=chunk.size, after=chunk.after)
+        except _TooLong as error:
+            index, length = error.args
+            problem = f"{length:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
+            cure = "raise max_length, drop the row, or set truncation: true"
+            raise UserError(chunk.place(numbers[index]), problem, cure) from None
+
+    def _tokenise(self, texts: list[Text], **about: Any) -> Encoded:
+        longest, cut, dropped = self.encoder.max_length, 0, 0
+        tokens: list[np.ndarray] = []
+        masks: list[np.ndarray] = []
+        for index, (text, (ids, mask)) in enumerate(zip(texts, self._ids(texts), strict=True)):
+            if len(ids) > longest:
+                if not self.encoder.truncation:
+                    raise _TooLong(index, len(ids))
+                cut += 1
+            for begin in range(0, len(ids), longest) if text.splits else (0,):
+                part, own = ids[begin : begin + longest], mask[begin : begin + longest]
+                if len(own):
+                    own[0] = False  # nothing comes before it that could predict it
+                if own.any():
+                    tokens.append(part)
+                    masks.append(own)
+                elif begin == 0:
+                    dropped += 1
+        lengths = np.array([len(part) for part in tokens], dtype=np.int64)
+        nothing = np.zeros(0)
+        return Encoded(np.concatenate([nothing, *tokens]).astype(np.int32) if not tokens else np.concatenate(tokens),
+                       np.concatenate([nothing, *masks]).astype(bool) if not masks else np.concatenate(masks),
+                       lengths, cut, dropped, **about)  # fmt: skip
+
+    def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """Token ids (int32) of each text and which of them are supervised."""
+        rendered = [text.text for text in texts if text.rendered]
+        others = [text.text for text in texts if not text.rendered]
+        # A template writes its own special tokens; to other texts the tokenizer adds what it adds (a first token).
+        encodings = iter(self.tokenizer.encode_batch(rendered, add_special_tokens=False) if rendered else ())
+        plain = iter(self.tokenizer.encode_batch(others, add_special_tokens=True) if others else ())
+        end = self.encoder.end
+        for text in texts:
+            encoding = next(encodings if text.rendered else plain)
+            ids = np.array(encoding.ids, dtype=np.int32)
+            mask = np.zeros(len(ids), dtype=bool)
+            for begin, stop in text.spans:
+                mask[_tokens_of(encoding, begin, stop)] = True
+            if not text.rendered and end is not None and (not len(ids) or ids[-1] != end):
+                ids, mask = np.append(ids, np.int32(end)), np.append(mask, True)
+            yield ids, mask
 
 
-def _split(chats: list[sources.Chat], share: float) -> tuple[list[sources.Chat], list[sources.Chat]]:
-    """Hold out a share of the chats, spread evenly, at least one of them where there are two."""
-    held = max(1, round(len(chats) * share)) if len(chats) > 1 else 0
-    chosen = set(np.linspace(0, len(chats) - 1, held, dtype=int).tolist())
-    return (
-        [c for i, c in enumerate(chats) if i not in chosen],
-        [c for i, c in enumerate(chats) if i in chosen] or chats,
-    )
+class _TooLong(Exception):
+    """(index of the text, its length in tokens)"""
+
+
+def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:
+    """The tokens of characters [begin, stop); one that began before them is not of them."""
+    first = next((t for c in range(begin, stop) if (t := encoding.char_to_token(c)) is not None), None)
+    last = next((t for c in range(stop - 1, begin - 1, -1) if (t := encoding.char_to_token(c)) is not None), None)
+    if first is None or last is None:
+        return slice(0, 0)
+    if encoding.token_to_chars(first)[0] < begin:
+        first += 1
+    # Bytes of one character are several tokens with the same characters: char_to_token names the first of them.
+    while (
+        last + 1 < len(encoding.ids) and encoding.token_to_chars(last + 1) == encoding.token_to_chars(last) is not None
+    ):
+        last += 1
+    return slice(first, last + 1)

@@ -5,14 +5,21 @@ first epoch's end. Here the last step of an epoch is filled up with FILLER sampl
 they add nothing to loss, gradient or token count, and keep the ranks' collectives in step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-FILLER = -1
-IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
+from .collate import FILLER, WithFiller
+
+
+class Indices(list):  # type: ignore[type-arg]
+    """The samples of one micro-batch; supervised: supervised tokens of its optimizer step, over all ranks."""
+
+    def __init__(self, samples: Iterable[int], supervised: int | None = None) -> None:
+        super().__init__(samples)
+        self.supervised = supervised
 
 
 class GlobalBatches:
@@ -20,13 +27,24 @@ class GlobalBatches:
 
     The order of samples depends on `seed` and epoch alone (PCG64 permutation; file order where seed is None), and so
     does the set of samples of every optimizer step, whatever the number of ranks and of accumulation steps.
+
+    supervised: supervised tokens of each sample. As every rank knows what the others get, it knows a step's sum over all
+    of them as well, and no collective has to find it.
     """
 
     def __init__(
-        self, samples: int, micro: int, accumulation: int, rank: int, world_size: int, seed: int | None = None
+        self,
+        samples: int,
+        micro: int,
+        accumulation: int,
+        rank: int,
+        world_size: int,
+        seed: int | None = None,
+        supervised: np.ndarray | None = None,
     ) -> None:
         self.samples, self.micro, self.accumulation = samples, micro, accumulation
         self.rank, self.world_size, self.seed, self.epoch = rank, world_size, seed, 0
+        self.supervised = supervised
 
     @property
     def steps(self) -> int:
@@ -48,57 +66,22 @@ class GlobalBatches:
             order[: self.samples] = np.random.default_rng((self.seed, self.epoch)).permutation(self.samples)
         return order.reshape(shape)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in self.order()[:, :, self.rank]:
-            for micro_batch in step:
-                yield micro_batch.tolist()
-
-
-class WithFiller(torch.utils.data.Dataset):
-    """A data set of {"input_ids", "labels"} whose item FILLER is a sample of two unsupervised tokens."""
-
-    def __init__(self, dataset: Sequence[dict[str, list[int]]], pad_token_id: int) -> None:
-        self.dataset = dataset
-        self.filler = {"input_ids": [pad_token_id] * 2, "labels": [IGNORED] * 2}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return self.filler if index == FILLER else self.dataset[index]
-
-
-class Padding:
-    """Collates samples to tensors of shape (micro-batch, longest of them), padded on the right."""
-
-    def __init__(self, pad_token_id: int) -> None:
-        self.pad_token_id = pad_token_id
-
-    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        longest = max(len(sample["input_ids"]) for sample in samples)
-        shape = (len(samples), longest)
-        batch = {
-            "input_ids": torch.full(shape, self.pad_token_id),
-            "attention_mask": torch.zeros(shape, dtype=torch.long),
-            "labels": torch.full(shape, IGNORED),
-        }
-        for row, sample in enumerate(samples):
-            length = len(sample["input_ids"])
-            batch["input_ids"][row, :length] = torch.as_tensor(sample["input_ids"])
-            batch["labels"][row, :length] = torch.as_tensor(sample["labels"])
-            batch["attention_mask"][row, :length] = 1
-        return batch
+    def __iter__(self) -> Iterator["Indices"]:
+        for step in self.order():
+            supervised = int(self.supervised[step[step != FILLER]].sum()) if self.supervised is not None else None
+            for micro_batch in step[:, self.rank]:
+                yield Indices(micro_batch.tolist(), supervised)
 
 
 class Loader(torch.utils.data.DataLoader):
     """A DataLoader over GlobalBatches that takes an epoch's number. It stays out of accelerator.prepare, which would
     shard and pad the batches once more."""
 
-    def __init__(self, dataset: WithFiller, batches: GlobalBatches, pad_token_id: int, workers: int) -> None:
+    def __init__(self, rows: WithFiller, batches: Any, collate: Any, workers: int) -> None:
         super().__init__(
-            dataset,
+            rows,
             batch_sampler=batches,
-            collate_fn=Padding(pad_token_id),
+            collate_fn=collate,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import ranks
-from ..data.sampling import IGNORED
+from ..data.collate import About
 from ..estimate import hardware
 
 
@@ -23,7 +23,7 @@ class Meter:
         self.device_name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         self.began: float | None = None
         self.waited = self.paused = 0.0
-        self.steps = self.tokens = self.squared_lengths = 0
+        self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
 
     def start(self) -> None:
         """Start the clock with the first step of training; later calls do nothing."""
@@ -33,17 +33,17 @@ class Meter:
     def _reset(self) -> None:
         self.began = time.perf_counter()
         self.waited = self.paused = 0.0
-        self.steps = self.tokens = self.squared_lengths = 0
+        self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
 
-    def count(self, micro_batches: list[dict[str, torch.Tensor]], waited: float) -> None:
+    def count(self, micro_batches: list[About], waited: float) -> None:
         """Add one optimizer step's micro-batches of this rank (padding and filler samples do not count)."""
         self.steps += 1
         self.waited += waited
-        for batch in micro_batches:
-            real = (batch["labels"] != IGNORED).any(dim=1)
-            lengths = batch["attention_mask"].sum(dim=1)[real]
-            self.tokens += int(lengths.sum())
-            self.squared_lengths += int((lengths**2).sum())
+        for about in micro_batches:
+            self.tokens += about.tokens
+            self.squared_lengths += about.squared_lengths
+            self.supervised += about.supervised
+            self.slots += about.slots
 
     @contextmanager
     def pause(self):
@@ -58,6 +58,7 @@ class Meter:
         """Figures since the last report, over all ranks; a collective. Then start anew.
 
         tokens_per_second: over all ranks, padding excluded; ..._per_gpu: per rank
+        supervised_tokens_per_second: those of them that have a label; padding: percent of what was computed
         step_time, data_time: seconds per optimizer step, and how much of it the slowest rank waited for data
         token_spread: (most - fewest) / mean tokens of a rank, in percent
         peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
@@ -65,12 +66,15 @@ class Meter:
         """
         now = time.perf_counter()
         seconds = max(now - (self.began or now) - self.paused, 1e-9)
-        rows = ranks.gather((self.tokens, self.squared_lengths, self.waited, peak_memory_gib()))
+        counted = (self.tokens, self.squared_lengths, self.waited, peak_memory_gib(), self.supervised, self.slots)
+        rows = ranks.gather(counted)
         tokens = [row[0] for row in rows]
         steps = max(self.steps, 1)
         figures = {
             "tokens_per_second": sum(tokens) / seconds,
             "tokens_per_second_per_gpu": sum(tokens) / seconds / len(rows),
+            "supervised_tokens_per_second": sum(row[4] for row in rows) / seconds,
+            "padding": 100 * (1 - sum(tokens) / max(sum(row[5] for row in rows), 1)),
             "step_time": seconds / steps,
             "data_time": max(row[2] for row in rows) / steps,
             "token_spread": 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1),

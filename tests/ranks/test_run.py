@@ -51,11 +51,12 @@ def test_the_saved_model_is_the_trained_one(done):
 
     from brigade import flags as brigade_flags
     from brigade.commands.evaluate import held_out_loss
-    from brigade.data.encode import prepare
+    from brigade.data.prepare import prepare
 
     output, _ = done
     tokenizer = AutoTokenizer.from_pretrained(output)
     heldout = prepare(brigade_flags.load(["--recipe", str(output / "run.yaml")]), tokenizer).heldout
+    heldout = [row for rows in heldout.values() for row in rows]
     loss = held_out_loss(AutoModelForCausalLM.from_pretrained(output), heldout, tokenizer.pad_token_id)
     assert loss == pytest.approx(json.loads((output / "success.json").read_text())["held_out_loss"], rel=1e-6)
 

@@ -1,0 +1,196 @@
+"""Tokenising as a step of its own: in parallel, once per host and content, with a progress bar.
+
+What decides the samples (data, tokenizer, template, length, packing, splits) is the cache's key: changing any of it
+makes a new cache, changing none reads the old one.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..flags import Settings
+from . import cache, chat_template, encode, packing, sources
+from .rows import Rows
+from .store import Samples, Writer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 2  # raise it when the same input would be encoded differently, or stored differently
+META = "meta.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe's data. heldout: by the source's name; facts: what `report` tells of it."""
+
+    train: Samples
+    heldout: dict[str, Samples]
+    fingerprint: str
+    facts: dict[str, Any]
+
+
+def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[encode.Encoder, list[sources.Origin], str]:
+    """The encoder, the opened sources, and the fingerprint of what they will yield."""
+    import tokenizers
+
+    data = settings.recipe.data
+    if not tokenizer.is_fast:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"{type(tokenizer).__name__} is not one of the Rust "
+                        "tokenizers, so nothing says which tokens are whose", "name one with a tokenizer.json")  # fmt: skip
+    variables = {name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    encoder = encode.Encoder(
+        tokenizer.backend_tokenizer.to_str(), *chat_template.load(settings, tokenizer), variables,
+        tokenizer.eos_token_id, data.max_length, data.truncation,
+    )  # fmt: skip
+    found = sources.origins(settings)
+    contents = [
+        (o.name, o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight)
+        for o in found
+    ]
+    options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
+    how = asdict(encoder) | {"no_template": None}
+    text = json.dumps([FORMAT, tokenizers.__version__, how, contents, options, settings.recipe.training.seed])
+    return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
+    """Training and held-out samples of a recipe, from the cache where the same was prepared before.
+
+    Raises UserError for missing, empty or broken data and for data without any supervised token.
+    """
+    encoder, found, fingerprint = plan(settings, tokenizer)
+    folder = cache.cache_directory() / "prepared" / fingerprint
+    if folder.is_dir() and not _whole(folder):
+        print(
+            f"{folder} was written by another version of Brigade, or not to its end: preparing anew.", file=sys.stderr
+        )
+    cache.once(folder, _whole, lambda aside: _build(aside, settings, encoder, found))
+    facts = json.loads((folder / META).read_text())
+    heldout = {origin.name: Samples(folder, f"heldout-{i}") for i, origin in enumerate(found)}
+    return Prepared(Samples(folder, "train"), heldout, fingerprint, facts)
+
+
+def _whole(folder: Path) -> bool:
+    try:
+        return json.loads((folder / META).read_text())["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: list[sources.Origin]) -> None:
+    data = settings.recipe.data
+    counts = {"cut": 0, "dropped": 0}
+    writer = Writer(folder)
+    train: list[np.ndarray] = []
+    heldout: list[np.ndarray] = []
+    for number, origin in enumerate(found):
+        share = 0.0 if origin.heldout else data.validation_split
+        limit = data.max_train_samples and data.max_train_samples + (
+            0 if origin.heldout else data.max_eval_samples or round(data.max_train_samples * share / (1 - share)) + 1
+        )
+        rows = _encode_all(origin.train, origin.columns, settings, encoder, writer, counts, limit)
+        if origin.heldout:
+            held = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, counts, data.max_eval_samples)
+        else:
+            rows, held = _split(rows, share)
+        for name, ids in (("training", rows), ("held-out", held)):
+            if not len(ids):
+                raise UserError(
+                    (origin.heldout or origin.train).place if name == "held-out" else origin.train.place,
+                    f"it yields no {name} samples with a supervised token within {data.max_length} tokens",
+                    "check that it has rows with answers, or raise max_length or the number of samples",
+                )
+        train.append(rows)
+        heldout.append(held[: data.max_eval_samples])
+        writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
+    chosen = mix(train, [origin.weight for origin in found], settings.recipe.training.seed)[: data.max_train_samples]
+    lengths = writer.lengths()
+    if data.packing:
+        sequences = [[int(chosen[i]) for i in row] for row in packing.best_fit(lengths[chosen], data.max_length)]
+    else:
+        sequences = [[int(i)] for i in chosen]
+    writer.split("train", sequences)
+    tokens = int(lengths[chosen].sum())
+    facts = counts | {
+        "format": FORMAT, "samples": len(chosen), "tokens": tokens, "supervised": writer.supervised(chosen),
+        "sequences": len(sequences), "longest": int(lengths[chosen].max()),
+        "by_source": {origin.name: int(np.isin(chosen, rows).sum()) for origin, rows in zip(found, train, strict=True)},
+    }  # fmt: skip
+    writer.close()
+    (folder / META).write_text(json.dumps(facts))  # last: its presence says that the rest is whole
+
+
+def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer,
+                counts: dict[str, int], limit: int | None) -> np.ndarray:  # fmt: skip
+    """Encode and store up to `limit` samples; returns their numbers in the store."""
+    from tqdm import tqdm
+
+    first = writer.samples
+    some = False
+    with tqdm(total=rows.size, desc=f"tokenising {Path(rows.place).name}", unit="B" if hasattr(rows, "paths") else "row",
+              unit_scale=True, delay=1, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:  # fmt: skip
+        for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
+            some = some or part.size > 0
+            writer.add(part)
+            counts["cut"] += part.cut
+            counts["dropped"] += part.dropped
+            bar.update(part.size)
+            if limit and writer.samples - first >= limit:
+                break
+    if not some:
+        raise UserError(rows.place, "the file is empty", 'write one sample a line: {"messages": [...]}')
+    return np.arange(first, writer.samples)[:limit]
+
+
+def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, processes: int | None = None,
+            limit: int | None = None, cursor: Any = None) -> Iterator[encode.Encoded]:  # fmt: skip
+    """The chunks of a split, tokenised in order. Small data is tokenised here, without further processes."""
+    jobs = ((chunk, columns) for chunk in rows.chunks(cursor))
+    processes = processes or min(os.cpu_count() or 1, 16)
+    first = [job for _, job in zip(range(2), jobs, strict=False)]
+    if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
+        machine = encode.Machine(encoder)
+        yield from (machine.encode(*job) for job in first)
+        yield from (machine.encode(*job) for job in jobs)
+        return
+    # Forked, not spawned: a child shares what is loaded. It uses the Rust tokenizer and Jinja alone.
+    with multiprocessing.get_context("fork").Pool(processes, encode.set_up, (encoder,)) as pool:
+        yield from pool.imap(encode.encode_chunk, _chain(first, jobs))
+
+
+def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    yield from first
+    yield from rest
+
+
+def _split(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out a share of the samples, spread evenly, at least one of them where there are two."""
+    held = max(1, round(len(rows) * share)) if len(rows) > 1 else 0
+    chosen = np.linspace(0, len(rows) - 1, held, dtype=int)
+    kept = np.delete(rows, chosen)
+    return kept, rows[chosen] if held else rows
+
+
+def mix(parts: list[np.ndarray], weights: list[float | None], seed: int) -> np.ndarray:
+    """The training samples of all sources: all of them, or with weights as many as keep the shares and repeat none.
+
+    The source that is scarcest for its weight is used whole, of each other one a choice by PCG64(seed).
+    """
+    if any(weight is None for weight in weights):
+        return np.concatenate(parts)
+    whole = min(len(part) / weight for part, weight in zip(parts, weights, strict=True) if weight)
+    chosen = []
+    for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        count = min(len(part), max(1, round(whole * (weight or 0))))
+        chosen.append(np.sort(np.random.default_rng((seed, number)).choice(part, count, replace=False)))
+    return np.concatenate(chosen)

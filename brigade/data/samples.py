@@ -1,0 +1,166 @@
+"""From a row to text of which a part is supervised: chats through their template, pairs of prompt and completion, texts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+
+COLUMNS = ("messages", "prompt", "completion", "text", "tools")
+# ShareGPT's names beside OpenAI's.
+ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
+         "gpt": "assistant", "tool": "tool"}  # fmt: skip
+MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is to be tokenised. spans: supervised parts as (begin, end) in characters; rendered: by a chat template,
+    which writes special tokens itself; splits: a long one is cut into several samples."""
+
+    text: str
+    spans: list[tuple[int, int]]
+    rendered: bool = False
+    splits: bool = False
+
+
+class BadRow(Exception):
+    """(problem, cure) of a row; who reads the chunk knows its place."""
+
+
+def kind_of(row: Any, columns: dict[str, str]) -> str:
+    """messages, prompt or text: what a row holds. Raises BadRow, listing what it has instead."""
+    if not isinstance(row, dict):
+        raise BadRow(f"not an object of columns: {repr(row)[:60]}", 'write {"messages": [...]}')
+    for kind in ("messages", "prompt", "text"):
+        if row.get(columns.get(kind, kind)) is not None:
+            return kind
+    wanted = [columns.get(kind, kind) for kind in ("messages", "prompt", "text")]
+    there = ", ".join(map(repr, row)) or "nothing"
+    raise BadRow(f"none of the columns {', '.join(map(repr, wanted))} here, only {there}",
+                 "name yours in data.columns, e.g. {messages: conversations}")  # fmt: skip
+
+
+def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, list[tuple[int, int]]]]) -> Text:
+    """A row as text with its supervised part.
+
+    render: (messages, tools) -> rendered text and the assistant's spans. Raises BadRow.
+    """
+    kind = kind_of(row, columns)
+    value = row[columns.get(kind, kind)]
+    tools = row.get(columns.get("tools", "tools"))
+    if kind == "text":
+        if not isinstance(value, str) or not value:
+            raise BadRow(f"the text is {type(value).__name__}, or empty", "give each row a text")
+        return Text(value, [(0, len(value))], splits=True)
+    if kind == "prompt":
+        name = columns.get("completion", "completion")
+        completion = row.get(name)
+        if completion is None:
+            raise BadRow(f"a prompt without a column {name!r}, only {', '.join(map(repr, row))}",
+                         "name yours in data.columns: {completion: answer}")  # fmt: skip
+        if isinstance(value, str) and isinstance(completion, str):
+            if not completion:
+                raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
+            return Text(value + completion, [(len(value), len(value) + len(completion))])
+        if not isinstance(value, list) or not isinstance(completion, list):
+            raise BadRow(f"prompt is {type(value).__name__}, completion {type(completion).__name__}",
+                         "give two texts, or two lists of messages")  # fmt: skip
+        value = value + completion
+    text, spans = render(chat(value), _tools(tools))
+    return Text(text, spans, rendered=True)
+
+
+def chat(messages: Any) -> list[Message]:
+    """Checked messages in one form: roles and contents, tool calls with arguments as objects, nothing that is None.
+
+    Raises BadRow for unknown roles, contents that are no text, turns that do not alternate, and no assistant's turn.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise BadRow(f"messages is {type(messages).__name__}, or empty", 'write [{"role": ..., "content": ...}, ...]')
+    whole = [_message(message) for message in messages]
+    before = ""
+    for number, message in enumerate(whole, 1):
+        role = message["role"]
+        if role in ("system", "developer"):
+            if number > 1:
+                raise BadRow(f"message {number} is a {role} turn", "a system turn can only be the first")
+            continue
+        if role not in MAY_FOLLOW.get(before, ("user", "assistant")):
+            then = " or ".join(MAY_FOLLOW.get(before, ("user",)))
+            raise BadRow(f"roles do not alternate: message {number} is {role!r} after {before or 'the start'!r}",
+                         f"after {before or 'the start'} comes {then}: join or drop turns")  # fmt: skip
+        before = role
+    if not any(message["role"] == "assistant" for message in whole):
+        raise BadRow(
+            "a dialogue without an assistant turn, so nothing is supervised", "add the answer, or drop the row"
+        )
+    return whole
+
+
+def _message(message: Any) -> Message:
+    role = message.get("role", message.get("from")) if isinstance(message, dict) else None
+    if role not in ROLES:
+        raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "mend the message's role")
+    content = message.get("content", message.get("value"))
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text")) for part in content)
+    calls = message.get("tool_calls")
+    if content is None and calls:
+        content = ""
+    if not isinstance(content, str):
+        raise BadRow(
+            f"the content of {role!r} is {type(content).__name__}, not text", "give each message a text content"
+        )
+    rest = {
+        k: v
+        for k, v in message.items()
+        if k not in ("role", "from", "content", "value", "tool_calls") and v is not None
+    }
+    whole = {"role": ROLES[role], "content": content, **rest}
+    return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """A tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
+    call = _without_none(call)
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRow(f"a tool call without a function's name: {repr(call)[:60]}",
+                     'write {"function": {"name": ..., "arguments": {...}}}')  # fmt: skip
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError as error:
+            raise BadRow(f"arguments of {function['name']!r} are not JSON: {error.msg}", "mend them") from None
+    return {"type": "function", **call, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    """Definitions of tools: a list of objects, or JSON of one (Arrow cannot hold tools of different parameters)."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise BadRow(f"tools are not JSON: {error.msg}", "mend them") from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRow(f"tools is {type(tools).__name__}, not a list of definitions", "give a list of JSON schemas")
+    return [_without_none(tool) for tool in tools]
+
+
+def _without_none(value: Any) -> Any:
+    """Arrow gives every struct the keys of all others, as None."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def at(place: str, error: BadRow) -> UserError:
+    problem, cure = error.args
+    return UserError(place, problem, cure)

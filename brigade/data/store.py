@@ -1,0 +1,102 @@
+"""Samples in flat memory-mapped arrays: tokens end to end, who is supervised, where each begins, and what makes up a row.
+
+A row is one sequence of global_batch_size: a sample, or the samples packed into it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from .encode import Encoded
+
+IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
+
+Row = dict[str, np.ndarray]
+
+
+class Writer:
+    """Appends samples to a folder's store; `close` makes it readable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.samples = folder, 0
+        self._tokens = (folder / "tokens").open("wb")
+        self._mask = (folder / "supervised").open("wb")
+        self._lengths: list[np.ndarray] = []
+        self._supervised: list[np.ndarray] = []
+
+    def add(self, part: Encoded) -> None:
+        part.tokens.astype(np.int32, copy=False).tofile(self._tokens)
+        part.supervised.tofile(self._mask)
+        self.samples += len(part.lengths)
+        if len(part.lengths):
+            self._lengths.append(part.lengths)
+            begins = np.concatenate([[0], np.cumsum(part.lengths)[:-1]])
+            self._supervised.append(np.add.reduceat(part.supervised.astype(np.int64), begins))
+
+    def lengths(self) -> np.ndarray:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self._lengths])
+
+    def supervised(self, samples: np.ndarray) -> int:
+        """Supervised tokens of these samples."""
+        return int(np.concatenate([np.zeros(0, dtype=np.int64), *self._supervised])[samples].sum())
+
+    def split(self, name: str, rows: list[list[int]]) -> None:
+        """Store which samples make up each row of a split."""
+        np.save(self.folder / f"{name}.rows.npy", np.cumsum([0, *map(len, rows)]))
+        np.save(self.folder / f"{name}.samples.npy", np.array([s for row in rows for s in row], dtype=np.int64))
+
+    def close(self) -> None:
+        self._tokens.close()
+        self._mask.close()
+        np.save(self.folder / "begins.npy", np.concatenate([[0], np.cumsum(self.lengths())]))
+        np.save(self.folder / "counts.npy", np.concatenate([np.zeros(0, dtype=np.int64), *self._supervised]))
+
+
+class Samples:
+    """The rows of one split, read as they are asked for.
+
+    [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at the begin of each
+    sample, "lengths": int64 (samples of the row,)}
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.folder, self.split = folder, split
+        self._tokens = (
+            np.memmap(folder / "tokens", np.int32, "r") if (folder / "tokens").stat().st_size else np.zeros(0)
+        )
+        self._mask = np.memmap(folder / "supervised", bool, "r") if len(self._tokens) else np.zeros(0, dtype=bool)
+        self._begins, self._counts = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "counts"))
+        self._rows, self._samples = (np.load(folder / f"{split}.{name}.npy") for name in ("rows", "samples"))
+
+    def __len__(self) -> int:
+        return len(self._rows) - 1
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        samples = self._samples[self._rows[index] : self._rows[index + 1]]
+        parts = [slice(self._begins[s], self._begins[s + 1]) for s in samples]
+        tokens = np.concatenate([self._tokens[part] for part in parts])
+        mask = np.concatenate([self._mask[part] for part in parts])
+        return {
+            "input_ids": tokens,
+            "labels": np.where(mask, tokens, IGNORED).astype(np.int64),
+            "lengths": np.array([part.stop - part.start for part in parts], dtype=np.int64),
+        }
+
+    def supervised(self) -> np.ndarray:
+        """Supervised tokens of each row; int64 (rows,)."""
+        if not len(self):
+            return np.zeros(0, dtype=np.int64)
+        return np.add.reduceat(np.asarray(self._counts)[self._samples], self._rows[:-1])
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row; int64 (rows,)."""
+        begins = np.asarray(self._begins)
+        return np.add.reduceat((begins[1:] - begins[:-1])[self._samples], self._rows[:-1])
+
+    def __getstate__(self) -> tuple[Path, str]:  # a worker process maps the files anew
+        return self.folder, self.split
+
+    def __setstate__(self, state: tuple[Path, str]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
