@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         held_out_loss = trainer.final_evaluation()
         trainer.save_model()
         trainer.save_state()
+        data.close()
         ranks.barrier()
         runs.succeed(run, trainer.state, held_out_loss)
         return trainer

@@ -71,9 +71,9 @@ def references() -> list[dict[str, Any]]:
 
 def write_inputs(folder: Path) -> list[str]:
     """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
-    from brigade.data import builtin, encode
+    from brigade.data import builtin, cache
 
-    built = builtin.ensure(encode.cache_directory())
+    built = builtin.ensure(cache.cache_directory())
     model = folder / "model"
     model.mkdir(parents=True, exist_ok=True)
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())

@@ -1,6 +1,7 @@
 """Brigade's Trainer: sampling and evaluation that are exact at any world size, and a bridge to the engines' quirks."""
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .attention import NEEDS_CUMULATIVE_LENGTHS
 from .data.collate import ABOUT, Collate, WithFiller
 from .data.prepare import Prepared
 from .data.sampling import GlobalBatches, Loader
+from .data.stream import Stream, StreamBatches
 from .errors import UserError
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
@@ -71,9 +73,8 @@ class Trainer(transformers.Trainer):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
-        batches = GlobalBatches(
-            len(rows), micro, accumulation, self.world.rank, self.world.size, seed, rows.supervised()
-        )
+        shape = (len(rows), micro, accumulation, self.world.rank, self.world.size, seed)
+        batches = StreamBatches(*shape) if isinstance(rows, Stream) else GlobalBatches(*shape, rows.supervised())
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
@@ -115,6 +116,10 @@ class Trainer(transformers.Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        if isinstance(self.train_dataset, Stream):
+            checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+            self.train_dataset.open(self.world, checkpoint, self.run.directory, ranks.gather(os.getpid())[0])
+            ranks.barrier()  # the others look for windows where the host's first rank makes them
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_deepspeed_enabled:
             record_ds_config(self.run, self.deepspeed.config)
@@ -192,6 +197,8 @@ class Trainer(transformers.Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        if isinstance(self.train_dataset, Stream) and self.world.speaks:
+            self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
         if self.power_sgd:
             compression.save(self.power_sgd, Path(output_dir), self.world)
 

@@ -51,7 +51,10 @@ class WithFiller(torch.utils.data.Dataset):
         return self.filler if index == FILLER else self.rows[index]
 
     def __getitems__(self, indices: Any) -> tuple[list[Row], int | None]:
-        return [self[index] for index in indices], getattr(indices, "supervised", None)
+        supervised = getattr(indices, "supervised", None)
+        if supervised is None and getattr(indices, "rows", None):
+            supervised = self.rows.step_supervised(indices.rows)  # type: ignore[attr-defined]
+        return [self[index] for index in indices], supervised
 
 
 class Collate:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..flags import Settings
-from . import cache, chat_template, encode, packing, sources
+from . import cache, chat_template, encode, packing, sources, stream
 from .rows import Rows
 from .store import Samples, Writer
 
@@ -33,10 +33,15 @@ META = "meta.json"
 class Prepared:
     """A recipe's data. heldout: by the source's name; facts: what `report` tells of it."""
 
-    train: Samples
+    train: Samples | stream.Stream
     heldout: dict[str, Samples]
     fingerprint: str
     facts: dict[str, Any]
+
+    def close(self) -> None:
+        """Remove what is of use to this run alone."""
+        if isinstance(self.train, stream.Stream):
+            self.train.close()
 
 
 def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[encode.Encoder, list[sources.Origin], str]:
@@ -68,6 +73,9 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
 
     Raises UserError for missing, empty or broken data and for data without any supervised token.
     """
+    data, training = settings.recipe.data, settings.recipe.training
+    if data.streaming:
+        stream.check(settings)
     encoder, found, fingerprint = plan(settings, tokenizer)
     folder = cache.cache_directory() / "prepared" / fingerprint
     if folder.is_dir() and not _whole(folder):
@@ -77,6 +85,10 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
     cache.once(folder, _whole, lambda aside: _build(aside, settings, encoder, found))
     facts = json.loads((folder / META).read_text())
     heldout = {origin.name: Samples(folder, f"heldout-{i}") for i, origin in enumerate(found)}
+    if data.streaming:
+        rows = training.max_steps * training.global_batch_size
+        begin = stream.begin(facts["begins"])
+        return Prepared(stream.Stream(settings, encoder, begin, rows), heldout, fingerprint, facts)
     return Prepared(Samples(folder, "train"), heldout, fingerprint, facts)
 
 
@@ -91,6 +103,11 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
     data = settings.recipe.data
     counts = {"cut": 0, "dropped": 0}
     writer = Writer(folder)
+    if data.streaming:
+        begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(found)]
+        writer.close()
+        (folder / META).write_text(json.dumps({"format": FORMAT, "begins": begins}))
+        return
     train: list[np.ndarray] = []
     heldout: list[np.ndarray] = []
     for number, origin in enumerate(found):
@@ -128,6 +145,22 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
     }  # fmt: skip
     writer.close()
     (folder / META).write_text(json.dumps(facts))  # last: its presence says that the rest is whole
+
+
+def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: encode.Encoder, writer: Writer) -> Any:
+    """Store a stream's held-out samples: its own split, or what its first chunks hold. Returns where training begins."""
+    wanted = settings.recipe.data.max_eval_samples or stream.HELD_OUT
+    rows, first, cursor = origin.heldout or origin.train, writer.samples, None
+    for part in encoded(rows, origin.columns, encoder, 1):
+        writer.add(part)
+        cursor = part.after
+        if writer.samples - first >= wanted:
+            break
+    if writer.samples == first:
+        raise UserError(rows.place, "it yields no samples with a supervised token",
+                        "check that it has rows with answers, or raise max_length")  # fmt: skip
+    writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
+    return None if origin.heldout else cursor
 
 
 def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer,

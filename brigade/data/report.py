@@ -10,6 +10,7 @@ from ..recipe import Batch
 from ..schema import DataSection, TrainingSection
 from .prepare import Prepared
 from .store import IGNORED, Samples
+from .stream import Stream
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -21,6 +22,8 @@ def figures(prepared: Prepared, data: DataSection, training: TrainingSection, ba
     """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped."""
     facts = prepared.facts
     held = sum(map(len, prepared.heldout.values()))
+    if data.streaming:
+        return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
     words = [f"{facts['samples']:,} training and {held:,} held-out samples, {facts['tokens']:,} tokens, "
              f"{facts['supervised'] / facts['tokens']:.0%} supervised"]  # fmt: skip
     if len(facts["by_source"]) > 1:
@@ -40,9 +43,9 @@ def packing_efficiency(prepared: Prepared, data: DataSection) -> float:
     return prepared.facts["tokens"] / (prepared.facts["sequences"] * data.max_length)
 
 
-def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int = 200) -> float:
+def padding(rows: "Samples | Stream", training: TrainingSection, batch: Batch, steps: int = 200) -> float:
     """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps."""
-    if training.padding_free:
+    if training.padding_free or isinstance(rows, Stream):
         return 0.0
     order = np.random.default_rng((training.seed, 0)).permutation(len(rows))[: steps * batch.global_size]
     lengths = rows.lengths()[order]
@@ -54,7 +57,8 @@ def sample(prepared: Prepared, tokenizer: object) -> "Text":
     """The first sample decoded, its supervised part in green and underlined."""
     from rich.text import Text
 
-    row = prepared.train[0]
+    streamed = isinstance(prepared.train, Stream)  # it begins with training
+    row = next(iter(prepared.heldout.values()))[0] if streamed else prepared.train[0]
     end = int(row["lengths"][0])
     ids, own = row["input_ids"][:end], row["labels"][:end] != IGNORED
     text = Text()

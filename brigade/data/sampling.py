@@ -15,11 +15,12 @@ from .collate import FILLER, WithFiller
 
 
 class Indices(list):  # type: ignore[type-arg]
-    """The samples of one micro-batch; supervised: supervised tokens of its optimizer step, over all ranks."""
+    """The samples of one micro-batch; supervised: supervised tokens of its optimizer step, over all ranks, or else
+    rows: the step's samples, for whoever can look that up."""
 
-    def __init__(self, samples: Iterable[int], supervised: int | None = None) -> None:
+    def __init__(self, samples: Iterable[int], supervised: int | None = None, rows: range | None = None) -> None:
         super().__init__(samples)
-        self.supervised = supervised
+        self.supervised, self.rows = supervised, rows
 
 
 class GlobalBatches:

@@ -23,9 +23,11 @@ from ..errors import UserError
 from ..flags import Settings
 from . import cache, packing, sources
 from .encode import Encoded, Encoder, Machine
+from .sampling import GlobalBatches, Indices
 from .store import Row, Samples, Writer
 
 WINDOW = 8192  # samples
+HELD_OUT = 256  # samples, where a source has no split of its own
 AHEAD = 2  # windows
 STATE = "stream.json"  # in a checkpoint
 
@@ -34,7 +36,9 @@ def check(settings: Settings) -> None:
     """Raises UserError for a recipe that streams without saying how long, or from several sources without weights."""
     data, training = settings.recipe.data, settings.recipe.training
     if training.max_steps < 1:
-        raise UserError(settings.place("max_steps"), "a stream has no length, and max_steps is not set", "set max_steps")
+        raise UserError(
+            settings.place("max_steps"), "a stream has no length, and max_steps is not set", "set max_steps"
+        )
     if data.datasets and len(data.datasets) > 1 and any(source.weight is None for source in data.datasets):
         raise UserError(settings.place("datasets"), "streams have no sizes to mix by, and no weights are given",
                         "give every source a weight")  # fmt: skip
@@ -43,7 +47,13 @@ def check(settings: Settings) -> None:
 # ---- making windows ------------------------------------------------------------------------------------------------
 def begin(heldout_ends: list[Any]) -> dict[str, Any]:
     """The state before the first window: where each source's training rows begin, and where it stands."""
-    return {"number": 0, "first_row": 0, "begins": heldout_ends, "cursors": heldout_ends, "samples": [0] * len(heldout_ends)}
+    return {
+        "number": 0,
+        "first_row": 0,
+        "begins": heldout_ends,
+        "cursors": heldout_ends,
+        "samples": [0] * len(heldout_ends),
+    }
 
 
 def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Machine, found: list[sources.Origin],
@@ -67,7 +77,9 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
         counts = {"cut": counts["cut"] + part.cut, "dropped": counts["dropped"] + part.dropped}
         cursors[number], samples[number] = part.after, samples[number] + len(part.lengths)
     lengths = writer.lengths()
-    rows = packing.best_fit(lengths, recipe.data.max_length) if recipe.data.packing else [[i] for i in range(len(lengths))]
+    rows = (
+        packing.best_fit(lengths, recipe.data.max_length) if recipe.data.packing else [[i] for i in range(len(lengths))]
+    )
     order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(rows))
     writer.split("train", [rows[i] for i in order])
     writer.close()
@@ -103,6 +115,17 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
         told = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
         (folder / ".error").write_text(json.dumps(told))
         (folder / ".error").rename(folder / "error.json")
+
+
+class StreamBatches(GlobalBatches):
+    """GlobalBatches of a stream, whose windows are shuffled already: rows by their number."""
+
+    def __iter__(self) -> Iterator[Indices]:
+        each = self.micro * self.accumulation * self.world_size
+        for first in range(0, self.samples, each):
+            step = np.arange(first, first + each).reshape(self.accumulation, self.world_size, self.micro)
+            for micro_batch in step[:, self.rank]:
+                yield Indices(micro_batch.tolist(), rows=range(first, first + each))
 
 
 # ---- reading them --------------------------------------------------------------------------------------------------
@@ -150,22 +173,25 @@ class Stream:
         first, _, samples, _ = self._at(row)
         return samples[row - first]
 
-    def supervised(self, rows: Any = None) -> np.ndarray | None:
-        """Supervised tokens of each of these rows. None without rows: of a whole stream nobody knows."""
-        if rows is None:
-            return None
-        return np.array([found[3][row - found[0]] for row in rows if (found := self._at(row))])
+    def step_supervised(self, rows: range) -> int:
+        """Supervised tokens of an optimizer step's rows, over all ranks."""
+        total = 0
+        for row in rows:
+            first, _, _, counts = self._at(row)
+            total += int(counts[row - first])
+        return total
 
     def save(self, checkpoint: Path, row: int) -> None:
         """Write where the window of `row`, the next to be trained on, begins."""
-        first, number, _, _ = self._at(row)
-        del first
+        _, number, _, _ = self._at(min(row, self.rows - 1))
         window = json.loads((self.folder / f"window-{number}" / "window.json").read_text())
         (checkpoint / STATE).write_text(json.dumps(window["state"]))
 
     def _at(self, row: int) -> tuple[int, int, Samples, np.ndarray]:
         """(its first row, number, samples, supervised tokens a row) of the window that holds a row."""
-        first, number = (self._window[0], self._window[1]) if self._window else (self.start["first_row"], self.start["number"])
+        first, number = (
+            (self._window[0], self._window[1]) if self._window else (self.start["first_row"], self.start["number"])
+        )
         while True:
             if self._window is None or self._window[1] != number:
                 self._window = self._load(number)
