@@ -8,6 +8,7 @@ from .errors import UserError
 
 VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
+    "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "lint": (
         "lint",

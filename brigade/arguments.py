@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import models, optimizers, ranks
+from . import machine, models, optimizers, ranks
 from .cluster import World
 from .data.sampling import GlobalBatches
 from .flags import Settings
@@ -100,6 +100,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
                     "torch_compile", "seed", "logging_steps", "save_total_limit", "report_to",
                     "per_device_eval_batch_size", "dataloader_num_workers")
     }  # fmt: skip
+    options["use_liger_kernel"] = machine.liger(settings)[0]
     if training.optim not in optimizers.NAMES:
         options.update(optim=training.optim, optim_args=training.optim_args)
     if training.activation_checkpointing and strategy.is_fsdp:

@@ -55,6 +55,19 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
         _check_deepspeed(strategy, gpu)
 
 
+def liger(settings: Settings) -> tuple[bool, str]:
+    """Whether Liger's kernels are used, and if they were asked for and are not, why."""
+    import torch
+
+    if not settings.recipe.training.use_liger_kernel:
+        return False, ""
+    if not torch.cuda.is_available():
+        return False, "off: its Triton kernels need a GPU"
+    if importlib.util.find_spec("liger_kernel") is None:
+        return False, "off: pip install liger-kernel"
+    return True, ""
+
+
 def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
     import ctypes.util
     import shutil

@@ -66,11 +66,32 @@ def load_tokenizer(settings: Settings, config: "PreTrainedConfig") -> "PreTraine
                         "name a tokenizer, or `python-docs` for the built-in one") from None  # fmt: skip
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if model.tokenizer_name_or_path and not model.from_scratch:
+        _check_belongs(settings, tokenizer)
     words = config.get_text_config().vocab_size
     if len(tokenizer) > words:
         raise UserError(settings.place("tokenizer_name_or_path"), f"{name!r} has {len(tokenizer)} tokens, but the model's "
                         f"vocabulary {words}", "name the model's own tokenizer")  # fmt: skip
     return tokenizer
+
+
+def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises UserError when a tokenizer of another name gives the model's own tokens other ids: its embeddings would
+    mean something else. More tokens than the model's own it may have."""
+    from transformers import AutoTokenizer
+
+    model = settings.recipe.model
+    try:
+        own = AutoTokenizer.from_pretrained(location(settings), revision=model.revision,
+                                            trust_remote_code=model.trust_remote_code)  # fmt: skip
+    except Exception:  # a model without a tokenizer of its own
+        return
+    given = tokenizer.get_vocab()
+    moved = next((token for token, number in own.get_vocab().items() if given.get(token) != number), None)
+    if moved is not None:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"{model.tokenizer_name_or_path!r} does not belong to "
+                        f"{model.model_name_or_path!r}: token {moved!r} is {own.get_vocab()[moved]} there, and here "
+                        f"{given.get(moved, 'missing')}", "leave the key out to take the model's own")  # fmt: skip
 
 
 def weights(settings: Settings, config: "PreTrainedConfig") -> str:

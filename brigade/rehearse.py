@@ -129,7 +129,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
 def without_gpu(recipe: dict[str, Any]) -> list[str]:
     """Replace in place what a CPU cannot compute by the nearest that it can; one line for each replacement."""
     said = []
-    if recipe["model"]["attn_implementation"] not in ("sdpa", "eager"):
+    if recipe["model"]["attn_implementation"] not in ("auto", "varlen", "sdpa", "eager"):
         said.append(f"sdpa stands in for {recipe['model']['attn_implementation']}, which needs a GPU")
         recipe["model"]["attn_implementation"] = "sdpa"
     if recipe["training"]["fp16"]:

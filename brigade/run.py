@@ -237,6 +237,18 @@ def git_commit() -> str | None:
         return None
 
 
+def _kernels(run: Run, config: Any) -> str:
+    """What computes attention and the rest, with one reason for what the device lacks."""
+    from . import attention, machine
+
+    name, why = attention.chosen(run.settings, config)
+    words = [f"attention {name}" + (f" ({why})" if why else "")]
+    on, why = machine.liger(run.settings)
+    words += [f"Liger {why or 'on'}"] if on or why else []
+    words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
+    return ", ".join(words)
+
+
 def _difference(old: dict[str, Any], run: Run) -> str:
     """The first key in which a directory's run differs from this one."""
     new = run.settings.recipe.model_dump(mode="json")
@@ -282,6 +294,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "strategy": f"{strategy.name} (from {strategy.source})",
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
+        "kernels": _kernels(run, trainer.model.config),
         "output": str(run.directory),
     }
     if run.made_for:

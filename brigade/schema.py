@@ -150,7 +150,9 @@ class TrainingSection(Section):
     weight_decay: AtLeastZero = 0.0
     max_grad_norm: AtLeastZero = 1.0
     """0: no clipping."""
-    optim: Literal["adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars"] = "adamw_torch"
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars"] = (
+        "adamw_torch"
+    )
     optim_args: str | None = Field(None, pattern=r"^\w+=[^,=]+(,\w+=[^,=]+)*$")
     """The optimizer's own further arguments: `name=value,name=value`."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)

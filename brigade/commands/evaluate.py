@@ -98,7 +98,7 @@ def unigram_entropy(samples: Any) -> float:
     return -sum(count / total * math.log(count / total) for count in counts.values())
 
 
-def greedy_answer(model: Any, tokenizer: Any, sample: dict[str, list[int]], longest: int = 64) -> tuple[str, str]:
+def greedy_answer(model: Any, tokenizer: Any, sample: Any, longest: int = 64) -> tuple[str, str]:
     """The question of a sample's first turn, and the model's own answer to it, decoded greedily."""
     import torch
 

@@ -22,8 +22,13 @@ Row = dict[str, Any]
 
 
 class Chunk(Protocol):
-    after: Any
-    size: int  # in the unit of Rows.size
+    @property
+    def after(self) -> Any: ...
+
+    @property
+    def size(self) -> int:
+        """In the unit of Rows.size."""
+        ...
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """Each row with its number in the chunk. Raises UserError at the first that cannot be read."""
@@ -37,8 +42,11 @@ class Chunk(Protocol):
 class Rows(Protocol):
     """The rows of one split. size: bytes or rows, for the progress bar (None: unknown)."""
 
-    place: str
-    size: int | None
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def size(self) -> int | None: ...
 
     def chunks(self, cursor: Any = None) -> Iterator[Chunk]: ...
 
@@ -188,7 +196,7 @@ class Parquet(_Files):
         for number in range(first, len(self.paths)):
             path, done = self.paths[number], 0
             file = self._open(path)
-            groups = []  # those that are not read to their end yet
+            groups: list[int] = []  # those that are not read to their end yet
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if not groups and done + rows <= skipped:

@@ -59,7 +59,8 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     if bool(source.dataset_name) == bool(source.train_file):
         problem = "both dataset_name and train_file are given" if source.train_file else "no data is named"
         raise UserError(place("train_file"), problem, "give exactly one: dataset_name or train_file")
-    heldout = _files(source.validation_file, place("validation_file")) if source.validation_file else None
+    train: Rows
+    heldout: Rows | None = _files(source.validation_file, place("validation_file")) if source.validation_file else None
     if source.dataset_name == BUILT_IN:
         if heldout:
             raise UserError(place("validation_file"), f"{BUILT_IN} has held-out samples of its own",
@@ -75,7 +76,8 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     stem = Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
     name = (source.name if isinstance(source, WeightedSource) else None) or stem
     weight = source.weight if isinstance(source, WeightedSource) else None
-    return Origin(name, train, heldout, dict(source.columns), weight)
+    columns: dict[str, str] = dict(source.columns)  # type: ignore[arg-type]
+    return Origin(name, train, heldout, columns, weight)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ def _files(name: str, place: str) -> "Rows":
     if len(kinds) > 1 or kinds[0] not in FORMATS:
         raise UserError(place, f"{name!r} is {' and '.join(kinds) or 'without an ending'}",
                         f"give files of one kind: {', '.join(FORMATS)}")  # fmt: skip
-    return {".parquet": Parquet, ".csv": Csv}.get(kinds[0], JsonLines)(paths)
+    return Parquet(paths) if kinds[0] == ".parquet" else Csv(paths) if kinds[0] == ".csv" else JsonLines(paths)
 
 
 # ---- the datasets library ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 A row is one sequence of global_batch_size: a sample, or the samples packed into it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ class Writer:
         np.save(self.folder / "counts.npy", np.concatenate([np.zeros(0, dtype=np.int64), *self._supervised]))
 
 
-class Samples:
+class Samples(Sequence[Row]):
     """The rows of one split, read as they are asked for.
 
     [i] -> {"input_ids": int32 (tokens,), "labels": int64 (tokens,), IGNORED where unsupervised and at the begin of each
@@ -71,7 +72,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
         samples = self._samples[self._rows[index] : self._rows[index + 1]]

@@ -1,0 +1,37 @@
+"""`python -m brigade prepare RECIPE`: tokenise a recipe's data now, so that no run waits for it."""
+
+import argparse
+import sys
+import time
+
+PASSES_ON = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a recipe; every key of its data: section is also a flag, as in train.py")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fills the cache that runs of this host read, and shows what is in it. 0 when the data is good."""
+    from rich.console import Console
+
+    from .. import flags
+    from ..recipe import batch_arithmetic
+
+    settings = flags.load(["--recipe", options.recipe, *options.rest])
+    batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
+
+    from .. import models
+    from ..data import cache, report
+    from ..data.prepare import prepare
+
+    began = time.perf_counter()
+    tokenizer = models.load_tokenizer(settings, models.load_config(settings))
+    prepared = prepare(settings, tokenizer)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch), markup=False)
+    console.print(report.sample(prepared, tokenizer))
+    folder = cache.cache_directory() / "prepared" / prepared.fingerprint
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{folder}: {size / 2**20:,.1f} MiB, ready in {time.perf_counter() - began:.1f} s")
+    return 0
