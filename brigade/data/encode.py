@@ -153,13 +153,12 @@ class _TooLong(Exception):
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:
-    """The tokens of characters [begin, stop); one that began before them is not of them."""
+    """The tokens of characters [begin, stop). One that began before them, at a blank say, is the first of them: to write
+    what follows is to write that token."""
     first = next((t for c in range(begin, stop) if (t := encoding.char_to_token(c)) is not None), None)
     last = next((t for c in range(stop - 1, begin - 1, -1) if (t := encoding.char_to_token(c)) is not None), None)
     if first is None or last is None:
         return slice(0, 0)
-    if encoding.token_to_chars(first)[0] < begin:
-        first += 1
     # Bytes of one character are several tokens with the same characters: char_to_token names the first of them.
     while (
         last + 1 < len(encoding.ids) and encoding.token_to_chars(last + 1) == encoding.token_to_chars(last) is not None

@@ -59,8 +59,7 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     )  # fmt: skip
     found = sources.origins(settings)
     contents = [
-        (o.name, o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight)
-        for o in found
+        (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
     how = asdict(encoder) | {"no_template": None}
@@ -141,7 +140,7 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
     facts = counts | {
         "format": FORMAT, "samples": len(chosen), "tokens": tokens, "supervised": writer.supervised(chosen),
         "sequences": len(sequences), "longest": int(lengths[chosen].max()),
-        "by_source": {origin.name: int(np.isin(chosen, rows).sum()) for origin, rows in zip(found, train, strict=True)},
+        "by_source": [int(np.isin(chosen, rows).sum()) for rows in train],
     }  # fmt: skip
     writer.close()
     (folder / META).write_text(json.dumps(facts))  # last: its presence says that the rest is whole

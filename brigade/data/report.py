@@ -27,7 +27,8 @@ def figures(prepared: Prepared, data: DataSection, training: TrainingSection, ba
     words = [f"{facts['samples']:,} training and {held:,} held-out samples, {facts['tokens']:,} tokens, "
              f"{facts['supervised'] / facts['tokens']:.0%} supervised"]  # fmt: skip
     if len(facts["by_source"]) > 1:
-        words.append(" + ".join(f"{count:,} {name}" for name, count in facts["by_source"].items()))
+        counts = zip(facts["by_source"], prepared.heldout, strict=True)
+        words.append(" + ".join(f"{count:,} {name}" for count, name in counts))
     if data.packing:
         words.append(f"packed into {facts['sequences']:,} sequences, {packing_efficiency(prepared, data):.1%} full")
     words.append(f"{padding(prepared.train, training, batch):.0%} padding")

@@ -103,7 +103,7 @@ def chat(messages: Any) -> list[Message]:
 
 def _message(message: Any) -> Message:
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "mend the message's role")
     content = message.get("content", message.get("value"))
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):

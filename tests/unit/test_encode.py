@@ -4,20 +4,24 @@ import json
 import os
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brigade.data import builtin, encode, sources
-from brigade.data.sampling import IGNORED
-from brigade.errors import UserError
+from brigade.data import builtin, encode, samples, sources
+from brigade.data import prepare as preparing
+from brigade.data.cache import cache_directory
+from brigade.data.chat_template import TEMPLATES
+from brigade.data.rows import _Rows
+from brigade.data.store import IGNORED
 
-CHATML = encode.TEMPLATES / "chatml.jinja"
+CHATML = TEMPLATES / "chatml.jinja"
 
 
 @pytest.fixture(scope="module")
 def built():
-    return builtin.ensure(encode.cache_directory())
+    return builtin.ensure(cache_directory())
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,19 @@ def chat(*contents, roles=("user", "assistant")):
     return {"messages": [{"role": roles[i % len(roles)], "content": text} for i, text in enumerate(contents)]}
 
 
+class only:
+    """A Prepared of one source, its held-out samples and facts by attribute."""
+
+    def __init__(self, prepared):
+        self.train, self.fingerprint = prepared.train, prepared.fingerprint
+        (self.heldout,) = prepared.heldout.values()
+        self.cut, self.dropped = prepared.facts["cut"], prepared.facts["dropped"]
+
+
+def same(some, others):
+    return [row["input_ids"].tolist() for row in some] == [row["input_ids"].tolist() for row in others]
+
+
 CHATS = [chat(f"What is {i}?", f"The number {i}.") for i in range(20)]
 
 
@@ -56,25 +73,32 @@ def prepare(load, tokenizer, tmp_path):
     def call(chats=CHATS, heldout=None, tokenizer=tokenizer, **data):
         files = {"dataset_name": None, "train_file": write("train.jsonl", chats)}
         files |= {"validation_file": write("heldout.jsonl", heldout)} if heldout is not None else {}
-        return encode.prepare(load(data=files | data), tokenizer)
+        return only(preparing.prepare(load(data=files | data), tokenizer))
 
     return call
 
 
 def words(tokenizer, samples):
     """What is supervised in each sample, as text."""
-    return [tokenizer.decode([label for label in sample["labels"] if label != IGNORED]) for sample in samples]
+    return [tokenizer.decode([int(label) for label in row["labels"] if label != IGNORED]) for row in samples]
 
 
 # ---- labels ------------------------------------------------------------------------------------------------------
 text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20).map(str.strip)
-turns = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), text), min_size=1, max_size=6)
+turns = st.lists(st.tuples(text, text), min_size=1, max_size=3).map(
+    lambda pairs: [(role, content) for pair in pairs for role, content in zip(("user", "assistant"), pair, strict=True)]
+)
 
 
 @given(turns)
 def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
     messages = [{"role": role, "content": content} for role, content in turns]
-    sample = encode.encode_chat(tokenizer, messages, CHATML.read_text())
+    machine = encode.Machine(
+        encode.Encoder(tokenizer.backend_tokenizer.to_str(), CHATML.read_text(), None, {}, None, 4096, True)
+    )
+    found = machine.encode(_Rows([{"messages": messages}], "here", 1, None), {})
+    labels = np.where(found.supervised, found.tokens, IGNORED).tolist()
+    sample = {"input_ids": found.tokens.tolist(), "labels": labels}
     whole = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     assert sample["input_ids"] == tokenizer(whole)["input_ids"]
     assert len(sample["labels"]) == len(sample["input_ids"]) and sample["labels"][0] == IGNORED
@@ -103,25 +127,23 @@ def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
 def test_cut_and_dropped_are_counted(tokenizer, prepare):
     long_question = chat("why? " * 100, "so.")
     long_answer = chat("a", "b c d e f " * 100)
-    silent = chat("only a question")
-    data = prepare([*CHATS, long_question, long_answer, silent], CHATS, max_length=64)
-    assert (data.cut, data.dropped) == (2, 2)  # the long question is both: no supervised token is left of it
+    data = prepare([*CHATS, long_question, long_answer], CHATS, max_length=64)
+    assert (data.cut, data.dropped) == (2, 1)  # the long question is both: no supervised token is left of it
     assert len(data.train) == len(CHATS) + 1
-    lengths = [len(ids) for ids in data.train["input_ids"]]
-    assert max(lengths) == 64 and lengths == [len(labels) for labels in data.train["labels"]]
+    assert max(len(row["input_ids"]) for row in data.train) == 64
     assert words(tokenizer, data.train)[-1].startswith("b c d") and "<|im_end|>" not in words(tokenizer, data.train)[-1]
 
 
 def test_a_sample_of_just_max_length_is_not_cut(prepare):
     whole = prepare([CHATS[0]], CHATS)
-    n = len(whole.train["input_ids"][0])
+    n = len(whole.train[0]["input_ids"])
     assert prepare([CHATS[0]], CHATS, max_length=n).cut < prepare([CHATS[0]], CHATS, max_length=n - 1).cut
 
 
 def test_number_of_samples(prepare):
     data = prepare(CHATS, CHATS, max_train_samples=5, max_eval_samples=3)
     assert (len(data.train), len(data.heldout)) == (5, 3)
-    assert data.train["input_ids"][:] == prepare(CHATS, CHATS).train["input_ids"][:5]
+    assert same(data.train, list(prepare(CHATS, CHATS).train)[:5])
 
 
 @pytest.mark.parametrize("share, held", [(0.02, 1), (0.25, 5), (0.5, 10)])
@@ -140,17 +162,17 @@ def test_blank_lines_are_nothing(prepare):
 # ---- once per content --------------------------------------------------------------------------------------------
 def test_what_was_encoded_is_read_back(prepare, monkeypatch):
     first = prepare()
-    monkeypatch.setattr(encode, "_encode_into", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(preparing, "_build", lambda *_: pytest.fail("encoded again"))
     again = prepare()
     assert again.fingerprint == first.fingerprint and (again.cut, again.dropped) == (first.cut, first.dropped)
-    assert again.train[:] == first.train[:] and again.heldout[:] == first.heldout[:]
+    assert same(again.train, first.train) and same(again.heldout, first.heldout)
 
 
 def test_a_file_of_another_name_with_the_same_content_is_the_same_data(prepare, load, tokenizer, tmp_path):
     first = prepare()
     other = tmp_path / "other.jsonl"
     other.write_bytes((tmp_path / "train.jsonl").read_bytes())
-    again = encode.prepare(
+    again = preparing.prepare(
         load("--learning_rate", "1", data={"dataset_name": None, "train_file": str(other)}), tokenizer
     )
     assert again.fingerprint == first.fingerprint
@@ -173,24 +195,29 @@ def test_whatever_changes_the_samples_changes_the_fingerprint(prepare, tmp_path,
 
 
 def test_an_encoding_that_was_killed_is_done_again(prepare, cache, monkeypatch):
-    from datasets import Dataset
+    real = preparing.Writer.close
 
-    real = Dataset.save_to_disk
-
-    def killed(self, folder):
-        real(self, folder)
+    def killed(self):
+        real(self)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Dataset, "save_to_disk", killed)
+        patched.setattr(preparing.Writer, "close", killed)
         prepare()
-    (folder,) = (path for path in (cache / "encoded").iterdir() if path.is_dir())
-    assert (folder / "train").is_dir() and not (folder / "counts.json").exists()
+    assert not [path for path in (cache / "prepared").iterdir() if path.is_dir()]
     assert len(prepare().train) == 19
 
 
+@pytest.mark.parametrize("meta", ['{"format": 1}', "", "[]", '{"format": '])
+def test_a_cache_of_another_version_is_made_anew(prepare, cache, capsys, meta):
+    first = prepare()
+    (cache / "prepared" / first.fingerprint / "meta.json").write_text(meta)
+    again = prepare()
+    assert "another version" in capsys.readouterr().err and same(again.train, first.train)
+
+
 def test_two_processes_at_once(prepare, load, tokenizer, monkeypatch, tmp_path):
-    real, said = encode._encode_into, tmp_path / "said"
+    real, said = preparing._build, tmp_path / "said"
 
     def slow(*arguments):
         with said.open("a") as file:
@@ -198,7 +225,7 @@ def test_two_processes_at_once(prepare, load, tokenizer, monkeypatch, tmp_path):
         time.sleep(0.3)
         real(*arguments)
 
-    monkeypatch.setattr(encode, "_encode_into", slow)
+    monkeypatch.setattr(preparing, "_build", slow)
     prepare(CHATS[:3])  # every library is at work by now, so that the children do not import
     said.unlink()
     (tmp_path / "both.jsonl").write_text("".join(json.dumps(c) + "\n" for c in CHATS))
@@ -208,7 +235,7 @@ def test_two_processes_at_once(prepare, load, tokenizer, monkeypatch, tmp_path):
         if not (child := os.fork()):
             code = 1
             try:
-                code = 0 if len(encode.prepare(asked, tokenizer).train) == 19 else 3
+                code = 0 if len(preparing.prepare(asked, tokenizer).train) == 19 else 3
             finally:
                 os._exit(code)
         children.append(child)
@@ -222,7 +249,7 @@ def lines(*wrong):
 
 
 @pytest.mark.parametrize("line, said", [
-    ('{"messages": [', "not JSON"), ("hello", "'hello'"), ('{"text": "abc"}', "'text'"),
+    ('{"messages": [', "not JSON"), ("hello", "'hello'"), ('{"body": "abc"}', "'body'"),
     ('{"messages": []}', "messages"),
     ('{"messages": "hi"}', "messages"), ("[1, 2]", "messages"), ("null", "messages"), ('{"messages": ["hi"]}', "role"),
     ('{"messages": [{"role": "bot", "content": "x"}]}', "'bot'"), ('{"messages": [{"content": "x"}]}', "role"),
@@ -250,12 +277,44 @@ def test_an_empty_file(prepare, mistake, tmp_path, empty):
 
 
 def test_no_supervised_token_at_all(prepare, mistake):
-    message = mistake(prepare, [chat("a question")] * 3, CHATS)
-    assert "train.jsonl" in message and "3 train samples" in message and "supervised" in message
-    message = mistake(prepare, CHATS, [chat("a question")])
-    assert "heldout.jsonl" in message and "1 heldout samples" in message
     message = mistake(prepare, [chat("why " * 50, "so")] * 4, CHATS, max_length=16)
-    assert "within 16 tokens" in message and "max_length" in message
+    assert "train.jsonl" in message and "within 16 tokens" in message and "max_length" in message
+    message = mistake(prepare, CHATS, [chat("why " * 50, "so")], max_length=20)
+    assert "heldout.jsonl" in message and "held-out" in message
+
+
+@pytest.mark.parametrize("row, said", [
+    (chat("a question"), "without an assistant turn"),
+    (chat("a", "b", roles=("user", "user")), "do not alternate"),
+    ({"messages": [*chat("a", "b")["messages"], {"role": "assistant", "content": "c"}]}, "do not alternate"),
+    ({"messages": [*chat("a", "b")["messages"], {"role": "system", "content": "c"}]}, "can only be the first"),
+    ({"question": "a", "answer": "b"}, "'question', 'answer'"), ({"prompt": "a"}, "'completion'"),
+    ({"prompt": "a", "completion": ""}, "empty"), ({"text": ""}, "empty"),
+])  # fmt: skip
+def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, said):
+    message = mistake(prepare, [*CHATS[:3], row])
+    assert f"{tmp_path / 'train.jsonl'}, line 4" in message and said in message
+
+
+def test_a_longer_sample_with_truncation_off(prepare, mistake, tmp_path):
+    message = mistake(prepare, [*CHATS[:2], chat("a", "b c d e f " * 100)], max_length=64, truncation=False)
+    assert "train.jsonl, line 3" in message and "truncation" in message and "max_length is 64" in message
+    assert prepare(max_length=64, truncation=False).cut == 0
+
+
+def test_a_broken_parquet_file(load, tokenizer, mistake, tmp_path):
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1 and then something else")
+    asked = load(data={"dataset_name": None, "train_file": str(path)})
+    assert str(path) in (message := mistake(preparing.prepare, asked, tokenizer)) and "Parquet" in message
+
+
+def test_weights_that_do_not_add_up(load, tokenizer, mistake, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(c) + "\n" for c in CHATS))
+    files = [{"train_file": str(tmp_path / "a.jsonl"), "weight": w, "name": f"s{w}"} for w in (0.5, 0.4)]
+    asked = load(data={"dataset_name": None, "datasets": files})
+    message = mistake(preparing.prepare, asked, tokenizer)
+    assert "datasets" in message and "0.9" in message and "not 1" in message
 
 
 def test_after_a_mistake_the_mended_data_is_read(prepare, mistake):
@@ -263,16 +322,24 @@ def test_after_a_mistake_the_mended_data_is_read(prepare, mistake):
     assert len(prepare(lines(json.dumps(CHATS[1]))).train) == 3
 
 
-def test_a_stock_template_without_marks_is_refused(prepare, mistake, tokenizer):
+def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
+    """It is never an all-zero mask: ours stands in where it renders the same, else the run stops."""
     import copy
 
     stock = copy.deepcopy(tokenizer)
-    stock.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    stock.chat_template = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    assert same(prepare(chat_template=None, tokenizer=stock).train, prepare(chat_template="chatml").train)
+    stock.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
     message = mistake(prepare, chat_template=None, tokenizer=stock)
     assert "chat_template" in message and "generation" in message and "chatml" in message.splitlines()[-1]
     stock.chat_template = None
     assert "generation" in mistake(prepare, chat_template=None, tokenizer=stock)
     assert len(prepare(chat_template="chatml", tokenizer=stock).train) == 19
+    # Texts need none.
+    assert (
+        len(prepare([{"text": c["messages"][1]["content"]} for c in CHATS], chat_template=None, tokenizer=stock).train)
+        == 19
+    )
 
 
 def test_a_template_that_is_not_there(prepare, mistake):
@@ -293,12 +360,12 @@ def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template,
 
 def test_one_source_of_data(load, mistake, tokenizer, cache):
     both = load("--train_file", "x.jsonl", "--dataset_name", "python-docs")
-    assert "both dataset_name and train_file" in mistake(sources.files, both, cache)
+    assert "both dataset_name and train_file" in mistake(sources.origins, both)
     # A flag's file takes the place of the recipe's data set.
-    assert "'x.jsonl'" in mistake(sources.files, load("--train_file", "x.jsonl"), cache)
-    assert "dataset_name" in mistake(sources.files, load(data={"dataset_name": None}), cache)
+    assert "'x.jsonl'" in mistake(sources.origins, load("--train_file", "x.jsonl"))
+    assert "dataset_name" in mistake(sources.origins, load(data={"dataset_name": None}))
     missing = load(data={"dataset_name": None, "train_file": "no/such.jsonl"})
-    assert "'no/such.jsonl'" in mistake(sources.files, missing, cache)
+    assert "'no/such.jsonl'" in mistake(sources.origins, missing)
 
 
 @settings(max_examples=100)
@@ -307,11 +374,11 @@ def test_one_source_of_data(load, mistake, tokenizer, cache):
        | st.dictionaries(st.sampled_from(["messages", "role", "content", "x"]), inner, max_size=3)))  # fmt: skip
 def test_any_json_is_a_chat_or_a_users_mistake(row):
     try:
-        sources.check_chat(row, "here")
-    except UserError as error:
-        assert error.place == "here"
+        text = samples.convert(row, {}, lambda messages, tools: (json.dumps(messages), [(0, 1)]))
+    except samples.BadRow as error:
+        assert len(error.args) == 2
     else:
-        assert all(m["role"] in sources.ROLES and isinstance(m["content"], str) for m in row["messages"])
+        assert all(m["role"] in samples.ROLES.values() and isinstance(m["content"], str) for m in json.loads(text.text))
 
 
 # ---- saved data sets ---------------------------------------------------------------------------------------------
@@ -330,41 +397,41 @@ def saved(tmp_path):
 
 def test_a_saved_data_set(load, tokenizer, saved):
     name = saved(train=CHATS)
-    data = encode.prepare(load(data={"dataset_name": name, "validation_split": 0.25}), tokenizer)
+    data = only(preparing.prepare(load(data={"dataset_name": name, "validation_split": 0.25}), tokenizer))
     assert (len(data.train), len(data.heldout)) == (15, 5)
 
 
 def test_a_saved_data_set_with_a_part_held_out(load, tokenizer, saved):
     name = saved(train=CHATS[:15], test=CHATS[15:])
-    data = encode.prepare(load(data={"dataset_name": name}), tokenizer)
+    data = only(preparing.prepare(load(data={"dataset_name": name}), tokenizer))
     assert (len(data.train), len(data.heldout)) == (15, 5)
 
 
 def test_a_saved_data_set_that_changes_is_encoded_anew(load, tokenizer, saved, tmp_path):
     import shutil
 
-    first = encode.prepare(load(data={"dataset_name": saved(train=CHATS)}), tokenizer)
+    first = preparing.prepare(load(data={"dataset_name": saved(train=CHATS)}), tokenizer)
     shutil.rmtree(tmp_path / "set")
-    second = encode.prepare(load(data={"dataset_name": saved(train=CHATS[:5])}), tokenizer)
+    second = only(preparing.prepare(load(data={"dataset_name": saved(train=CHATS[:5])}), tokenizer))
     assert (len(second.train), len(second.heldout)) == (4, 1) and second.fingerprint != first.fingerprint
 
 
 def test_a_validation_file_beside_a_data_set_is_used(load, tokenizer, saved, tmp_path):
     (tmp_path / "mine.jsonl").write_text(json.dumps(CHATS[0]) + "\n")
     options = {"dataset_name": saved(train=CHATS), "validation_file": str(tmp_path / "mine.jsonl")}
-    data = encode.prepare(load(data=options), tokenizer)
+    data = only(preparing.prepare(load(data=options), tokenizer))
     assert (len(data.train), len(data.heldout)) == (20, 1)
 
 
 def test_a_data_set_without_chats(load, tokenizer, saved, mistake):
-    name = saved(train=[{"text": "abc"}])
-    message = mistake(encode.prepare, load(data={"dataset_name": name}), tokenizer)
-    assert "dataset_name" in message and "'messages'" in message and "text" in message
+    name = saved(train=[{"body": "abc"}])
+    message = mistake(preparing.prepare, load(data={"dataset_name": name}), tokenizer)
+    assert f"{name}, row 1" in message and "'messages'" in message and "'body'" in message
     name = saved("tested", test=CHATS, other=CHATS)
-    assert "no train split" in mistake(encode.prepare, load(data={"dataset_name": name}), tokenizer)
+    assert "no train split" in mistake(preparing.prepare, load(data={"dataset_name": name}), tokenizer)
 
 
 def test_a_directory_that_is_no_data_set(load, tokenizer, mistake, tmp_path):
     (tmp_path / "nothing").mkdir()
-    message = mistake(encode.prepare, load(data={"dataset_name": str(tmp_path / "nothing")}), tokenizer)
+    message = mistake(preparing.prepare, load(data={"dataset_name": str(tmp_path / "nothing")}), tokenizer)
     assert "dataset_name" in message and "does not load" in message

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data.sampling import FILLER, IGNORED, GlobalBatches, Loader, Padding, WithFiller
+from brigade.data.collate import ABOUT, FILLER, Collate, WithFiller
+from brigade.data.sampling import GlobalBatches, Loader
+from brigade.data.store import IGNORED
 
 sizes = st.integers(1, 6)
 samples = st.integers(0, 200)
@@ -97,11 +99,21 @@ def test_a_step_on_two_ranks_in_order():
 # ---- loading -----------------------------------------------------------------------------------------------------
 def dataset(n):
     """Sample i holds the tokens i + 10, as many as make collating uneven."""
-    return [{"input_ids": [i + 10] * (1 + i % 4), "labels": [IGNORED] * (i % 4) + [i + 10]} for i in range(n)]
+    return [row([i + 10] * (1 + i % 4), [IGNORED] * (i % 4) + [i + 10]) for i in range(n)]
+
+
+def row(tokens, labels):
+    return {"input_ids": np.array(tokens, dtype=np.int32), "labels": np.array(labels, dtype=np.int64),
+            "lengths": np.array([len(tokens)])}  # fmt: skip
+
+
+PADDED = Collate(0, padding_free=False, packed=False, cumulative=False)
 
 
 def loader(n, micro=2, accumulation=2, rank=0, world=2, seed=5):
-    return Loader(WithFiller(dataset(n), 0), GlobalBatches(n, micro, accumulation, rank, world, seed), 0, workers=0)
+    supervised = np.ones(n, dtype=np.int64)
+    batches = GlobalBatches(n, micro, accumulation, rank, world, seed, supervised)
+    return Loader(WithFiller(dataset(n), 0), batches, PADDED, workers=0)
 
 
 def ids(batches):
@@ -148,22 +160,55 @@ def test_filler_counts_for_nothing_but_can_be_attended_to():
     assert (last["attention_mask"].sum(1) > 0).all()  # a row without any makes softmax NaN
 
 
+@given(st.integers(9, 60), sizes, sizes, st.integers(1, 3), st.integers(0, 3))
+def test_every_rank_knows_the_supervised_tokens_of_a_step(n, micro, accumulation, world, epoch):
+    supervised = np.arange(1, n + 1) ** 2
+    every = []
+    for rank in range(world):
+        batches = GlobalBatches(n, micro, accumulation, rank, world, 3, supervised)
+        batches.set_epoch(epoch)
+        every.append(list(batches))
+    for step in range(len(every[0]) // accumulation):
+        parts = [b for rank in every for b in rank[step * accumulation : (step + 1) * accumulation]]
+        total = sum(int(supervised[i]) for part in parts for i in part if i != FILLER)
+        assert {part.supervised for part in parts} == {total}
+
+
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 3))
 def test_padding(lengths, pad):
-    samples = [{"input_ids": [7 + i] * n, "labels": [IGNORED] * (n - 1) + [7 + i]} for i, n in enumerate(lengths)]
-    batch = Padding(pad)(samples)
+    samples = [row([7 + i] * n, [IGNORED] * (n - 1) + [7 + i]) for i, n in enumerate(lengths)]
+    batch = Collate(pad, padding_free=False, packed=False, cumulative=False)((samples, None))
+    about = batch.pop(ABOUT)
+    assert (about.tokens, about.slots) == (sum(lengths), len(lengths) * max(lengths))
     assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == dict.fromkeys(
         ("input_ids", "attention_mask", "labels"), (len(lengths), max(lengths))
     )
-    for row, (sample, n) in enumerate(zip(samples, lengths, strict=True)):
-        assert batch["input_ids"][row].tolist() == sample["input_ids"] + [pad] * (max(lengths) - n)
-        assert batch["labels"][row].tolist() == sample["labels"] + [IGNORED] * (max(lengths) - n)
-        assert batch["attention_mask"][row].tolist() == [1] * n + [0] * (max(lengths) - n)
+    for number, (sample, n) in enumerate(zip(samples, lengths, strict=True)):
+        assert batch["input_ids"][number].tolist() == sample["input_ids"].tolist() + [pad] * (max(lengths) - n)
+        assert batch["labels"][number].tolist() == sample["labels"].tolist() + [IGNORED] * (max(lengths) - n)
+        assert batch["attention_mask"][number].tolist() == [1] * n + [0] * (max(lengths) - n)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 16))
+def test_end_to_end(lengths, multiple):
+    """No padding but up to the multiple; positions start again; a logit just where a label follows."""
+    samples = [row(range(10, 10 + n), [IGNORED, *range(11, 10 + n)]) for n in lengths]
+    batch = Collate(0, padding_free=True, packed=False, cumulative=True, multiple=multiple)((samples, 7))
+    tokens, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+    assert len(tokens) % multiple == 0 and len(tokens) - sum(lengths) < multiple
+    assert tokens[: sum(lengths)] == [10 + i for n in lengths for i in range(n)]
+    assert batch["position_ids"][0].tolist()[: sum(lengths)] == [i for n in lengths for i in range(n)]
+    assert batch["cu_seq_lens_q"].tolist()[: len(lengths) + 1] == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    kept, targets = batch["logits_to_keep"].tolist(), batch["shift_labels"][0].tolist()
+    wanted = [(i - 1, label) for i, label in enumerate(labels) if label != IGNORED] or [(0, IGNORED)]
+    assert list(zip(kept, targets, strict=True)) == wanted
+    assert batch[ABOUT].step_supervised == 7
 
 
 @pytest.mark.parametrize("pad", [0, 9])
 def test_a_batch_of_filler_alone_has_no_label(pad):
     samples = WithFiller(dataset(2), pad)
-    batch = Padding(pad)([samples[FILLER], samples[FILLER]])
-    assert (batch["labels"] == IGNORED).all() and (batch["attention_mask"] == 1).all()
+    for padding_free in (True, False):
+        batch = Collate(pad, padding_free, packed=False, cumulative=True)(samples.__getitems__([FILLER, FILLER]))
+        assert (batch["labels"] == IGNORED).all() and batch[ABOUT].tokens == 0
     assert len(samples) == 2  # filler is no part of the data set

@@ -1,0 +1,111 @@
+"""Tokenising 100 MB of chats: `python -m brigade prepare` against a plain datasets.map, two processes each.
+
+python -m benchmarks.preparing [--megabytes 100] [--pairs 5]
+
+Both read the same JSONL file, render the same template with generation marks, tokenise, cut at max_length and write what a
+run reads; whole commands from an empty cache, alternating, medians and the ratio of each pair.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MAX_LENGTH = 1024
+
+PLAIN = """
+import sys
+from datasets import load_dataset
+from transformers import AutoTokenizer
+file, tokenizer, template, longest, folder = sys.argv[1:]
+tokenizer, template, longest = AutoTokenizer.from_pretrained(tokenizer), open(template).read(), int(longest)
+
+def encode(rows):
+    found = tokenizer.apply_chat_template(rows["messages"], chat_template=template, tokenize=True, return_dict=True,
+                                          return_assistant_tokens_mask=True, truncation=True, max_length=longest)
+    return {"input_ids": found["input_ids"], "assistant_masks": found["assistant_masks"]}
+
+rows = load_dataset("json", data_files=file, split="train", cache_dir=folder)
+rows.map(encode, batched=True, num_proc=2, remove_columns=rows.column_names)
+"""
+
+
+def write_corpus(path: Path, megabytes: float) -> None:
+    """Chats of one to eight of the built-in pairs of question and answer, the same at every call."""
+    import numpy as np
+
+    from brigade.data import builtin, cache
+
+    lines = builtin.ensure(cache.cache_directory()).train.read_text().splitlines()
+    pairs = [json.loads(line)["messages"] for line in lines]
+    chance = np.random.default_rng(0)
+    size = 0
+    with path.open("w") as file:
+        while size < megabytes * 1e6:
+            turns = chance.integers(0, len(pairs), int(chance.integers(1, 9)))
+            line = json.dumps({"messages": [message for turn in turns for message in pairs[turn]]}) + "\n"
+            size += file.write(line)
+
+
+def seconds(command: list[str], cache: Path) -> float:
+    environment = os.environ | {"BRIGADE_CACHE": str(cache), "HF_HOME": str(cache), "TOKENIZERS_PARALLELISM": "false",
+                                "HF_DATASETS_CACHE": str(cache)}  # fmt: skip
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--megabytes", type=float, default=100)
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    from brigade.data import builtin, cache
+    from brigade.data.chat_template import TEMPLATES
+
+    tokenizer = str(builtin.ensure(cache.cache_directory()).tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        write_corpus(corpus, options.megabytes)
+        recipe = ["recipes/tiny/full.yaml", "--dataset_name=", "--train_file", str(corpus), "--max_length",
+                  str(MAX_LENGTH), "--dataset_num_proc", "2", "--packing",
+                  "--tokenizer_name_or_path", tokenizer]  # fmt: skip
+        commands = {
+            "brigade": [sys.executable, "-m", "brigade", "prepare", *recipe],
+            "datasets.map": [
+                sys.executable,
+                "-c",
+                PLAIN,
+                str(corpus),
+                tokenizer,
+                str(TEMPLATES / "chatml.jinja"),
+                str(MAX_LENGTH),
+            ],
+        }
+        found: dict[str, list[float]] = {name: [] for name in commands}
+        for pair in range(options.pairs):
+            for name, command in commands.items():
+                with tempfile.TemporaryDirectory(dir=folder) as empty:
+                    extra = [f"{empty}/plain"] if name == "datasets.map" else []
+                    found[name].append(seconds([*command, *extra], Path(empty)))
+            print(
+                f"pair {pair + 1}: " + ", ".join(f"{name} {times[-1]:.1f} s" for name, times in found.items()),
+                flush=True,
+            )
+    ratios = [theirs / ours for ours, theirs in zip(*found.values(), strict=True)]
+    for name, times in found.items():
+        median = statistics.median(times)
+        print(f"{name:14}{median:7.1f} s  {options.megabytes / median:5.2f} MB/s")
+    print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()
