@@ -123,6 +123,12 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
             f"{training.optim} needs whole parameters, but {strategy.name} hands the optimizer flat slices of them",
             "use DDP (--ds_config none) or FSDP2 (--accelerate_config ...), or optim adamw_torch",
         )
+    if strategy.is_fsdp and training.optim.endswith("adamw_8bit"):
+        raise UserError(
+            settings.place("optim"),
+            f"{training.optim} is bitsandbytes', which knows no DTensors, and {strategy.name} shards into them",
+            "use DDP or ZeRO (--ds_config ds_configs/zero2.json), or optim adamw_torch",
+        )
     if strategy.kind == "hsdp" and not settings.rehearse and strategy.replicate * strategy.shard != world.size:
         raise UserError(
             strategy.source,
