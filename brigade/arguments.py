@@ -110,7 +110,11 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         options.update(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False})
     options |= {"save_strategy": "steps", "save_steps": training.save_steps} if training.save_steps else {
         "save_strategy": "no"}  # fmt: skip
-    options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps} if training.eval_steps else {}
+    if training.eval_steps:
+        # The metric alone keeps the best checkpoint from rotation.
+        options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps, "metric_for_best_model": "eval_loss",
+                    "load_best_model_at_end": training.load_best_model_at_end,
+                    "restore_callback_states_from_checkpoint": True}  # fmt: skip
     if strategy.is_deepspeed:
         import deepspeed as engine
 

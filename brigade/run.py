@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from . import ranks
+from . import best, ranks
 from .cluster import World, read_hostfile
 from .errors import UserError
 from .flags import Settings
@@ -53,6 +53,7 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
 
     Raises UserError when its directory holds another run, or something that is no run.
     """
+    best.check(settings)
     directory = settings.directory(strategy.name)
     name = identity(settings.recipe, strategy.identity())
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
@@ -198,6 +199,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
         "identity": run.identity,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "steps": state.global_step,
+        "saved_step": best.saved_step(run.settings, state),
         "held_out_loss_before": before,
         "held_out_loss": held_out_loss,
     }
@@ -205,8 +207,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     temporary.write_text(json.dumps(figures, indent=2) + "\n")
     temporary.replace(run.directory / SUCCESS)
     rank.note(marker=str((run.directory / SUCCESS).resolve()))
-    print(f"Held-out loss {before:.4f} before, {held_out_loss:.4f} after {state.global_step} steps." if before else
-          f"Held-out loss {held_out_loss:.4f} after {state.global_step} steps.")  # fmt: skip
+    print(*best.story(run.settings, state, before, held_out_loss), sep="\n")
     print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
           f"the resolved run in {run.directory / RECORD}.", flush=True)  # fmt: skip
 

@@ -1,16 +1,13 @@
 """Brigade's Trainer: sampling and evaluation that are exact at any world size, and a bridge to the engines' quirks."""
 
-import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import EvalLoopOutput
 
 from . import compression, ranks, swapped_states
 from .attention import NEEDS_CUMULATIVE_LENGTHS
@@ -19,14 +16,16 @@ from .data.prepare import Prepared
 from .data.sampling import GlobalBatches, Loader
 from .data.stream import Stream, StreamBatches
 from .errors import UserError
+from .evaluation import EvaluatingTrainer
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
 from .run import Run, record_ds_config
+from .watch.early_stopping import EarlyStopping
 from .watch.meter import Meter, model_shape
 from .watch.progress import Progress
 
 
-class Trainer(transformers.Trainer):
+class Trainer(EvaluatingTrainer):
     """Transformers' Trainer over our own batches.
 
     Accelerate never sees the data loaders: it would shard them once more and repeat samples at an epoch's end.
@@ -42,7 +41,7 @@ class Trainer(transformers.Trainer):
             model=model,
             args=args,
             train_dataset=data.train,
-            eval_dataset=next(iter(data.heldout.values())),
+            eval_dataset=data.heldout,
             processing_class=tokenizer,
             callbacks=list(callbacks),
             optimizer_cls_and_kwargs=whole_parameter_optimizer(training.optim, args, training.optim_args),
@@ -68,8 +67,9 @@ class Trainer(transformers.Trainer):
         self.remove_callback(PrinterCallback)
         if run.world.speaks:
             self.add_callback(Progress())
+        if training.early_stopping_patience:
+            self.add_callback(EarlyStopping(training.early_stopping_patience))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
-        self._evaluated_at: int | None = None
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
@@ -84,8 +84,7 @@ class Trainer(transformers.Trainer):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self._loader(dataset, self.args.per_device_eval_batch_size, 1, None)
+        return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, None)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
@@ -106,7 +105,7 @@ class Trainer(transformers.Trainer):
         """
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
         outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
-        loss = outputs.loss * self.world.size if model.training else outputs.loss
+        loss = outputs.loss * self.world.size if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -142,43 +141,6 @@ class Trainer(transformers.Trainer):
             self.accelerator.unscale_gradients()
             grad_norm = clip_(model.parameters(), max_norm)  # on the device: only logging waits for it
         return grad_norm
-
-    # ---- evaluation ----------------------------------------------------------------------------------------------
-    def evaluation_loop(self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
-                        ignore_keys: Any = None, metric_key_prefix: str = "eval") -> EvalLoopOutput:  # fmt: skip
-        """Mean cross-entropy in nats per supervised token over the whole held-out set, each sample once.
-
-        Sums are taken per micro-batch and added in float64, so world size and batch size do not show in the result.
-        """
-        # The model that train() wrapped: evaluating before it would train DDP unwrapped and crash ZeRO-3.
-        model = self.model_wrapped
-        if not self.is_in_train and self.world.size > 1 and model is self.model and not self.is_fsdp_enabled:
-            raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
-        model.eval()
-        total = torch.zeros(2, dtype=torch.float64)
-        with torch.no_grad():
-            for inputs in dataloader:
-                inputs = self._prepare_inputs(inputs)
-                supervised = int((inputs["labels"] != -100).sum())
-                with self.compute_loss_context_manager():
-                    loss = self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: the sum, not the mean
-                total += torch.tensor([float(loss), supervised], dtype=torch.float64)
-        model.train()
-        loss_sum, tokens = (math.fsum(column) for column in zip(*ranks.gather(total.tolist()), strict=True))
-        metrics = {f"{metric_key_prefix}_loss": loss_sum / tokens}
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))  # type: ignore[arg-type]
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        with self.meter.pause():
-            metrics = super().evaluate(*args, **kwargs)
-        self._evaluated_at = self.state.global_step
-        return metrics
-
-    def final_evaluation(self) -> float:
-        """Held-out loss of the trained model, computed now unless the last step's evaluation just did."""
-        if self._evaluated_at != self.state.global_step:
-            self.evaluate()
-        return [entry["eval_loss"] for entry in self.state.log_history if "eval_loss" in entry][-1]
 
     # ---- watching and saving -------------------------------------------------------------------------------------
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -69,7 +69,9 @@ class Collate:
     def __init__(
         self, pad_token_id: int, padding_free: bool, packed: bool, cumulative: bool, multiple: int = 1
     ) -> None:
-        self.pad_token_id, self.padding_free, self.packed = pad_token_id, padding_free, packed
+        # Where attention reads cumulative lengths it reads no position ids, and takes them for a single row alone.
+        self.pad_token_id, self.packed = pad_token_id, packed
+        self.padding_free = padding_free or (packed and cumulative)
         self.cumulative, self.multiple = cumulative, multiple
 
     def __call__(self, fetched: tuple[list[Row], int | None]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 _COLUMNS = (
     ("loss", "loss {:.4f}"),
     ("eval_loss", "held-out loss {:.4f}"),
+    ("eval_perplexity", "ppl {:.2f}"),
     ("grad_norm", "grad norm {:.3f}"),
     ("learning_rate", "lr {:.2e}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
@@ -56,4 +57,8 @@ def line(step: int, steps: int, logs: dict[str, float]) -> str:
     if shown.get("step_time"):
         shown["data_time"] = shown.get("data_time", 0.0) / shown["step_time"]
     parts = [form.format(shown[key]) for key, form in _COLUMNS if isinstance(shown.get(key), (int, float))]
+    for key, loss in shown.items():
+        name = key.removeprefix("eval_").removesuffix("_loss")
+        if key == f"eval_{name}_loss":
+            parts.append(f"{name} {loss:.4f} ppl {shown[f'eval_{name}_perplexity']:.2f}")
     return f"step {step}/{steps}  " + "  ".join(parts) if parts else ""

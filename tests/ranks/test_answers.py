@@ -1,0 +1,154 @@
+"""Evaluation while training, on two ranks: losses per source, answers, the best checkpoint, stopping early."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from benchmarks import parity
+from benchmarks.torchrun import torchrun
+from tests.ranks.answering import LONGEST
+
+STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
+SHORT = ["--optim", "adamw_torch", "--report_to", "tensorboard"]
+# One warm-up step leaves the weights as they are. Then the learning rate is so large that the loss can only rise.
+RISING = ["--learning_rate", "0.05", "--lr_scheduler_type", "constant_with_warmup", "--warmup_steps", "1", "--eval_steps", "1",
+          "--save_steps", "1", "--save_total_limit", "2", "--max_steps", "6", "--early_stopping_patience", "2",
+          "--load_best_model_at_end", *SHORT]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Each strategy with answers and without: directories of runs, from one model that has learned a little."""
+    folder = tmp_path_factory.mktemp("answers")
+    shared = parity.write_inputs(folder)
+    recipe = json.loads((folder / "full.yaml").read_text())
+    for key in ("train_file", "validation_file"):  # a quarter of the samples are of the source `first`
+        lines = Path(recipe["data"].pop(key)).read_text().splitlines(keepends=True)
+        for name, part in (("first", lines[::4]), ("second", [line for i, line in enumerate(lines) if i % 4])):
+            (folder / f"{name}.{key}.jsonl").write_text("".join(part))
+    recipe["data"]["datasets"] = [{"name": name, **{key: str(folder / f"{name}.{key}.jsonl") for key in
+                                   ("train_file", "validation_file")}} for name in ("first", "second")]  # fmt: skip
+    (folder / "full.yaml").write_text(json.dumps(recipe))
+    config = folder / "model" / "config.json"
+    drawing = {"attention_dropout": 0.1}  # random numbers, which answers must not advance
+    config.write_text(json.dumps(json.loads(config.read_text()) | drawing))
+    cases = {"base": [*shared, *SHORT, "--max_steps", "30", "--learning_rate", "0.01", "--eval_answers", "0"]}
+    known = [*shared, *RISING, "--model_name_or_path", "base", "--from_scratch", "false"]
+    for name in STRATEGIES:
+        cases[name] = [*known, *parity.STRATEGIES[name]]
+        cases[f"{name}-silent"] = [*cases[name], "--eval_answers", "0"]
+    job = folder / "cases.json"
+    job.write_text(json.dumps({"folder": str(folder), "cases": cases}))
+    done = torchrun("tests.ranks.answering", str(job), ranks=2, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def log(run):
+    return json.loads((run / "trainer_state.json").read_text())["log_history"]
+
+
+def answers(run):
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+
+
+def plain_sums(model, samples):
+    """(sum of the cross-entropy, supervised tokens), one sample at a time by the model's own forward pass."""
+    total, count = 0.0, 0
+    for sample in samples:
+        labels = torch.tensor(sample["labels"])[1:]
+        with torch.no_grad():
+            logits = model(torch.tensor(sample["input_ids"])[None].long()).logits[0, :-1].double()
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += int((labels != -100).sum())
+    return total, count
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """Per source: what a single process computes of the model that all runs began with."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from brigade import flags
+    from brigade.data.prepare import prepare
+
+    settings = flags.load(["--recipe", str(folder / "base" / "run.yaml")])
+    heldout = prepare(settings, AutoTokenizer.from_pretrained(folder / "base")).heldout
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    return {name: plain_sums(model, [samples[i] for i in range(len(samples))]) for name, samples in heldout.items()}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_losses_per_source_are_those_of_a_plain_forward_pass(name, folder, plain):
+    entry = next(entry for entry in log(folder / name) if "eval_loss" in entry)
+    for source, (total, count) in plain.items():
+        assert entry[f"eval_{source}_loss"] == pytest.approx(total / count, rel=1e-6)
+        assert entry[f"eval_{source}_perplexity"] == pytest.approx(math.exp(entry[f"eval_{source}_loss"]))
+    weighted = sum(entry[f"eval_{source}_loss"] * count for source, (_, count) in plain.items())
+    assert entry["eval_loss"] == pytest.approx(weighted / sum(count for _, count in plain.values()), rel=1e-12)
+    assert entry["eval_perplexity"] == pytest.approx(math.exp(entry["eval_loss"]))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_equal_weights_answer_alike_under_every_strategy(name, folder):
+    """And as the plain model does, in one process."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ours = [entry for entry in answers(folder / name) if entry["step"] == 1]
+    assert ours == [entry for entry in answers(folder / "ddp") if entry["step"] == 1]
+    assert [entry["source"] for entry in ours] == ["first", "second", "first"]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    for entry in ours:
+        role, question, *_ = entry["question"].splitlines()
+        prompt = tokenizer(f"<|im_start|>{role}\n{question}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
+        told = model.generate(**prompt, max_new_tokens=LONGEST, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert entry["answer"] == tokenizer.decode(told, skip_special_tokens=True) != ""
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_answering_changes_nothing_else(name, folder):
+    keys = ("loss", "grad_norm", "eval_loss")
+    figures = [[entry[key] for entry in log(folder / run) for key in keys if key in entry]
+               for run in (name, f"{name}-silent")]  # fmt: skip
+    assert figures[0] == figures[1] and len(figures[0]) == 10  # three steps, four evaluations
+    assert not (folder / f"{name}-silent" / "answers.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_best_checkpoint_is_kept_and_saved_and_the_run_stops_early(name, folder, plain):
+    from safetensors.torch import load_file
+
+    assert sorted(path.name for path in (folder / name).glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-3"]
+    success = json.loads((folder / name / "success.json").read_text())
+    expected = sum(total for total, _ in plain.values()) / sum(count for _, count in plain.values())
+    assert success["steps"] == 3 and success["saved_step"] == 1
+    assert success["held_out_loss"] == pytest.approx(expected, rel=1e-6)
+    saved, begun = (load_file(folder / run / "model.safetensors") for run in (name, "base"))
+    assert all(torch.equal(saved[key], begun[key]) for key in begun)
+    text = (folder / f"{name}.txt").read_text()
+    assert "Stopping at step 3 of 6: no held-out loss below" in text and "Stopped early at step 3 of 6." in text
+    assert f"at step 1: {name}/checkpoint-1" in text
+
+
+@pytest.mark.parametrize("checkpoint", [2, 3])
+def test_a_resumed_run_stops_at_the_same_step(checkpoint, folder, tmp_path, monkeypatch):
+    """From before it stopped, and from the checkpoint with which it stopped."""
+    monkeypatch.chdir(folder)
+    run = tmp_path / "run"
+    flags = [*json.loads((folder / "cases.json").read_text())["cases"]["ddp-silent"], "--save_total_limit", "null"]
+    whole = train.main([*flags, "--output_dir", str(run)])
+    (run / "success.json").unlink()
+    for step in range(checkpoint + 1, 4):
+        shutil.rmtree(run / f"checkpoint-{step}")
+    again = train.main([*flags, "--output_dir", str(run)])
+    assert train.main([*flags, "--output_dir", str(run)]) is None  # finished
+    assert again.state.global_step == whole.state.global_step == 3
+    losses = [[entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in (whole, again)]
+    assert losses[0] == losses[1]
+    assert json.loads((run / "success.json").read_text())["saved_step"] == 1

@@ -1,0 +1,143 @@
+"""Choosing held-out questions, keeping answers, stopping early, and what these need of a recipe."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from brigade import best, flags
+from brigade.errors import UserError
+from brigade.watch import answers, progress
+from brigade.watch.early_stopping import EarlyStopping
+
+CHAT = {"input_ids": [1, 5, 2, 1, 6, 7, 2, 9, 1, 8, 2], "labels": [-100] * 4 + [6, 7, 2] + [-100] * 2 + [8, 2]}
+TEXT = {"input_ids": [3, 4, 5, 6, 7], "labels": [-100, 4, 5, 6, 7]}
+
+
+def settings(*words):
+    return flags.load(["--eval_steps", "10", "--save_steps", "20", *words])
+
+
+def test_a_chat_is_asked_up_to_its_first_answer_and_a_text_up_to_its_half():
+    assert answers.question("a", CHAT) == answers.Question("a", [1, 5, 2, 1], [6, 7, 2])
+    assert answers.question("a", TEXT) == answers.Question("a", [3, 4], [5, 6, 7])
+    shortest = {"input_ids": [3, 4], "labels": [-100, 4]}
+    assert answers.question("a", shortest) == answers.Question("a", [3], [4])
+
+
+@pytest.mark.parametrize(("wanted", "names"), [(1, "a"), (3, "aba"), (5, "abaaa"), (9, "abaaa")])
+def test_questions_are_spread_over_the_sources(wanted, names):
+    chosen = answers.choose({"a": [CHAT] * 4, "b": [TEXT]}, wanted)
+    assert "".join(asked.source for asked in chosen) == names
+
+
+def test_an_answer_ends_where_the_model_the_tokenizer_or_the_reference_end_one():
+    tokenizer = SimpleNamespace(eos_token_id=0, all_special_ids=[0, 1, 2])
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[0, 30]))
+    asked = [answers.Question("a", [1], reference) for reference in ([6, 2], [6, 2, 9], [2, 6, 7, 8])]
+    assert answers._stops(model, tokenizer, asked[:1]) == answers._stops(model, tokenizer, asked[1:]) == {0, 2, 30}
+    assert answers._stops(model, tokenizer, asked[2:]) == {0, 30}
+    model.generation_config.eos_token_id = tokenizer.eos_token_id = None
+    assert answers._stops(model, tokenizer, asked[2:]) == set()
+
+
+def entry(step, answer):
+    return {"step": step, "source": "a", "question": "what\nis [bold] | this?", "reference": "é", "answer": answer}
+
+
+def test_answers_of_an_interrupted_run_give_way(tmp_path):
+    for step, answer in [(1, "x"), (2, "y"), (3, "z"), (2, "again")]:
+        answers.store([entry(step, answer), entry(step, "second")], tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["answer"]) for line in lines] == [(1, "x"), (1, "second"), (2, "again"), (2, "second")]
+
+
+def test_answers_are_shown_as_they_are(capsys):
+    answers.show([entry(1, "[red]no markup[/wrong]"), entry(1, "x" * 300)])
+    out = capsys.readouterr().out
+    assert "what is [bold] | this?" in out and "[red]no markup[/wrong]" in out and "x" * 241 not in out
+    assert "is [bold] \\| this?" in answers.markdown([entry(1, "y")])
+
+
+def test_a_line_of_progress_shows_perplexity_and_each_source():
+    logs = {
+        "eval_loss": 2.0,
+        "eval_perplexity": math.exp(2),
+        "eval_my_chats_loss": 1.0,
+        "eval_my_chats_perplexity": math.e,
+    }
+    assert progress.line(3, 9, logs) == "step 3/9  held-out loss 2.0000  ppl 7.39  my_chats 1.0000 ppl 2.72"
+    assert progress.line(3, 9, {"train_loss": 1.0}) == ""
+
+
+def stops_at(losses, stopping):
+    control = SimpleNamespace(should_training_stop=False)
+    for step, loss in enumerate(losses, stopping.seen):
+        stopping.seen = step + 1
+        state = SimpleNamespace(global_step=step, max_steps=99, is_world_process_zero=True)
+        stopping.on_evaluate(None, state, control, {"eval_loss": loss})
+        if control.should_training_stop:
+            return step
+    return None
+
+
+def test_early_stopping_counts_evaluations_without_a_better_loss(capsys):
+    losses = [1.0, 5.0, 4.0, 4.0, 3.9, math.nan, 3.95, 3.0]  # the first is of the untrained model
+    for patience, step in [(1, 3), (2, 6), (3, None)]:
+        stopping = EarlyStopping(patience)
+        stopping.seen = 0
+        assert stops_at(losses, stopping) == step
+    assert "Stopping at step 6 of 99: no held-out loss below 3.9000 in 2 evaluations." in capsys.readouterr().out
+
+
+def test_early_stopping_goes_on_counting_after_a_resume():
+    stopping = EarlyStopping(2)
+    stopping.seen = 1
+    assert stops_at([2.0, 3.0], stopping) is None
+    kept = json.loads(json.dumps(stopping.state()))
+    resumed = EarlyStopping(**kept["args"])
+    resumed.__dict__.update(kept["attributes"], seen=3)
+    assert stops_at([2.5], resumed) == 3
+    control = SimpleNamespace(should_training_stop=False)
+    resumed.on_epoch_begin(None, None, control)  # it died after the checkpoint with which it stopped
+    assert control.should_training_stop
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "problem"),
+    [
+        (["--load_best_model_at_end", "--save_steps", "15"], "flag --save_steps", "save_steps 15 .* eval_steps 10"),
+        (["--early_stopping_patience", "2", "--save_steps", "5"], "flag --save_steps", "save_steps 5 .* eval_steps 10"),
+        (
+            ["--early_stopping_patience", "2", "--eval_steps", "null"],
+            "flag --early_stopping_patience",
+            "eval_steps is null",
+        ),
+        (["--load_best_model_at_end", "--save_steps", "null"], "flag --load_best_model_at_end", "save_steps is null"),
+    ],
+)
+def test_checkpoints_and_evaluations_must_meet(words, place, problem):
+    with pytest.raises(UserError, match=problem) as caught:
+        best.check(settings(*words))
+    assert caught.value.place == place
+
+
+def test_without_either_key_they_need_not_meet():
+    for words in ([], ["--load_best_model_at_end"], ["--early_stopping_patience", "1", "--save_steps", "null"]):
+        best.check(settings(*words))
+    best.check(settings("--save_steps", "7"))
+
+
+def test_the_end_of_a_run_tells_of_the_best_checkpoint():
+    state = SimpleNamespace(
+        global_step=3, max_steps=6, best_model_checkpoint="o/checkpoint-1", best_global_step=1, best_metric=2.5
+    )
+    early = settings("--load_best_model_at_end", "--early_stopping_patience", "2")
+    assert best.saved_step(early, state) == 1 and best.saved_step(settings(), state) == 3
+    assert best.story(early, state, 4.0, 2.5) == [
+        "Stopped early at step 3 of 6.", "Best held-out loss 2.5000 at step 1: o/checkpoint-1.",
+        "Held-out loss 4.0000 before, 2.5000 after 1 steps.",
+    ]  # fmt: skip
+    state.best_model_checkpoint = None
+    assert best.story(settings(), state, None, 2.5) == ["Held-out loss 2.5000 after 3 steps."]
