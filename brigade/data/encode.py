@@ -33,7 +33,8 @@ class Encoded:
     """Samples laid end to end.
 
     tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample
-    cut: rows longer than max_length; dropped: rows without a supervised token within it; size: the chunk's own
+    cut: rows longer than max_length; dropped: rows without a supervised token within it; rows: all of the chunk
+    size, after: the chunk's own
     """
 
     tokens: np.ndarray
@@ -42,6 +43,7 @@ class Encoded:
     cut: int = 0
     dropped: int = 0
     size: int = 0
+    rows: int = 0
     after: Any = None
 
 
@@ -98,7 +100,7 @@ class Machine:
                 raise at(chunk.place(number), error) from None
             numbers.append(number)
         try:
-            return self._tokenise(texts, size=chunk.size, after=chunk.after)
+            return self._tokenise(texts, size=chunk.size, rows=len(texts), after=chunk.after)
         except _TooLong as error:
             index, length = error.args
             problem = f"{length:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"

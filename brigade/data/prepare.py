@@ -172,7 +172,7 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
     with tqdm(total=rows.size, desc=f"tokenising {Path(rows.place).name}", unit="B" if hasattr(rows, "paths") else "row",
               unit_scale=True, delay=1, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:  # fmt: skip
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
-            some = some or part.size > 0
+            some = some or part.rows > 0
             writer.add(part)
             counts["cut"] += part.cut
             counts["dropped"] += part.dropped
