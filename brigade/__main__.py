@@ -10,6 +10,7 @@ VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
+    "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),
     "lint": (
         "lint",
         "say what is wrong with hostfiles, ds_configs, accelerate configs and recipes, alone and together",

@@ -72,13 +72,13 @@ def _silence(world: World) -> None:
 
 def load_dtype(settings: Settings, strategy: Strategy) -> "torch.dtype":
     """The precision to load weights in. DeepSpeed keeps its own fp32 master copy and wants half-precision weights;
-    DDP and FSDP2 train fp32 weights and cast for the computation (autocast, MixedPrecisionPolicy)."""
+    DDP and FSDP2 train fp32 weights and cast for the computation (autocast, MixedPrecisionPolicy). Weights that stay
+    frozen under adapters need no fp32 anywhere."""
     import torch
 
-    training = settings.recipe.training
-    if not strategy.is_deepspeed:
+    if not strategy.is_deepspeed and not settings.recipe.model.use_peft:
         return torch.float32
-    return torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
+    return models.half_or_full(settings)
 
 
 def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:

@@ -49,6 +49,9 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
         if importlib.util.find_spec(package) is None:
             problem = f"{package!r} is not installed on this host"
             raise UserError(settings.place("report_to"), problem, f"pip install {package}, or remove it from report_to")
+    for key, needed in (("use_peft", "peft"), ("load_in_4bit", "bitsandbytes")):
+        if getattr(model, key) and importlib.util.find_spec(needed) is None:
+            raise UserError(settings.place(key), f"{needed!r} is not installed on this host", f"pip install {needed}")
     if training.optim in optimizers.NAMES:
         optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
     if strategy.is_deepspeed:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import attention
+from . import adapters, attention
 from .data import builtin
 from .data.cache import cache_directory
 from .data.sources import BUILT_IN
@@ -124,18 +124,56 @@ def _download(name: str, settings: Settings) -> str:
 
 
 def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
-    """The model from `source` in `dtype`. Under ZeRO-3 TrainingArguments must exist by now: it is then loaded shard
-    by shard, and never whole on one rank."""
+    """The model from `source` in `dtype`, with adapters where the recipe asks for them. Under ZeRO-3 TrainingArguments
+    must exist by now: it is then loaded shard by shard, and never whole on one rank."""
+    attention.register()
+    chosen = attention.chosen(settings, load_config(settings))[0]
+    model = load_base(settings, source, dtype, attn_implementation=chosen)
+    return adapters.wrap(model, settings, source) if settings.recipe.model.use_peft else model
+
+
+def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+    """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
+
+    options: further ones of from_pretrained
+    """
     from transformers import AutoModelForCausalLM
 
-    model = settings.recipe.model
-    attention.register()
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         source,
-        trust_remote_code=model.trust_remote_code,
-        attn_implementation=attention.chosen(settings, load_config(settings))[0],
+        trust_remote_code=settings.recipe.model.trust_remote_code,
         dtype=dtype,
+        quantization_config=adapters.quantization(settings, dtype),
+        **options,
     )
+    for module in model.modules():
+        # On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no
+        # gradient passes through them (nn/modules.py:614, autograd/_functions.py:422: a product without backward).
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def half_or_full(settings: Settings) -> "torch.dtype":
+    """The recipe's precision: frozen weights have it under every strategy, and 4-bit ones compute in it."""
+    import torch
+
+    training = settings.recipe.training
+    return torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
+
+
+def load_trained(settings: Settings, directory: Path) -> "PreTrainedModel":
+    """What a run left in `directory`: a model, or adapters on the base that they were trained on."""
+    from transformers import AutoModelForCausalLM
+
+    section = settings.recipe.model
+    if not section.use_peft:
+        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
+    from peft import PeftModel
+
+    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
+    return PeftModel.from_pretrained(base, directory)
 
 
 def materialise(config: "PreTrainedConfig", seed: int) -> str:
@@ -174,9 +212,14 @@ def largest_parameter(config: "PreTrainedConfig") -> int:
         return max(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
 
 
-def parameter_count(model: Any) -> int:
-    """Parameters of the whole model, also where this rank holds a shard (DeepSpeed's ds_numel, DTensor's numel)."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+def parameter_count(model: Any, trained: bool = False) -> int:
+    """Parameters of the whole model, or those that are trained, also where this rank holds a shard (DeepSpeed's
+    ds_numel, DTensor's numel) or 4-bit weights in containers (bitsandbytes' quant_state)."""
+    return sum(
+        quantised.shape.numel() if (quantised := getattr(p, "quant_state", None)) else getattr(p, "ds_numel", p.numel())
+        for p in model.parameters()
+        if p.requires_grad or not trained
+    )
 
 
 def _first_line(error: Exception) -> str:

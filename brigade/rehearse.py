@@ -154,7 +154,7 @@ def _launch(count: int) -> int:
 def _interrupt(run: Path) -> None:
     """Leave the directory as a run that was killed after its first checkpoint would."""
     (run / SUCCESS).unlink()
-    for leftover in (f"checkpoint-{STEPS}", "trainer_state.json", "model.safetensors"):
+    for leftover in (f"checkpoint-{STEPS}", "trainer_state.json", "model.safetensors", "adapter_model.safetensors"):
         path = run / leftover
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -190,13 +190,19 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
     from .estimate.states import cut_parameters, model_states
 
     sizes = [math.prod(shape) for shape in states.shapes]
-    rows = [min(size, max(1024, size // (*shape, 1)[0])) for size, shape in zip(sizes, states.shapes, strict=True)]
+    frozen = sum(math.prod(shape) * width for shape, width in states.frozen)
     shard = strategy.shard if strategy.kind == "hsdp" else count
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
-    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim,
+    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim, frozen=frozen,
                            cut=cut_parameters(sizes, shard)[rank % shard], hpz=int(hpz != 1))  # fmt: skip
-    whole = model_states(strategy.kind, sum(rows), 1, states.half, optim)
+    whole = model_states(strategy.kind, sum(map(_row, states.shapes)), 1, states.half, optim,
+                         frozen=sum(_row(shape) * width for shape, width in states.frozen))  # fmt: skip
     return {part: 1.1 * getattr(formula, part) + getattr(whole, part) for part in PARTS}
+
+
+def _row(shape: tuple[int, ...]) -> int:
+    size = math.prod(shape)
+    return min(size, max(1024, size // (*shape, 1)[0]))
 
 
 def _report(strategy: Strategy, held: list[Any]) -> None:

@@ -108,8 +108,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None = None) -> None:
 def checkpoint_to_resume(run: Run) -> Path | None:
     """The checkpoint to continue from: the one asked for, else the newest whole one in the run's directory.
 
-    Trainer writes trainer_state.json last, so a checkpoint with it is whole. Raises UserError for a named directory
-    that is no checkpoint.
+    Raises UserError for a named directory that is no checkpoint.
     """
     named = run.settings.resume_from_checkpoint
     if named:
@@ -123,12 +122,17 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         return Path(named)
     if run.settings.fresh:
         return None
-    steps = {
+    steps = whole_checkpoints(run.directory)
+    return steps[max(steps)] if steps else None
+
+
+def whole_checkpoints(directory: Path) -> dict[int, Path]:
+    """step -> checkpoint-N, of those that were written to their end: Trainer writes trainer_state.json last."""
+    return {
         int(path.name.rpartition("-")[2]): path
-        for path in run.directory.glob("checkpoint-*")
+        for path in directory.glob("checkpoint-*")
         if path.name.rpartition("-")[2].isdigit() and (path / "trainer_state.json").is_file()
     }
-    return steps[max(steps)] if steps else None
 
 
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
@@ -280,6 +284,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     from rich.console import Console
     from rich.table import Table
 
+    from . import adapters
     from .data import report
     from .models import parameter_count
 
@@ -289,6 +294,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
+        **adapters.described(run.settings.recipe.model, trainer.model),
         "data": report.figures(data, run.settings.recipe.data, training, run.batch),
         "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
         f"device {trainer.args.device.type}",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.trainer_callback import PrinterCallback
 
@@ -167,7 +168,10 @@ class Trainer(EvaluatingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. FSDP checkpoints stay sharded; only a model asked for by name is gathered."""
         if self.is_fsdp_enabled and not _internal_call:
-            self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
+            alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+            adapters = self.run.settings.recipe.model.use_peft  # their frozen base is not gathered for them
+            self._save(output_dir, state_dict=get_model_state_dict(self.model, options=alone) if adapters else
+                       self.accelerator.get_state_dict(self.model))  # fmt: skip
         else:
             super().save_model(output_dir, _internal_call)
 

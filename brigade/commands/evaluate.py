@@ -26,10 +26,10 @@ def run(options: argparse.Namespace) -> int:
     recorded = json.loads(marker.read_text())
 
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from .. import flags
+    from .. import flags, models
     from ..data.prepare import prepare
 
     logging.disable_progress_bar()
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     settings = flags.load(["--recipe", str(options.output / "run.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(options.output)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(options.output).eval().to(device)
+    model = models.load_trained(settings, options.output).eval().to(device)
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)

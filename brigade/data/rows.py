@@ -98,8 +98,12 @@ class _Lines:
         return self.end - self.begin
 
     def place(self, number: int) -> str:
-        with self.path.open("rb") as file:  # lines are only counted when one is to be named
-            return f"{self.path}, line {file.read(self.begin).count(NEWLINE) + number + 1}"
+        before, left = 0, self.begin  # lines are only counted when one is to be named
+        with self.path.open("rb") as file:
+            while left:
+                block = file.read(min(left, CHUNK_BYTES))
+                before, left = before + block.count(NEWLINE), left - len(block)
+        return f"{self.path}, line {before + number + 1}"
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         with self.path.open("rb") as file:
@@ -112,9 +116,10 @@ class _Lines:
                 yield number, json.loads(line.decode("utf-8").rstrip())
             except UnicodeDecodeError:
                 raise UserError(self.place(number), f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8") from None
-            except (json.JSONDecodeError, RecursionError) as error:
-                said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-                raise UserError(self.place(number), f"not JSON: {said}: {line[:40].decode()!r}",
+            except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
+                known = isinstance(error, json.JSONDecodeError)
+                said = f"{error.msg} at column {error.colno}" if known else str(error)[:80]  # type: ignore[union-attr]
+                raise UserError(self.place(number), f"not JSON: {said}: {line.decode()[:40]!r}",
                                 "mend or delete that line") from None  # fmt: skip
 
 
@@ -126,6 +131,7 @@ class Csv(_Files):
         self.size = None
 
     def chunks(self, cursor: Any = None) -> Iterator["_Rows"]:
+        csv.field_size_limit(1 << 30)  # a text may be longer than the 131,072 characters that are the default
         first, skipped = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path = self.paths[number]
@@ -139,13 +145,14 @@ class Csv(_Files):
                             continue
                         if None in row or None in row.values():
                             cells, names = len([v for v in row.values() if v is not None]), len(reader.fieldnames or ())
-                            raise csv.Error(f"{cells} cells or more under a header of {names}")
+                            raise ValueError(f"{cells} cells or more under a header of {names}")
                         rows.append(row)
                         if len(rows) == CHUNK_ROWS:
                             yield _Rows(rows, f"{path}, row", done - len(rows) + 1, (number, done))
                             rows = []
-                except (csv.Error, UnicodeDecodeError) as error:
-                    raise UserError(f"{path}, line {reader.line_num}", f"not CSV in UTF-8: {error}",
+                except (csv.Error, ValueError) as error:  # the reader counts a line when it has read it
+                    line = reader.line_num + isinstance(error, csv.Error)
+                    raise UserError(f"{path}, line {line}", f"not CSV in UTF-8: {error}",
                                     "mend that line, or quote its cells") from None  # fmt: skip
                 if rows:
                     yield _Rows(rows, f"{path}, row", done - len(rows) + 1, (number, done))
@@ -243,7 +250,15 @@ class _Arrow:
     def rows(self) -> Iterator[tuple[int, Row]]:
         import pyarrow
 
-        return enumerate(pyarrow.ipc.open_stream(self.content).read_all().to_pylist())
+        for number, row in enumerate(pyarrow.ipc.open_stream(self.content).read_all().to_pylist()):
+            yield number, {name: _without_none(value) for name, value in row.items()}
+
+
+def _without_none(value: Any) -> Any:
+    """Arrow gives every struct the keys of all others, as None."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 class Table:
@@ -267,6 +282,8 @@ class Table:
 
     def chunks(self, cursor: Any = None) -> Iterator[_Arrow]:
         done, state = cursor or (0, None)
+        if done and done == self.size:  # datasets selects no empty range at its end
+            return
         if self.size is None:
             rows = self.split
             rows.load_state_dict(state) if state else None

@@ -126,7 +126,6 @@ def _message(message: Any) -> Message:
 
 def _call(call: Any) -> dict[str, Any]:
     """A tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
-    call = _without_none(call)
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRow(f"a tool call without a function's name: {repr(call)[:60]}",
@@ -151,14 +150,7 @@ def _tools(tools: Any) -> list[Any] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRow(f"tools is {type(tools).__name__}, not a list of definitions", "give a list of JSON schemas")
-    return [_without_none(tool) for tool in tools]
-
-
-def _without_none(value: Any) -> Any:
-    """Arrow gives every struct the keys of all others, as None."""
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+    return tools
 
 
 def at(place: str, error: BadRow) -> UserError:

@@ -23,13 +23,15 @@ class StateBytesPerRank:
 
 
 def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch", *,
-                 cut: int = 0, hpz: int = 0) -> StateBytesPerRank:  # fmt: skip
+                 cut: int = 0, hpz: int = 0, frozen: float = 0) -> StateBytesPerRank:  # fmt: skip
     """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 
     kind: single, ddp, zero1, zero2, zero3, fsdp2 (hsdp: fsdp2 with `ranks` = its shard group)
     half: bf16 or fp16. DDP and FSDP2 keep fp32 weights and cast for the computation.
     cut: a rank's figure of cut_parameters(): ZeRO-1 and 2 keep the whole gradient of a parameter that a slice cuts
     hpz: ranks of one host, under ZeRO++'s zero_hpz_partition_size
+    frozen: bytes of the weights under adapters: they have neither gradients nor states, and lie as trained ones do.
+        QLoRA's quantisation constants are whole on every rank (0.13 bits per parameter, 0.5 if not nested).
 
     The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
     2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all. Against
@@ -48,17 +50,17 @@ def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str 
     share = parameters / ranks
     weight = 2 if half else 4
     if kind in ("single", "ddp"):
-        return StateBytesPerRank(4 * parameters, 4 * parameters, own * parameters)
+        return StateBytesPerRank(4 * parameters + frozen, 4 * parameters, own * parameters)
     if kind in ("fsdp2", "hsdp"):
-        return StateBytesPerRank(4 * share, 4 * share, own * share)
+        return StateBytesPerRank(4 * share + frozen / ranks, 4 * share, own * share)
     optimizer = (4 + own) * share
     if kind == "zero3":
-        copies = weight * (share + (parameters / hpz if hpz else 0))
+        copies = weight * share + frozen / ranks + ((weight * parameters + frozen) / hpz if hpz else 0)
         return StateBytesPerRank(copies, weight * share + 4 * min(share, SUB_GROUP_SIZE), optimizer)
     gradients = weight * (share + cut) + 4 * share
     if kind == "zero1":
         gradients = max(gradients, weight * parameters)
-    return StateBytesPerRank(weight * parameters, gradients, optimizer)
+    return StateBytesPerRank(weight * parameters + frozen, gradients, optimizer)
 
 
 def cut_parameters(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .. import adapters
 from ..cluster import World
 from ..errors import UserError
 from ..flags import Settings
@@ -117,6 +118,7 @@ def _from_accelerate(read: accelerate.Read, place: str, plain: Strategy, setting
 
 def _check(strategy: Strategy, settings: Settings, world: World) -> None:
     training = settings.recipe.training
+    adapters.check_keys(settings, strategy)
     if strategy.is_deepspeed and training.optim in NEED_WHOLE_PARAMETERS:
         raise UserError(
             settings.place("optim"),

@@ -26,8 +26,9 @@ class States:
 
     optimizer: moments and, where the engine keeps one, the fp32 master copy of the parameters
     on_host: how many of all bytes lie in the host's memory; all of them where there is no GPU
-    half: parameters are held in two bytes each
-    shapes: of the whole parameters, in the model's order
+    half: trained parameters are held in two bytes each
+    shapes: of the whole trained parameters, in the model's order
+    frozen: (shape, bytes per element) of the whole others, as they are held: 4-bit weights in their containers
     """
 
     parameters: int
@@ -36,6 +37,7 @@ class States:
     on_host: int = 0
     half: bool = False
     shapes: tuple[tuple[int, ...], ...] = ()
+    frozen: tuple[tuple[tuple[int, ...], int], ...] = ()
 
     @property
     def total(self) -> int:
@@ -96,19 +98,26 @@ class StateBytes(TrainerCallback):
         parameters = self._parameters()
         optimizer = {key: size for key, size in self._optimizer().items() if key not in parameters}
         found = (parameters, self._gradients, optimizer)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        others = [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
         self.states = States(
             parameters=sum(parameters.values()),
             gradients=sum(self._gradients.values()),
             optimizer=sum(optimizer.values()),
             on_host=sum(size for part in found for (device, _), size in part.items() if device == "cpu"),
-            half=next(self.model.parameters()).element_size() == 2,
-            shapes=tuple(tuple(getattr(p, "ds_shape", p.shape)) for p in self.model.parameters()),
+            half=trained[0].element_size() == 2,
+            shapes=tuple(_shape(parameter) for parameter in trained),
+            frozen=tuple((_shape(parameter), parameter.element_size()) for parameter in others),
         )
         self._gradients = {}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
         self._step_hook.remove()
         del self.model, self.engine, self.inner  # the run's figures stay, its memory does not
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def storages(tensors: Any) -> dict[tuple[str, int], int]:

@@ -135,3 +135,25 @@ def test_storages_count_shared_memory_once() -> None:
     )
     assert sorted(found.values()) == [12, 400]
     assert {device for device, _ in found} == {"cpu"}
+
+
+def test_weights_under_adapters_are_held_without_gradients_and_states() -> None:
+    """70 B frozen parameters in 4 bits and 0.2 B trained ones, in bf16 on 8 ranks, by hand."""
+    frozen, trained = 35e9, 2 * 10**8
+    ddp = model_states("ddp", trained, 8, True, frozen=frozen)
+    assert (ddp.parameters, ddp.gradients, ddp.optimizer) == (35e9 + 4 * trained, 4 * trained, 8 * trained)
+    zero3 = model_states("zero3", trained, 8, True, frozen=frozen)
+    assert zero3.parameters == (35e9 + 2 * trained) / 8 and zero3.optimizer == 12 * trained / 8
+    assert model_states("zero2", trained, 8, True, frozen=frozen).parameters == 35e9 + 2 * trained
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_rehearsal_sees_whether_frozen_weights_are_sharded(whole: bool) -> None:
+    formula = model_states("fsdp2", 2000, 4, True, frozen=2 * sum(SIZES))
+    held = States(int(formula.parameters) * (4 if whole else 1), int(formula.gradients), int(formula.optimizer),
+                  shapes=((1000, 2),), frozen=tuple((shape, 2) for shape in SHAPES))  # fmt: skip
+    if whole:
+        with pytest.raises(RuntimeError, match="parameters"):
+            _judge(strategy("fsdp2"), LOSSES, LOSSES, [held] * 4)
+    else:
+        _judge(strategy("fsdp2"), LOSSES, LOSSES, [held] * 4)

@@ -1,0 +1,194 @@
+"""LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+from .flags import Settings
+from .schema import ModelSection
+
+if TYPE_CHECKING:
+    import torch
+
+    from .strategy import Strategy
+
+# Keys that mean nothing without use_peft.
+_KEYS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora", "use_dora",
+         "load_in_4bit")  # fmt: skip
+
+# Methods that a kind of strategy cannot carry, and why: seen running (docs/methods.md).
+REFUSED = {
+    (
+        "qdora",
+        "zero3",
+    ): "DoRA measures every row of its base at the start, and PEFT asks ZeRO-3 for a 4-bit base before ZeRO-3 has it",
+}
+
+
+def method(section: ModelSection) -> str:
+    """full, lora, dora, qlora or qdora."""
+    if not section.use_peft:
+        return "full"
+    return ("q" if section.load_in_4bit else "") + ("dora" if section.use_dora else "lora")
+
+
+def check_keys(settings: Settings, strategy: "Strategy") -> None:
+    """Hold the recipe's adapter keys against each other and against the strategy. Raises UserError."""
+    section, defaults = settings.recipe.model, ModelSection.model_fields
+    stray = next((key for key in _KEYS if getattr(section, key) != defaults[key].default), None)
+    if stray and not section.use_peft:
+        raise UserError(settings.place(stray), f"{stray} is set, but use_peft is false: all weights would be trained",
+                        "set use_peft: true, or leave the key out")  # fmt: skip
+    why = REFUSED.get((method(section), strategy.kind))
+    if why:
+        key = "use_dora" if section.use_dora else "load_in_4bit"
+        raise UserError(settings.place(key), f"{name(section)} does not run under {strategy.name}: {why}",
+                        "use ZeRO-2, FSDP2 or DDP, or LoRA without the two together; docs/methods.md has them all")  # fmt: skip
+
+
+def name(section: ModelSection) -> str:
+    return {"lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}.get(method(section), "all weights")
+
+
+def described(section: ModelSection, model: Any) -> dict[str, str]:
+    """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
+    if not section.use_peft:
+        return {}
+    from .models import parameter_count
+
+    on = "all linear layers" if section.lora_target_modules == "all-linear" else ", ".join(section.lora_target_modules)
+    besides = f", {', '.join(section.lora_modules_to_save)} whole" if section.lora_modules_to_save else ""
+    total, trained = parameter_count(model), parameter_count(model, trained=True)
+    fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in model.parameters())
+    experts = "; experts are no linear layers and stay as they are" if fused else ""
+    share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
+    return {"method": f"{name(section)} r {section.lora_r} on {on}{besides}: {share}"}
+
+
+def empty_model(settings: Settings, config: Any) -> Any:
+    """The model with its names and shapes, on the meta device: it takes no memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.recipe.model.trust_remote_code)
+
+
+def linear_layers(model: Any) -> list[str]:
+    """Names of the layers that adapters fit: linear, the output layer included."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    return [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
+
+
+def check_targets(settings: Settings, config: Any) -> None:
+    """Hold lora_target_modules and lora_modules_to_save against the model's own names, before weights are loaded.
+
+    Raises UserError that lists what the model has, when a name fits nothing that adapters can be put on.
+    """
+    section = settings.recipe.model
+    if not section.use_peft:
+        return
+    model = empty_model(settings, config)
+    place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), dict(model.named_modules())
+    cure = f"its linear layers: {_grouped(layers)}; or all-linear"
+    for target in [] if section.lora_target_modules == "all-linear" else section.lora_target_modules:
+        if any(_fits(layer, target) for layer in layers):
+            continue
+        fused = next((name for name, _ in model.named_parameters() if _fits(name, target)), None)
+        other = next((name for name in modules if _fits(name, target)), None)
+        what = (f"{fused} is one parameter for all experts" if fused else
+                f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so")  # fmt: skip
+        raise UserError(place, f"{target!r} fits no linear layer of {type(model).__name__}: {what}", cure)
+    for wanted in section.lora_modules_to_save:
+        if not any(_fits(module, wanted) for module in modules):
+            owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())
+            raise UserError(settings.place("lora_modules_to_save"), f"{wanted!r} fits no module of {type(model).__name__}",
+                            f"its modules: {_grouped(owners)}")  # fmt: skip
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for key in ("lora_target_modules", "lora_modules_to_save") if tied else ():
+        named = getattr(section, key)
+        ends = [name for name, module in modules.items() if module in (head, model.get_input_embeddings())]
+        if (
+            hit := next((w for w in named if any(_fits(end, w) for end in ends)), None)
+            if named != "all-linear"
+            else None
+        ):
+            raise UserError(settings.place(key), f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
+                            "trained apart, the two could not be saved as one", "leave it out")  # fmt: skip
+    try:
+        wrapped = wrap(model, settings, "")
+    except ValueError as error:
+        raise UserError(place, f"PEFT refuses: {str(error).splitlines()[0]}", cure) from None
+    if wrapped.peft_config["default"].target_parameters:
+        raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers",
+                        "name the attention's layers alone: q_proj,k_proj,v_proj,o_proj")  # fmt: skip
+
+
+def _fits(name: str, target: str) -> bool:
+    """As PEFT matches names: the whole, or its end after a dot."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _grouped(names: Any) -> str:
+    """`q_proj (28), k_proj (28), ...`: last parts of the names, and how many modules have each."""
+    return ", ".join(f"{name} ({count})" for name, count in Counter(n.rpartition(".")[2] for n in names).items())
+
+
+def quantization(settings: Settings, dtype: "torch.dtype") -> Any:
+    """transformers' BitsAndBytesConfig of a QLoRA run that computes in `dtype`, or None.
+
+    The container of the 4-bit values has that type too: FSDP2 and ZeRO-3 shard floating-point tensors, and accelerate
+    would leave uint8 ones whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
+    """
+    section = settings.recipe.model
+    if not section.load_in_4bit:
+        return None
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=section.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=section.use_bnb_nested_quant,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=dtype,
+    )
+
+
+def wrap(model: Any, settings: Settings, source: str) -> Any:
+    """`model` with its weights frozen and adapters on it: a PeftModel. The same numbers on every rank and strategy.
+
+    source: where the weights came from; the adapters' directory names it as their base, a model of the Hub by its name
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    section = settings.recipe.model
+    targets: Any = section.lora_target_modules
+    if targets == "all-linear":  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
+        head = model.get_output_embeddings()
+        targets = [name for name in linear_layers(model) if model.get_submodule(name) is not head]
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=section.lora_r,
+        lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
+        lora_dropout=section.lora_dropout,
+        target_modules=targets,
+        modules_to_save=section.lora_modules_to_save or None,
+        use_rslora=section.use_rslora,
+        use_dora=section.use_dora,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.recipe.training.seed)
+        wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:  # DeepSpeed makes them what its configuration says, with a master copy in fp32
+            parameter.data = parameter.data.float()
+    here = section.from_scratch or Path(section.model_name_or_path).expanduser().is_dir()
+    adapter = wrapped.peft_config["default"]
+    adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path
+    adapter.revision = None if here else section.revision
+    return wrapped

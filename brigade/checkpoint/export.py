@@ -1,0 +1,126 @@
+"""One Hugging Face directory from what a run saved: the model, or its adapters alone, or the two merged."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import adapters, models
+from ..errors import UserError
+from ..flags import Settings
+from . import read
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Exported:
+    """source: what was read; base: what the adapters in `directory` go on, or None where it holds a whole model."""
+
+    directory: Path
+    source: Path
+    base: str | None
+
+
+def export(settings: Settings, output: Path, destination: Path, *, step: int | None = None, merge: bool = False,
+           dtype: "torch.dtype | None" = None) -> Exported:  # fmt: skip
+    """Write `destination`, a new or empty directory, from the directory of a run with these settings.
+
+    dtype: of the weights that are written; default: as they were saved, and merged ones as the run loaded its base.
+    In memory lies one copy of the model; where adapters stay adapters, only they.
+
+    Raises UserError: the destination is not empty, there is nothing to read, or no adapters to merge.
+    """
+    has_adapters = settings.recipe.model.use_peft
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError(str(destination), "it is there already, and not empty", "name a new directory")
+    if merge and not has_adapters:
+        raise UserError("flag --merge", f"{output} was trained without adapters: its model is whole already",
+                        "leave the flag out")  # fmt: skip
+    source = read.find(output, step)
+    config = models.load_config(settings)
+    model: Any
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}")
+    if has_adapters and not merge:
+        model = _adapters_alone(settings, config, source, dtype, partial)
+    else:
+        model = (_merged if merge else _whole)(settings, config, source, dtype)
+        model.save_pretrained(partial)
+    _tokenizer(settings, config, source, output).save_pretrained(partial)
+    destination.mkdir(parents=True, exist_ok=True)
+    partial.replace(destination)
+    base = model.peft_config["default"].base_model_name_or_path if has_adapters and not merge else None
+    return Exported(destination, source, base)
+
+
+def _whole(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | None") -> Any:
+    """The model of a run that trained all weights."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    remote = settings.recipe.model.trust_remote_code
+    if read.in_hugging_face_format(source):
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", trust_remote_code=remote)
+    model = adapters.empty_model(settings, config)  # on the meta device
+    state = read.load(source, dtype)
+    left_out = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)
+    model.tie_weights()
+    if empty := [name for name, tensor in model.state_dict().items() if tensor.is_meta and name in left_out]:
+        raise UserError(
+            str(source), f"{len(empty)} weights are missing, e.g. {empty[0]}", "name another step: --step N"
+        )
+    model.config.dtype = next(model.parameters()).dtype
+    with suppress(OSError):  # not every model has one
+        model.generation_config = GenerationConfig.from_pretrained(
+            models.location(settings), revision=settings.recipe.model.revision
+        )
+    return model
+
+
+def _adapters_alone(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | None", folder: Path) -> Any:
+    """Write the adapters into `folder`, as PEFT does; returns a model without memory that has such."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    model = adapters.wrap(adapters.empty_model(settings, config), settings, models.weights(settings, config))
+    state = read.load(source, dtype)
+    _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
+    folder.mkdir(parents=True)
+    model.peft_config["default"].inference_mode = True
+    model.peft_config["default"].save_pretrained(folder)
+    save_file(state, folder / read.ADAPTER, metadata={"format": "pt"})
+    return model
+
+
+def _merged(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | None") -> Any:
+    """The base with its adapters merged in. One in 4 bits is dequantised for that: what the adapters were trained on is
+    not the original model but its rounded copy."""
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    loaded = models.half_or_full(settings)
+    base = models.weights(settings, config)
+    model: Any = models.load_base(settings, base, loaded, device_map="cpu")
+    if settings.recipe.model.load_in_4bit:
+        model = model.dequantize(dtype=dtype or loaded)
+    model = adapters.wrap(model.to(dtype or loaded), settings, base)
+    state = read.load(source)
+    _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
+    set_peft_model_state_dict(model, state)
+    return model.merge_and_unload().to(dtype or loaded)
+
+
+def _same_names(source: Path, found: Any, wanted: Any) -> None:
+    if odd := sorted(set(found) ^ set(wanted)):
+        raise UserError(str(source), f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}",
+                        "name another step: --step N")  # fmt: skip
+
+
+def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> Any:
+    """The run's own tokenizer: FSDP2's checkpoints hold none."""
+    from transformers import AutoTokenizer
+
+    for folder in (source, output):
+        if (folder / "tokenizer_config.json").is_file():
+            return AutoTokenizer.from_pretrained(folder)
+    return models.load_tokenizer(settings, config)

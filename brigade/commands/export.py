@@ -1,0 +1,61 @@
+"""`python -m brigade export OUTPUT DEST`: one Hugging Face directory from any strategy's checkpoint."""
+
+import argparse
+from pathlib import Path
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, help="output directory of a run")
+    parser.add_argument("destination", type=Path, metavar="DEST", help="a new directory")
+    parser.add_argument("--step", type=int, metavar="N", help="read checkpoint-N (default: the trained model; of an "
+                        "unfinished run its newest checkpoint)")  # fmt: skip
+    parser.add_argument("--merge", action="store_true", help="merge adapters into their base, to one whole model; 4-bit weights "
+                        "are dequantised for that: whole numbers again, rounded as they were trained on")  # fmt: skip
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights that are written (default: as they were saved)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from .. import flags
+    from ..checkpoint import export, read
+
+    read.check_run(options.output)
+    settings = flags.load(["--recipe", str(options.output / "run.yaml")])
+
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
+    done = export.export(
+        settings, options.output, options.destination, step=options.step, merge=options.merge, dtype=dtype
+    )
+    _report(done, settings.recipe.model)
+    return 0
+
+
+def _report(done, model) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("file", "MB", title=f"{done.directory}, from {done.source}")
+    for path in sorted(done.directory.iterdir()):
+        table.add_row(path.name, f"{path.stat().st_size / 1e6:,.3f}")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    if done.base:
+        console.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
+        if model.from_scratch:
+            console.print(
+                "That base is random weights in this machine's cache: --merge gives a model that stands alone."
+            )
+        if model.load_in_4bit:
+            console.print(
+                "They were trained on that base in 4 bits: load it so, or --merge, to get the run's own losses."
+            )
+    load = f'AutoModelForCausalLM.from_pretrained("{done.directory}")'
+    if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
+        load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'
+    console.print(f"Load it: {load}", markup=False)

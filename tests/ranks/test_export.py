@@ -1,0 +1,165 @@
+"""`python -m brigade export`: from every strategy's checkpoints one directory that from_pretrained loads, with the run's
+own held-out loss."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import parity
+from benchmarks.torchrun import REPOSITORY
+from brigade.__main__ import main
+
+LORA = ["--use_peft", "--learning_rate", "2", "--lora_target_modules", "q_proj,v_proj,gate_proj"]
+WHOLE = ["--use_peft", "--learning_rate", "0.3", "--lora_modules_to_save", "norm"]
+QLORA = [*LORA, "--load_in_4bit"]
+RUNS = {  # name: strategy, flags
+    "full-ddp": ("ddp", []),
+    "full-zero1": ("zero1", []),
+    "full-zero2": ("zero2", []),
+    "full-zero3": ("zero3", []),
+    "full-zero3_offload": ("zero3_offload", []),
+    "full-sharded": ("sharded", []),  # ZeRO-3 that never gathers: no *.safetensors anywhere
+    "full-fsdp2": ("fsdp2", []),
+    "lora-ddp": ("ddp", LORA),
+    "lora-zero2": ("zero2", LORA),
+    "lora-zero3": ("zero3", LORA),
+    "lora-sharded": ("sharded", LORA),
+    "lora-fsdp2": ("fsdp2", LORA),
+    "whole-zero3": ("zero3", WHOLE),
+    "whole-fsdp2": ("fsdp2", WHOLE),
+    "dora-fsdp2": ("fsdp2", [*LORA, "--use_dora"]),
+    "qlora-ddp": ("ddp", QLORA),
+    "qlora-zero3": ("zero3", QLORA),
+    "qlora-fsdp2": ("fsdp2", QLORA),
+}
+FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
+ALL = RUNS | FOUR
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """name -> (output directory, held-out losses before, after step 3, after step 6)."""
+    folder = tmp_path_factory.mktemp("config")
+    config = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
+    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = False
+    (folder / "sharded.json").write_text(json.dumps(config))
+    strategies = parity.STRATEGIES | {"sharded": ["--ds_config", str(folder / "sharded.json")]}
+    found = {}
+    for ranks, runs in ((2, RUNS), (4, FOUR)):
+        cases = [
+            {"name": name, "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], "--max_steps",
+                                     "6", "--eval_steps", "3", "--save_steps", "3", "--per_device_train_batch_size", "4"]}
+            for name, (strategy, flags) in runs.items()
+        ]  # fmt: skip
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        results = parity.run_cases(ranks, cases, folder)
+        found |= {name: (folder / "outputs" / name, result["eval_loss"]) for name, result in results.items()}
+    return found
+
+
+def export(output, destination, *flags):
+    assert main(["export", str(output), str(destination), *flags]) == 0
+
+
+def loss_of(directory, output, quantized=False):
+    """Held-out loss of what from_pretrained makes of the directory: PEFT's for DoRA, whose magnitudes Transformers 5.23
+    does not load."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    from brigade import flags
+    from brigade.commands.evaluate import held_out_loss
+    from brigade.data.prepare import prepare
+
+    settings = flags.load(["--recipe", str(output / "run.yaml")])
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert tokenizer.chat_template
+    heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                              bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
+    options = {"quantization_config": four} if quantized else {}
+    if settings.recipe.model.use_dora and (directory / "adapter_config.json").exists():
+        base = json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), directory).eval()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(directory, **options).eval()
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # else bitsandbytes computes in bf16
+            module.support_avx512bf16_for_cpu = False
+    return held_out_loss(model, heldout, tokenizer.pad_token_id)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_export_has_the_runs_held_out_loss(name, outputs, tmp_path):
+    output, losses = outputs[name]
+    assert losses[2] != pytest.approx(losses[1], rel=3e-4)  # else the wrong step would pass
+    for flags, loss in (([], losses[2]), (["--step", "3"], losses[1])):
+        destination = tmp_path / f"at{len(flags)}"
+        export(output, destination, *flags)
+        assert loss_of(destination, output, quantized=name.startswith("qlora")) == pytest.approx(loss, rel=2e-5)
+        assert (destination / "model.safetensors").exists() == name.startswith("full")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("full")])
+def test_merged_adapters_are_a_whole_model_with_the_same_loss(name, outputs, tmp_path):
+    output, losses = outputs[name]
+    export(output, tmp_path / "merged", "--merge", "--step", "3")
+    assert not list((tmp_path / "merged").glob("adapter*"))
+    config = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "float32"
+    assert loss_of(tmp_path / "merged", output) == pytest.approx(losses[1], rel=2e-5)
+
+
+@pytest.mark.parametrize("name", ["full-ddp", "dora-fsdp2", "whole-zero3", "qlora-ddp"])
+def test_eval_finds_the_loss_of_a_finished_run(name, outputs):
+    assert main(["eval", str(outputs[name][0]), "--answers", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["full-zero1", "full-zero2"])
+def test_zero_checkpoints_are_read_without_their_gathered_copy(name, outputs, tmp_path):
+    output, losses = outputs[name]
+    copy = tmp_path / "run"
+    shutil.copytree(output, copy)
+    (copy / "checkpoint-3" / "model.safetensors").unlink()
+    export(copy, tmp_path / "out", "--step", "3", "--dtype", "bf16")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert loss_of(tmp_path / "out", output) == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_it_says_what_it_wrote_and_what_the_adapters_need(outputs, tmp_path, capsys):
+    output, _ = outputs["qlora-fsdp2"]
+    export(output, tmp_path / "out")
+    said = capsys.readouterr().out
+    for word in ("adapter_model.safetensors", "MB", "from_pretrained", "cache", "4 bits", "--merge"):
+        assert word in said
+    base = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base in said and (Path(base) / "model.safetensors").exists()
+    size = (tmp_path / "out" / "adapter_model.safetensors").stat().st_size
+    assert size < 0.1 * (Path(base) / "model.safetensors").stat().st_size
+
+
+def test_mistakes_are_told(outputs, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(outputs["full-fsdp2"][0], run)
+    out = tmp_path / "out"
+
+    def told(*words, flags=(), source=run, destination=out):
+        assert main(["export", str(source), str(destination), *flags]) == 2
+        message = capsys.readouterr().err
+        assert all(word in message for word in (*words, "cure:")), message
+        assert destination == tmp_path or not list(tmp_path.glob("*out*"))
+
+    told("not empty", destination=tmp_path)
+    told("no step 4", "3, 6", flags=["--step", "4"])
+    told("--merge", "without adapters", flags=["--merge"])
+    told("run.yaml", source=tmp_path / "nowhere")
+    (run / "checkpoint-3" / "trainer_state.json").unlink()
+    told("checkpoint-3 is incomplete", "6", flags=["--step", "3"])
+    next((run / "checkpoint-6" / "pytorch_model_fsdp_0").glob("*.distcp")).unlink()
+    told("checkpoint-6", "cannot be read", flags=["--step", "6"])
+    (run / "success.json").unlink()
+    shutil.rmtree(run / "checkpoint-6")
+    told("not finished", "save_steps")

@@ -1,0 +1,102 @@
+"""LoRA, DoRA and QLoRA give under every strategy the losses of one process (docs/methods.md has the table)."""
+
+import ctypes.util
+import itertools
+import json
+
+import pytest
+
+from benchmarks import parity
+from benchmarks.torchrun import torchrun
+from brigade.adapters import REFUSED
+
+LORA = ["--use_peft", "--learning_rate", "2"]
+METHODS = {
+    "lora": LORA,
+    "parts": [*LORA, "--lora_target_modules", "q_proj,v_proj", "--use_rslora", "--lora_modules_to_save",
+              "embed_tokens,lm_head", "--model_name_or_path", "UNTIED", "--learning_rate", "0.3"],
+    "dora": [*LORA, "--use_dora"],
+    "qlora": [*LORA, "--load_in_4bit"],
+    "qdora": [*LORA, "--load_in_4bit", "--use_dora"],
+    "lora+lamb": [*LORA, "--optim", "lamb", "--learning_rate", "0.02"],
+    "lora+lars": [*LORA, "--optim", "lars", "--learning_rate", "7"],
+}  # fmt: skip
+HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
+STRATEGIES = {n: flags for n, flags in parity.STRATEGIES.items() if n != "hsdp" and (n != "zero3_nvme" or HAS_LIBAIO)}
+
+
+def case(method, strategy, micro):
+    flags = ["--max_steps", "6", "--optim", "sgd", *METHODS[method], *parity.STRATEGIES.get(strategy, []),
+             "--per_device_train_batch_size", str(micro)]  # fmt: skip
+    return {"name": f"{method}-{strategy}", "strategy": strategy, "method": method, "flags": flags}
+
+
+CASES = [
+    case(method, strategy, 4)
+    for method, strategy in itertools.product(METHODS, STRATEGIES)
+    if ("+" not in method or strategy in ("ddp", "fsdp2")) and (method, strategy.partition("_")[0]) not in REFUSED
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(ranks, cases): their losses; a model that ties its two ends cannot train them apart from each other."""
+
+    def call(ranks, cases):
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        parity.write_inputs(folder)
+        untied = folder / "untied"
+        untied.mkdir()
+        config = json.loads((folder / "model" / "config.json").read_text()) | {"tie_word_embeddings": False}
+        (untied / "config.json").write_text(json.dumps(config))
+        for one in cases:
+            one["flags"] = [str(untied) if word == "UNTIED" else word for word in one["flags"]]
+        return parity.run_cases(ranks, cases, folder)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def reference(run):
+    return run(1, [case(method, "single", 16) for method in METHODS])
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    return run(2, CASES)
+
+
+@pytest.mark.parametrize("name", [case["name"] for case in CASES])
+def test_method_under_a_strategy_equals_one_process(name, reference, results):
+    method = next(case["method"] for case in CASES if case["name"] == name)
+    differences = parity.worst(results[name], reference[f"{method}-single"])
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+
+
+REHEARSALS = {
+    f"{method}-{strategy}": [*parity.STRATEGIES[strategy], *flags]
+    for (method, flags), strategy in itertools.product(
+        {
+            "lora": ["--use_peft", "--bf16", "--activation_checkpointing"],
+            "qlora": ["--use_peft", "--load_in_4bit", "--bf16", "--activation_checkpointing"],
+        }.items(),
+        STRATEGIES,
+    )
+} | {"lora-power_sgd": ["--use_peft", "--ddp_comm_hook", "power_sgd"]}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rehearsals")
+    job = folder / "cases.json"
+    job.write_text(json.dumps({"folder": str(folder), "cases": REHEARSALS}))
+    done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=400)
+    return {path.stem: path.read_text() for path in folder.glob("*.txt")}, done
+
+
+@pytest.mark.parametrize("name", REHEARSALS)
+def test_rehearsal_resumes_and_shards(name, said):
+    """In bf16 with activation checkpointing: the same losses after an interruption, and frozen weights in shards."""
+    texts, done = said
+    assert name in texts, done.stderr[-3000:]
+    assert "The rehearsal went well" in texts[name] and "parameters are trained" in texts[name]

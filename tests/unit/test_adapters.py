@@ -1,0 +1,141 @@
+"""What a recipe may ask of adapters, told before any weight is loaded, and what they are put on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from brigade import adapters, flags, models
+from brigade.cluster import World
+from brigade.errors import UserError
+from brigade.strategy import choose
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 4096, "hidden_size": 64,
+    "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 512,
+    "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config_of(tmp_path_factory):
+    """config_of(name): the directory of a tiny model: tied, untied or moe."""
+    tied = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
+    configs = {"tied": tied, "untied": tied | {"tie_word_embeddings": False}, "moe": MOE,
+               "dense and moe": MOE | {"mlp_only_layers": [0]}}  # fmt: skip
+    folder = tmp_path_factory.mktemp("models")
+    for name, config in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return lambda name: folder / name
+
+
+def settings_of(folder, *words):
+    return flags.load(["--model_name_or_path", str(folder), "--use_peft", *words])
+
+
+@pytest.mark.parametrize(
+    "words, place, said",
+    [
+        (["--lora_r", "8"], "flag --lora_r", "use_peft is false"),
+        (["--load_in_4bit"], "flag --load_in_4bit", "use_peft is false"),
+        (["--use_dora"], "flag --use_dora", "use_peft is false"),
+        (["--use_peft", "--load_in_4bit", "--use_dora", "--ds_config", "ds_configs/zero3.json"], "flag --use_dora",
+         "QDoRA does not run under zero3"),
+    ],
+)  # fmt: skip
+def test_keys_that_contradict_each_other_or_the_strategy(words, place, said):
+    with pytest.raises(UserError) as told:
+        choose(flags.load(words), World(0, 0, 2, 2, "host", "torchrun"), env={})
+    assert place in str(told.value) and said in str(told.value)
+
+
+def test_keys_at_their_defaults_are_no_contradiction():
+    """run.yaml names every key."""
+    choose(
+        flags.load(["--lora_r", "16", "--lora_target_modules", "all-linear"]), World(0, 0, 1, 1, "h", "python"), env={}
+    )
+
+
+@pytest.mark.parametrize(
+    "model, words, said",
+    [
+        ("tied", ["--lora_target_modules", "q_proj,query"],
+         ["'query' fits no linear layer of LlamaForCausalLM", "q_proj (4)", "down_proj (4)", "lm_head (1)"]),
+        ("tied", ["--lora_target_modules", "self_attn"], ["'self_attn'", "model.layers.0.self_attn is a LlamaAttention"]),
+        ("tied", ["--lora_target_modules", "embed_tokens"], ["model.embed_tokens is a Embedding"]),
+        ("tied", ["--lora_target_modules", "q_proj,lm_head"], ["'lm_head'", "tie_word_embeddings"]),
+        ("tied", ["--lora_modules_to_save", "lm_head"], ["lora_modules_to_save", "tie_word_embeddings"]),
+        ("tied", ["--lora_modules_to_save", "head"], ["'head' fits no module", "embed_tokens (1)", "q_proj (4)"]),
+        ("moe", ["--lora_target_modules", "q_proj,down_proj"],
+         ["'down_proj'", "model.layers.0.mlp.experts.down_proj is one parameter for all experts", "q_proj (2)"]),
+        ("dense and moe", ["--lora_target_modules", "gate_proj,up_proj,down_proj"], ["fused experts", "q_proj"]),
+        ("dense and moe", ["--lora_target_modules", "gate_proj"], ["PEFT refuses", "fused"]),
+    ],
+)  # fmt: skip
+def test_targets_that_the_model_does_not_have(model, words, said, config_of):
+    settings = settings_of(config_of(model), *words)
+    with pytest.raises(UserError) as told:
+        adapters.check_targets(settings, models.load_config(settings))
+    assert all(word in str(told.value) for word in said), told.value
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [
+        ("tied", []),
+        ("moe", []),
+        ("untied", ["--lora_target_modules", "q_proj,lm_head"]),
+        ("untied", ["--lora_modules_to_save", "embed_tokens,lm_head"]),
+        ("moe", ["--lora_target_modules", "self_attn.q_proj"]),
+    ],
+)
+def test_targets_that_it_has(model, words, config_of):
+    settings = settings_of(config_of(model), *words)
+    adapters.check_targets(settings, models.load_config(settings))
+
+
+@pytest.mark.parametrize("model, layers", [("tied", 4 * 7), ("moe", 2 * 4)])
+def test_all_linear_leaves_out_the_output_layer_and_fused_experts(model, layers, config_of):
+    settings = settings_of(config_of(model))
+    wrapped = adapters.wrap(adapters.empty_model(settings, models.load_config(settings)), settings, "")
+    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 2 * layers and not any("lm_head" in name or "experts" in name for name in trained)
+    said = adapters.described(settings.recipe.model, wrapped)["method"]
+    assert said.startswith("LoRA r 16 on all linear layers: ") and ("experts" in said) == (model == "moe")
+
+
+def test_what_is_said_of_a_run(config_of):
+    settings = settings_of(config_of("untied"), "--lora_target_modules", "q_proj,v_proj", "--lora_r", "4", "--use_dora")
+    model = adapters.empty_model(settings, models.load_config(settings))
+    before = models.parameter_count(model)
+    wrapped = adapters.wrap(model, settings, "")
+    trained = models.parameter_count(wrapped, trained=True)
+    assert trained == 4 * (4 * (192 + 192) + 192 + 4 * (192 + 64) + 64)  # A and B and DoRA's magnitudes, in 4 layers
+    assert adapters.described(settings.recipe.model, wrapped) == {
+        "method": f"DoRA r 4 on q_proj, v_proj: {trained / (before + trained):.2%} of {before + trained:,} parameters are trained"
+    }
+    assert adapters.described(flags.load([]).recipe.model, model) == {}
+
+
+def test_adapters_name_a_base_that_others_find(config_of):
+    """A model of the Hub by its name and revision, not by this machine's snapshot of it."""
+    local = settings_of(config_of("tied"))
+    model = adapters.empty_model(local, models.load_config(local))
+    hub = flags.load(
+        ["--model_name_or_path", "someone/model", "--revision", "abc", "--from_scratch", "false", "--use_peft"]
+    )
+    named = adapters.wrap(model, hub, "/cache/snapshots/abc").peft_config["default"]
+    assert (named.base_model_name_or_path, named.revision) == ("someone/model", "abc")
+
+
+def test_four_bits_are_held_in_the_computations_type():
+    import torch
+
+    settings = flags.load(["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"])
+    config = adapters.quantization(settings, torch.bfloat16)
+    assert config.bnb_4bit_quant_storage == config.bnb_4bit_compute_dtype == torch.bfloat16
+    assert config.bnb_4bit_quant_type == "fp4" and config.bnb_4bit_use_double_quant
+    assert adapters.quantization(flags.load(["--use_peft"]), torch.bfloat16) is None
