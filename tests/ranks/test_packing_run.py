@@ -1,0 +1,92 @@
+"""The same samples make the same step, packed or not: losses, gradient norms and held-out losses of whole runs.
+
+All 24 chats make up every step, so each epoch is one step and packing cannot change which samples meet in it. Whatever
+is left of a packed step's sequences is filler.
+"""
+
+import pytest
+
+import train
+from benchmarks import parity
+from brigade.data import collate
+
+CHATS = 24
+SHARED = ["--max_train_samples", str(CHATS), "--max_length", "128", "--max_steps", "4", "--eval_steps", "2",
+          "--optim", "sgd", "--learning_rate", "0.6"]  # fmt: skip
+PACKED = ["--packing", "true", "--global_batch_size", "12"]
+ALONE = ["--global_batch_size", str(CHATS)]
+
+
+def flags(extra, micro):
+    return [*SHARED, *extra, "--per_device_train_batch_size", str(micro)]
+
+
+RUNS = {
+    "packed": flags(PACKED, 3),
+    "packed, padded to the longest": flags([*PACKED, "--padding_free", "false"], 2),
+    "packed, sdpa": flags([*PACKED, "--attn_implementation", "sdpa"], 6),
+    "padded to the longest": flags([*ALONE, "--padding_free", "false"], 4),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return parity.write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def run(inputs, tmp_path_factory):
+    """run(flags): what a run of one process logs."""
+
+    def call(flags):
+        output = tmp_path_factory.mktemp("runs") / "run"
+        trainer = train.main([*inputs, *flags, "--output_dir", str(output)])
+        rows = trainer.train_dataset
+        history = trainer.state.log_history
+        found = {key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")}
+        parity.forget(trainer)
+        return found, rows
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def reference(run):
+    """One process, one chat a row, eager attention, which nobody told of anything."""
+    found, rows = run(flags([*ALONE, "--padding_free", "false", "--attn_implementation", "eager"], 1))
+    assert len(rows) == CHATS and len(found["loss"]) == 4 and found["loss"][-1] < 0.9 * found["loss"][0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    cases = [{"name": name, "flags": [*flags, "--ds_config", "none"]} for name, flags in RUNS.items()]
+    return parity.run_cases(2, cases, tmp_path_factory.mktemp("ranks2"), timeout=300)
+
+
+def differences(found, reference):
+    return {key: f"{value:.1e}" for key, value in parity.worst(found, reference).items() if value > parity.TOLERANCE}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_process(name, run, reference):
+    found, rows = run(RUNS[name])
+    assert len(rows) == CHATS if "--packing" not in RUNS[name] else 6 <= len(rows) <= 12
+    assert not differences(found, reference)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks(name, two_ranks, reference):
+    assert not differences(two_ranks[name], reference)
+
+
+def test_chats_that_see_each_other_are_caught(run, reference, monkeypatch):
+    def one_sample(lengths):
+        return lengths.sum(keepdims=True)
+
+    positions, cumulative = collate._positions, collate._cumulative
+    monkeypatch.setattr(collate, "_positions", lambda lengths: positions(one_sample(lengths)))
+    monkeypatch.setattr(collate, "_cumulative", lambda lengths: cumulative(one_sample(lengths)))
+    found, _ = run(RUNS["packed"])
+    worst = parity.worst(found, reference)
+    assert worst["loss"] > 100 * parity.TOLERANCE and worst["grad_norm"] > 100 * parity.TOLERANCE

@@ -1,0 +1,132 @@
+"""Which attention a run gets, what is refused, and that varlen computes what its definition says."""
+
+import itertools
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brigade import attention
+
+PLACE = "full.yaml: model.attn_implementation"
+
+
+def config(family, **values):
+    return transformers.AutoConfig.for_model(family, **values)
+
+
+def choose(wanted, family, gpu=False, half=False, **values):
+    return attention.choose(wanted, config(family, **values), PLACE, gpu, half)
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    def installed(yes):
+        monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: yes)
+
+    installed(False)
+    return installed
+
+
+# ---- what is chosen ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "mistral", "phi3", "gemma3_text", "gemma3"])
+def test_auto_on_a_cpu_is_varlen(family, flash):
+    assert choose("auto", family)[0] == "varlen"
+    flash(True)  # it computes on GPUs alone
+    assert choose("auto", family, half=True)[0] == "varlen"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_auto_on_a_gpu(family, flash):
+    implementation, why = choose("auto", family, gpu=True, half=True)
+    assert implementation == "sdpa" and "not installed" in why
+    flash(True)
+    assert choose("auto", family, gpu=True, half=True)[0] == "flash_attention_2"
+    implementation, why = choose("auto", family, gpu=True, half=False)
+    assert implementation == "sdpa" and "bf16" in why
+
+
+@pytest.mark.parametrize("gpu, half", [(False, False), (True, True)])
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma2"])
+def test_models_without_sdpa_are_eager(family, gpu, half):
+    assert choose("auto", family, gpu, half) == ("eager", "the model has no SDPA")
+
+
+def test_chunks_are_beyond_varlen():
+    implementation, why = choose("auto", "llama4_text", attention_chunk_size=64)
+    assert implementation == "sdpa" and "attention_chunk_size" in why
+
+
+@pytest.mark.parametrize(
+    "named", ["varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
+)
+def test_a_named_one_is_taken(named):
+    assert choose(named, "llama") == (named, "")
+
+
+@pytest.mark.parametrize("family, lacking", [
+    ("gpt_oss", "SDPA"), ("gemma2", "attn_logit_softcapping"), ("llama4_text", "attention_chunk_size"),
+])  # fmt: skip
+def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking, mistake):
+    message = mistake(choose, "varlen", family)
+    assert PLACE in message and lacking in message and "auto" in message
+
+
+def test_a_runs_choice_follows_its_recipe(load, flash):
+    auto = load()
+    assert attention.chosen(auto, config("llama")) == ("varlen", "the fastest proven on a CPU")
+    assert attention.chosen(load(model={"attn_implementation": "sdpa"}), config("llama")) == ("sdpa", "")
+
+
+# ---- what varlen computes ----------------------------------------------------------------------------------------
+def definition(query, key, value, ends, window, scale):
+    """Softmax of the scaled products within a sample, at most `window` tokens back, one query at a time."""
+    shared = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
+    found = torch.zeros_like(query)
+    for begin, end in itertools.pairwise(ends):
+        for place in range(begin, end):
+            first = begin if window is None else max(begin, place + 1 - window)
+            scores = (query[:, :, place : place + 1] * key[:, :, first : place + 1]).sum(-1) * scale
+            found[:, :, place] = (scores.softmax(-1)[..., None] * value[:, :, first : place + 1]).sum(2)
+    return found.transpose(1, 2)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([None, 1, 2, 3, 5, 20]),
+       st.sampled_from([(4, 4), (4, 2), (4, 1)]), st.integers(0, 99))  # fmt: skip
+def test_varlen_is_causal_attention_within_each_sample(lengths, window, heads, seed):
+    draw = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(1, count, sum(lengths), 8, generator=draw, dtype=torch.float64)
+        for count in (heads[0], *heads[1:] * 2)
+    )
+    ends = [0, *itertools.accumulate(lengths)]
+    found, weights = attention.varlen(None, query, key, value, None, scaling=0.3, sliding_window=window,
+                                      cu_seq_lens_q=torch.tensor(ends, dtype=torch.int32), max_length_q=max(lengths))  # fmt: skip
+    torch.testing.assert_close(found, definition(query, key, value, ends, window, 0.3))
+    assert weights is None and found.is_contiguous()
+    if len(lengths) == 1:  # nobody says where samples begin: there is one
+        alone, _ = attention.varlen(None, query, key, value, None, scaling=0.3, sliding_window=window)
+        torch.testing.assert_close(alone, found)
+
+
+@pytest.mark.parametrize("family, values", [("llama", {}), ("mistral", {"sliding_window": 4})])
+def test_generation_with_varlen_is_sdpas(family, values):
+    """Decoding with a cache, of prompts padded on the left: evaluation answers questions with the run's own attention."""
+    attention.register()
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1,
+             "initializer_range": 0.3}  # fmt: skip
+    prompts = torch.tensor([[0, 0, 0, 7, 9], [5, 8, 3, 11, 6]])
+    mask = (prompts != 0).long()
+    answers = []
+    for how in ("sdpa", "varlen"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config(family, **shape | values), attn_implementation=how)
+        model.eval()
+        both = model.generate(prompts, attention_mask=mask, max_new_tokens=8, do_sample=False)
+        alone = model.generate(prompts[1:], max_new_tokens=8, do_sample=False)
+        answers.append((both.tolist(), alone.tolist()))
+    assert answers[0] == answers[1]

@@ -1,0 +1,210 @@
+"""benchmarks/peers.py without its runs: the dialogues, how tokens are counted, and what the page computes."""
+
+import json
+import re
+import statistics
+import sys
+
+import pytest
+
+from benchmarks import peers, peers_data, peers_page
+
+torch = pytest.importorskip("torch")
+
+
+def pairs(count=40):
+    return [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}]}
+        for i in range(count)
+    ]
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+def test_dialogues_are_the_same_each_time_and_alternate():
+    chats = peers_data.dialogues(pairs(), 50, seed=3)
+    assert chats == peers_data.dialogues(pairs(), 50, seed=3) != peers_data.dialogues(pairs(), 50, seed=4)
+    for chat in chats:
+        assert [message["role"] for message in chat["messages"]] == ["user", "assistant"] * (len(chat["messages"]) // 2)
+        for question, answer in zip(chat["messages"][::2], chat["messages"][1::2], strict=True):
+            assert question["content"][1:] == answer["content"][1:]  # an answer stays with its question
+
+
+def test_their_lengths_spread_like_a_lognormal():
+    turns = sorted(len(chat["messages"]) // 2 for chat in peers_data.dialogues(pairs(), 4000, seed=1))
+    assert 3 <= statistics.median(turns) <= 4
+    assert turns[0] == 1 and 20 < turns[-1] <= peers_data.MOST_PAIRS
+    assert statistics.mean(turns) > 1.2 * statistics.median(turns)  # a tail
+    assert 11 <= peers_data.percentile(turns, 95) <= 15  # exp(1.645 x 0.8) medians
+
+
+def test_every_pair_is_used_before_any_comes_again():
+    chats = peers_data.dialogues(pairs(40), 200, seed=1)
+    first = [message["content"] for chat in chats for message in chat["messages"][::2]][:40]
+    assert len(set(first)) == 40
+
+
+def test_nearest_rank_percentiles():
+    assert [peers_data.percentile(range(1, 101), p) for p in (0, 5, 50, 95, 100)] == [1, 5, 50, 95, 100]
+    assert peers_data.percentile([7], 50) == 7
+
+
+def test_the_data_is_described_within_the_limit():
+    said = peers_data.describe([10, 20, 90], [5, 10, 25], max_length=50)
+    assert (said["p50"], said["longer_than_max_length"], said["tokens"], said["supervised_share"]) == (20, 1, 80, 0.5)
+
+
+# ---- counting ----------------------------------------------------------------------------------------------------
+def batch(labels, mask=None):
+    labels = torch.tensor(labels)
+    found = {"input_ids": torch.zeros_like(labels), "labels": labels}
+    return found | ({"attention_mask": torch.tensor(mask)} if mask else {})
+
+
+def test_a_row_s_first_label_is_predicted_from_nothing():
+    from benchmarks.peers_count import supervised
+
+    assert supervised(batch([[5, -100, 5, 5], [-100, 5, -100, -100]])["labels"]) == 3
+
+
+def test_all_steps_count_but_the_first(monkeypatch):
+    from benchmarks import peers_count
+
+    clock = iter([10.0, 12.0, 15.0])
+    monkeypatch.setattr(peers_count.time, "perf_counter", lambda: next(clock))
+    counter = peers_count.Counter()
+    for micro_batches in (
+        [batch([[1, 1, 1]])],
+        [batch([[-100, 1, 1]]), batch([[-100, 1, -100, -100]], [[1, 1, 0, 0]])],  # two micro-batches, two are padding
+        [batch([[-100, 1, 1]])],
+    ):
+        counter.fetch(micro_batches)
+        counter.on_step_end(None, None, None)
+    found = counter.result()
+    assert (found["steps"], found["seconds"], found["positions"], found["tokens"]) == (2, 5.0, 10, 8)
+    assert (found["supervised_tokens"], found["supervised_tokens_per_second"]) == (5, 1.0)
+
+
+def test_our_log_counts_the_same_way():
+    history = [
+        {"loss": 9.0, "step_time": 99.0, "tokens_per_second": 1.0, "supervised_tokens_per_second": 1.0, "peak_memory_gib": 1},
+        {"eval_loss": 9.0},
+        {"loss": 8.0, "step_time": 2.0, "tokens_per_second": 4.0, "supervised_tokens_per_second": 3.0, "peak_memory_gib": 2},
+        {"loss": 7.0, "step_time": 3.0, "tokens_per_second": 1.0, "supervised_tokens_per_second": 0.0, "peak_memory_gib": 2},
+        {"train_runtime": 1.0},
+    ]  # fmt: skip
+    found = peers.from_log(history, steps=2)
+    assert (found["seconds"], found["tokens"], found["supervised_tokens"]) == (5.0, 11, 6)
+    assert found["supervised_tokens_per_second"] == 1.2
+    with pytest.raises(RuntimeError, match="3 steps instead of 4"):
+        peers.from_log(history, steps=3)
+    with pytest.raises(RuntimeError, match="no supervised tokens"):
+        peers.from_log([{"loss": 1.0, "step_time": 1.0, "tokens_per_second": 1.0}] * 2, steps=1)
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+def row(name, number, rate, kind="peers", measurement="2026-01-02T00:00:00", **more):
+    settings = {"global_batch_size": "2", "per_device_train_batch_size": "1"} if kind == "ablation" or name == "ours" else {
+        "micro_batch": 4, "accumulation": 3}  # fmt: skip
+    return {
+        "kind": kind, "only": False, "others": 0.01,
+        "measurement": measurement, "name": name, "round": number, "steps": 8, "tokens": 90,
+        "supervised_tokens_per_second": rate, "tokens_per_second": rate * 1.5, "peak_memory_gib": 2.0,
+        "settings": settings, "versions": {"torch": "2"}, "device": "2 x a processor, no GPU", "threads": 2,
+        "model": {"parameters": 25_765_248, "vocab_size": 16384}, "data": {"dialogues": 2000},
+    } | more  # fmt: skip
+
+
+PEERS = [
+    *(row("ours", n, rate) for n, rate in enumerate((600, 400, 500), 1)),
+    *(row("trl_packed", n, rate) for n, rate in enumerate((300, 200, 250), 1)),
+    *(row("trl_padding_free", n, rate) for n, rate in enumerate((400, 400, 400), 1)),
+    *(row("padded", n, rate, positions=100) for n, rate in enumerate((300, 400, 250), 1)),
+]
+
+
+def test_ratios_are_taken_within_a_round():
+    table = peers_page.table(PEERS)
+    lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
+    assert "| 500 (400 to 600) |" in lines["Brigade, packed"] and "| 1 x 2 |" in lines["Brigade, packed"]
+    assert "2.00x (2.00x to 2.00x)" in lines["TRL SFTTrainer, packed (`bfd`)"]  # though both vary by half
+    assert "2.00x (1.00x to 2.00x)" in lines["HF Trainer, padded, grouped by length"]
+    assert "| 10.0% |" in lines["HF Trainer, padded, grouped by length"]
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_the_verdict_names_the_faster_trl():
+    assert peers_page.verdict(PEERS).splitlines() == [
+        "- 1.25x (1.00x to 1.50x) of TRL SFTTrainer, padding-free; the aim was 1.0x.",
+        "- 2.00x (1.00x to 2.00x) of HF Trainer, padded, grouped by length; the aim was 1.5x.",
+    ]
+
+
+def test_the_ablation_says_what_differs():
+    rows = [row("ours", 1, 300, "ablation"), row("no packing", 1, 200, "ablation")]
+    rows[1]["settings"] = rows[1]["settings"] | {"packing": "false"}
+    last = peers_page.ablation(rows).splitlines()[-1]
+    assert last == "| no packing | `--packing false` | 200 (200 to 200) | 1.50x (1.50x to 1.50x) |"
+
+
+def test_a_partial_measurement_does_not_replace_a_whole_one():
+    rows = [*PEERS, row("ours", 1, 9, measurement="2026-01-03T00:00:00", only=True)]  # of `--only ours`
+    assert peers_page.newest(rows, "peers") == PEERS
+    assert peers_page.newest(rows, "ablation") == []
+
+
+def test_the_page_has_no_place_left_empty(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(peers_page, "PAGE", tmp_path / "speed.md")
+    results = tmp_path / "peers.jsonl"
+    results.write_text("\n".join(json.dumps(row) for row in PEERS))
+    peers_page.write(results)
+    text = (tmp_path / "speed.md").read_text()
+    assert "25.8 million" in text and "1.25x" in text and "Not measured yet." in text  # the ablation
+    assert not re.search(r"\{\w+\}", text)
+
+
+# ---- the same for all --------------------------------------------------------------------------------------------
+def test_the_peers_have_our_versions():
+    def pins(path):
+        found = re.findall(r"^([\w-]+)==(\S+)", path.read_text(), re.MULTILINE)
+        return dict(found)
+
+    ours, theirs = pins(peers.REPOSITORY / "requirements.txt"), pins(peers.REQUIREMENTS)
+    shared = theirs.keys() - {"trl"}
+    assert {"torch", "transformers", "accelerate", "datasets"} <= shared
+    assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
+
+
+def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
+    from brigade.schema import SECTION_OF
+
+    for name, flags in {"ours": peers.OURS, **peers.ABLATION}.items():
+        assert flags.keys() <= SECTION_OF.keys(), name
+        shared = {key: str(value).lower() for key, value in peers.SHARED.items()}
+        assert name == "ours" or any((shared | peers.OURS).get(key) != value for key, value in flags.items()), name
+
+
+def test_steps_are_comparable():
+    dialogues = {name: run["micro_batch"] * run["accumulation"] for name, run in peers.PEER_RUNS.items()}
+    assert dialogues["trl_padding_free"] == dialogues["padded"] == 12
+    assert dialogues["trl_packed"] == int(peers.OURS["global_batch_size"]) == 2
+    assert abs(12 * 343 / (2 * peers.MAX_LENGTH) - 1) < 0.02  # 343: the dialogues' mean length
+
+
+# ---- a run and its neighbours ------------------------------------------------------------------------------------
+def test_a_run_says_what_others_had_and_why_it_failed(tmp_path):
+    share = peers._run([sys.executable, "-c", "print('done')"], tmp_path / "log")
+    assert 0 <= share <= 1 and (tmp_path / "log").read_text() == "done\n"
+    with pytest.raises(RuntimeError, match="ended with 3:\nno such thing"):
+        peers._run([sys.executable, "-c", "print('no such thing'); raise SystemExit(3)"], tmp_path / "log")
+
+
+def test_a_disturbed_run_is_made_again_and_the_least_disturbed_counts(monkeypatch, capsys):
+    monkeypatch.setattr(peers, "wait_until_quiet", lambda: None)
+
+    def runs(*shares):
+        left = iter(shares)
+        monkeypatch.setattr(peers, "run_peer", lambda name, data, steps: {"others": next(left)})
+        return peers.undisturbed("padded", {}, 1)["others"], len(list(left))
+
+    assert runs(0.5, 0.01, 0.9) == (0.01, 1)
+    assert runs(0.5, 0.2, 0.4, 0.3, 0.0) == (0.2, 1)  # four attempts are enough

@@ -1,0 +1,248 @@
+"""Readers: every row once and in order, whatever the chunks; a cursor gives exactly the rest; places are right."""
+
+import csv
+import itertools
+import json
+import pickle
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+
+from brigade.data import rows, sources
+from brigade.data.rows import Csv, JsonLines, Parquet, Table
+
+
+# ---- writing what is to be read ----------------------------------------------------------------------------------
+def write_jsonl(path, content, blank="", end="\n"):
+    text = blank + "".join(json.dumps(row, ensure_ascii=False) + "\n" + blank for row in content)
+    path.write_text(text if end else text.removesuffix("\n"), newline="")
+
+
+def write_csv(path, content):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["text", "answer"])
+        writer.writeheader()
+        writer.writerows(content)
+
+
+def write_parquet(path, content, group=2):
+    schema = pyarrow.schema({"text": pyarrow.string(), "answer": pyarrow.string()})
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content, schema), path, row_group_size=group)
+
+
+READERS = {".jsonl": JsonLines, ".csv": Csv, ".parquet": Parquet}
+WRITERS = {".jsonl": write_jsonl, ".csv": write_csv, ".parquet": write_parquet}
+
+cell = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\"',"), min_size=1, max_size=12)
+row = st.fixed_dictionaries({"text": cell, "answer": cell})
+files = st.lists(st.lists(row, max_size=9), min_size=1, max_size=3)
+
+
+def read(source, cursor=None):
+    """(row, place) of all rows from a cursor on, through the pickle and the JSON that chunks and cursors travel in."""
+    found = []
+    for chunk in source.chunks(json.loads(json.dumps(cursor))):
+        chunk = pickle.loads(pickle.dumps(chunk))
+        found += [(content, chunk.place(number)) for number, content in chunk.rows()]
+    return found
+
+
+def holds(source, content):
+    """All of `content`, and from the end of any chunk on exactly what lies behind it."""
+    whole = read(source)
+    assert [found for found, _ in whole] == content
+    done = size = 0
+    for chunk in source.chunks():
+        done += sum(1 for _ in chunk.rows())
+        size += chunk.size
+        assert read(source, chunk.after) == whole[done:]
+    assert source.size in (None, size)
+    return [place for _, place in whole]
+
+
+@hypothesis(max_examples=40)
+@given(st.sampled_from(sorted(READERS)), files, st.integers(1, 60), st.integers(1, 5), st.integers(1, 4))
+def test_every_row_once_and_from_any_cursor_the_rest(kind, content, chunk_bytes, chunk_rows, group):
+    with (tempfile.TemporaryDirectory() as folder, mock.patch.object(rows, "CHUNK_BYTES", chunk_bytes),
+          mock.patch.object(rows, "CHUNK_ROWS", chunk_rows)):  # fmt: skip
+        paths = [Path(folder) / f"{number}{kind}" for number in range(len(content))]
+        for path, part in zip(paths, content, strict=True):
+            write_parquet(path, part, group) if kind == ".parquet" else WRITERS[kind](path, part)
+        places = holds(READERS[kind](paths), list(itertools.chain(*content)))
+        for path, part in zip(paths, content, strict=True):
+            own = [place for place in places if place.startswith(str(path))]
+            wanted = "line" if kind == ".jsonl" else "row"
+            assert own == [f"{path}, {wanted} {number}" for number in range(1, len(part) + 1)]
+
+
+@given(st.lists(row, min_size=1, max_size=9), st.integers(1, 80), st.sampled_from(["", "\n", "  \n\n", "\r\n"]),
+       st.booleans())  # fmt: skip
+def test_lines_are_counted_with_the_blank_ones(content, chunk_bytes, blank, ends):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(rows, "CHUNK_BYTES", chunk_bytes):
+        path = Path(folder) / "a.jsonl"
+        write_jsonl(path, content, blank, ends)
+        lines = path.read_bytes().split(b"\n")
+        for place, wanted in zip(holds(JsonLines([path]), content), content, strict=True):
+            assert json.loads(lines[int(place.rpartition(" ")[2]) - 1]) == wanted
+
+
+@pytest.mark.parametrize("count, chunk_rows", [(1, 1), (7, 3), (6, 3), (5, 9)])
+def test_a_saved_data_set(count, chunk_rows):
+    import datasets
+
+    content = [{"text": f"text {i}", "answer": "a" * i} for i in range(count)]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(rows, "CHUNK_ROWS", chunk_rows):
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_list(content).save_to_disk(folder)
+        places = holds(Table(datasets.load_from_disk(folder), folder), content)
+        assert places == [f"{folder}, row {number}" for number in range(1, len(content) + 1)]
+
+
+def test_chunks_of_a_large_file_have_the_size_they_should(tmp_path):
+    path = tmp_path / "a.jsonl"
+    line = json.dumps({"text": "x" * 1000}) + "\n"
+    path.write_text(line * 3000)
+    sizes = [chunk.size for chunk in JsonLines([path]).chunks()]
+    assert len(sizes) == 3 and max(sizes) <= rows.CHUNK_BYTES + len(line)
+
+
+def test_a_row_group_is_not_read_to_be_skipped(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    monkeypatch.setattr(rows, "CHUNK_ROWS", 2)
+    write_parquet(path, [{"text": str(i), "answer": "a"} for i in range(8)], group=2)
+    asked = []
+    real = pyarrow.parquet.ParquetFile.iter_batches
+
+    def watched(self, *args, **named):
+        asked.append(named["row_groups"])
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", watched)
+    assert [r["text"] for r, _ in read(Parquet([path]), (0, 5))] == ["5", "6", "7"]
+    assert asked == [[2, 3]]
+
+
+def test_arrow_structs_lose_the_keys_of_others(tmp_path):
+    """Arrow gives every struct the keys of all; a null that JSON says is one stays."""
+    calls = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": "b"}}]
+    content = [
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": call}]}]} for call in calls
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "a.parquet")
+    assert [found for found, _ in read(Parquet([tmp_path / "a.parquet"]))] == content
+    write_jsonl(tmp_path / "a.jsonl", [{"x": {"y": None}}])
+    assert read(JsonLines([tmp_path / "a.jsonl"]))[0][0] == {"x": {"y": None}}
+
+
+def test_the_same_content_is_the_same_wherever_it_lies(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        write_jsonl(path, [{"text": "a"}])
+    assert JsonLines(paths[:1]).digests() == JsonLines(paths[1:]).digests()
+    before = JsonLines(paths[:1]).digests()
+    write_jsonl(paths[0], [{"text": "ab"}])
+    assert JsonLines(paths[:1]).digests() != before
+
+
+# ---- what cannot be read -----------------------------------------------------------------------------------------
+GOOD = json.dumps({"text": "Grüße " * 5}, ensure_ascii=False).encode() + b"\n"
+
+
+@pytest.mark.parametrize("bad, said", [
+    (b'{"text": ', "not JSON"),
+    (b"\xff\xfe", "not UTF-8"),
+    (("ü" * 30).encode(), "not JSON"),  # 40 bytes end in the middle of no character, 41 would
+    (("x" + "ü" * 30).encode(), "not JSON"),
+    (b"[" * 100_000, "not JSON"),  # nested deeper than Python recurses
+    (b'{"n": ' + b"1" * 5000 + b"}", "not JSON"),  # Python reads no integer of more than 4300 digits
+], ids=lambda value: str(value)[:12])  # fmt: skip
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_a_bad_line_is_named_in_any_chunk(tmp_path, mistake, monkeypatch, bad, said, before):
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 2 * len(GOOD))
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(GOOD * before + b"\n" + bad + b"\n" + GOOD)
+    message = mistake(read, JsonLines([path]))
+    assert f"{path}, line {before + 2}" in message and said in message
+
+
+@pytest.mark.parametrize("line", ["a,b,c", "a", '"a"b,c', '"open,c'])
+def test_a_csv_line_that_is_none_is_named(tmp_path, mistake, line):
+    path = tmp_path / "a.csv"
+    path.write_text(f'text,answer\na,"two\nlines"\n{line}\n')
+    message = mistake(read, Csv([path]))
+    assert f"{path}, line 4" in message
+
+
+def test_a_csv_of_another_encoding(tmp_path, mistake):
+    (tmp_path / "a.csv").write_bytes("text\nGrüße\n".encode("latin-1"))
+    assert "UTF-8" in mistake(read, Csv([tmp_path / "a.csv"]))
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbftext,answer\r\n" + b'"a\r\nb","say ""hi"""\r\n' + b"x" * 200_000 + b",c\r\n")
+    found = [content for content, _ in read(Csv([path]))]
+    assert found == [{"text": "a\r\nb", "answer": 'say "hi"'}, {"text": "x" * 200_000, "answer": "c"}]
+
+
+def test_a_broken_parquet_file(tmp_path, mistake):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [{"text": f"some text {i}" * 9, "answer": str(i)} for i in range(500)], 100)
+    whole = path.read_bytes()
+    for broken in (b"", b"hello", whole[: len(whole) // 2], whole[:-3]):
+        path.write_bytes(broken)
+        message = mistake(Parquet, [path])
+        assert str(path) in message and "not a whole Parquet file" in message
+    path.write_bytes(whole[:1000] + bytes(len(whole) // 2) + whole[1000 + len(whole) // 2 :])  # a footer that is whole
+    message = mistake(lambda: read(Parquet([path])))
+    assert str(path) in message and "not a whole Parquet file" in message
+
+
+# ---- names of files ----------------------------------------------------------------------------------------------
+def origin(load, **data):
+    (found,) = sources.origins(load(data={"dataset_name": None} | data))
+    return found
+
+
+def test_a_pattern_is_all_its_files_by_name(load, tmp_path):
+    for name in ("b", "a", "c"):
+        write_jsonl(tmp_path / f"part-{name}.jsonl", [{"text": name}])
+    (tmp_path / "deep").mkdir()
+    write_jsonl(tmp_path / "deep" / "d.jsonl", [{"text": "d"}])
+    found = origin(load, train_file=f"{tmp_path}/part-*.jsonl")
+    assert [content["text"] for content, _ in read(found.train)] == ["a", "b", "c"]
+    assert found.name == "part-" and found.heldout is None
+    found = origin(load, train_file=f"{tmp_path}/**/*.jsonl", validation_file=str(tmp_path / "part-a.jsonl"))
+    assert len(read(found.train)) == 4 and len(read(found.heldout)) == 1
+
+
+@pytest.mark.parametrize("kind", sorted(READERS))
+def test_the_ending_says_how_a_file_is_read(load, tmp_path, kind):
+    content = [{"text": "a", "answer": "b"}]
+    WRITERS[kind](tmp_path / f"a{kind}", content)
+    found = origin(load, train_file=str(tmp_path / f"a{kind}"))
+    assert isinstance(found.train, READERS[kind]) and [one for one, _ in read(found.train)] == content
+
+
+def test_file_names_that_do_not_do(load, tmp_path, mistake):
+    def message(name):
+        return mistake(origin, load, train_file=str(tmp_path / name))
+
+    write_jsonl(tmp_path / "a.jsonl", [])
+    write_csv(tmp_path / "a.csv", [])
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "plain").write_text("hello")
+    assert "'.txt'" in message("a.txt") or ".txt" in message("a.txt")
+    assert "without an ending" in message("plain")
+    assert ".csv and .jsonl" in message("a.[cj]s*")
+    assert "no data file" in message("b*.jsonl") and "train_file" in message("b*.jsonl")
+    (tmp_path / "folder").mkdir()
+    assert "directory" in message("folder")
