@@ -106,6 +106,12 @@ class Machine:
             problem = f"{length:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
             cure = "raise max_length, drop the row, or set truncation: true"
             raise UserError(chunk.place(numbers[index]), problem, cure) from None
+        except TypeError:
+            index = next((i for i, text in enumerate(texts) if not _encodable(text.text)), -1)
+            if index < 0:
+                raise
+            problem = r"half a surrogate pair (\ud800 to \udfff), which is no character"
+            raise UserError(chunk.place(numbers[index]), problem, "mend or drop the row") from None
 
     def _tokenise(self, texts: list[Text], **about: Any) -> Encoded:
         longest, cut, dropped = self.encoder.max_length, 0, 0
@@ -145,13 +151,23 @@ class Machine:
             mask = np.zeros(len(ids), dtype=bool)
             for begin, stop in text.spans:
                 mask[_tokens_of(encoding, begin, stop)] = True
-            if not text.rendered and end is not None and (not len(ids) or ids[-1] != end):
-                ids, mask = np.append(ids, np.int32(end)), np.append(mask, True)
+            if not text.rendered and end is not None:
+                if not len(ids) or ids[-1] != end:
+                    ids, mask = np.append(ids, np.int32(end)), np.append(mask, True)
+                mask[-1] = True  # also where the tokenizer wrote it
             yield ids, mask
 
 
 class _TooLong(Exception):
     """(index of the text, its length in tokens)"""
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:

@@ -53,8 +53,10 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
         raise UserError(settings.place("tokenizer_name_or_path"), f"{type(tokenizer).__name__} is not one of the Rust "
                         "tokenizers, so nothing says which tokens are whose", "name one with a tokenizer.json")  # fmt: skip
     variables = {name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    # How it was last called (padding, truncation) is part of its state, but of no sample.
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     encoder = encode.Encoder(
-        tokenizer.backend_tokenizer.to_str(), *chat_template.load(settings, tokenizer), variables,
+        json.dumps(backend), *chat_template.load(settings, tokenizer), variables,
         tokenizer.eos_token_id, data.max_length, data.truncation,
     )  # fmt: skip
     found = sources.origins(settings)
@@ -63,7 +65,8 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
     how = asdict(encoder) | {"no_template": None}
-    text = json.dumps([FORMAT, tokenizers.__version__, how, contents, options, settings.recipe.training.seed])
+    seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
+    text = json.dumps([FORMAT, tokenizers.__version__, how, contents, options, seed])
     return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -129,7 +132,7 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
         train.append(rows)
         heldout.append(held[: data.max_eval_samples])
         writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
-    chosen = mix(train, [origin.weight for origin in found], settings.recipe.training.seed)[: data.max_train_samples]
+    chosen = mix(train, [origin.weight for origin in found], settings.recipe.training.seed, data.max_train_samples)
     lengths = writer.lengths()
     if data.packing:
         sequences = [[int(chosen[i]) for i in row] for row in packing.best_fit(lengths[chosen], data.max_length)]
@@ -207,22 +210,24 @@ def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
 
 def _split(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Hold out a share of the samples, spread evenly, at least one of them where there are two."""
-    held = max(1, round(len(rows) * share)) if len(rows) > 1 else 0
+    held = min(max(1, round(len(rows) * share)), len(rows) - 1) if len(rows) > 1 else 0
     chosen = np.linspace(0, len(rows) - 1, held, dtype=int)
     kept = np.delete(rows, chosen)
     return kept, rows[chosen] if held else rows
 
 
-def mix(parts: list[np.ndarray], weights: list[float | None], seed: int) -> np.ndarray:
-    """The training samples of all sources: all of them, or with weights as many as keep the shares and repeat none.
+def mix(parts: list[np.ndarray], weights: list[float | None], seed: int, limit: int | None = None) -> np.ndarray:
+    """The training samples of all sources: all of them, or with weights as many as keep the shares and repeat none; at
+    most `limit`, of which the shares hold too.
 
     The source that is scarcest for its weight is used whole, of each other one a choice by PCG64(seed).
     """
     if any(weight is None for weight in weights):
-        return np.concatenate(parts)
+        return np.concatenate(parts)[:limit]
     whole = min(len(part) / weight for part, weight in zip(parts, weights, strict=True) if weight)
+    whole = min(whole, limit or whole)
     chosen = []
     for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         count = min(len(part), max(1, round(whole * (weight or 0))))
         chosen.append(np.sort(np.random.default_rng((seed, number)).choice(part, count, replace=False)))
-    return np.concatenate(chosen)
+    return np.concatenate(chosen)[:limit]

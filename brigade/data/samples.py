@@ -69,9 +69,25 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, 
         if not isinstance(value, list) or not isinstance(completion, list):
             raise BadRow(f"prompt is {type(value).__name__}, completion {type(completion).__name__}",
                          "give two texts, or two lists of messages")  # fmt: skip
-        value = value + completion
+        whole = chat(value + completion)
+        text, spans = render(whole, _tools(tools))
+        return Text(text, _last_answers(spans, whole, len(completion)), rendered=True)
     text, spans = render(chat(value), _tools(tools))
     return Text(text, spans, rendered=True)
+
+
+def _last_answers(spans: list[tuple[int, int]], whole: list[Message], last: int) -> list[tuple[int, int]]:
+    """Of the assistant's spans those of the `last` messages: an answer in a prompt is no part of the completion."""
+    answers = [message["role"] == "assistant" for message in whole]
+    wanted = sum(answers[len(answers) - last :])
+    if not wanted:
+        raise BadRow(
+            "the completion has no assistant turn, so nothing is supervised", "add the answer, or drop the row"
+        )
+    if len(spans) != sum(answers):
+        raise BadRow(f"the chat template marks {len(spans)} parts of {sum(answers)} assistant turns",
+                     "give messages instead of prompt and completion, or mark each turn once")  # fmt: skip
+    return spans[-wanted:]
 
 
 def chat(messages: Any) -> list[Message]:
