@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import machine, models, optimizers, ranks
+from . import kernels, machine, models, optimizers, ranks
 from .cluster import World
 from .data.sampling import GlobalBatches
 from .flags import Settings
@@ -23,10 +23,14 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
       without it every DeepSpeed build dies.
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - accelerate's own variables were read by strategy.choose.
+    - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
     """
     import torch
 
     accelerate.clear_environment()
+    compiled = kernels.cache()
+    if world.local_rank == 0:
+        kernels.sweep_locks(compiled)
     _forget_earlier_run()
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
