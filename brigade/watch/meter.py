@@ -62,12 +62,16 @@ class Meter:
         step_time, data_time: seconds per optimizer step, and how much of it the slowest rank waited for data
         token_spread: (most - fewest) / mean tokens of a rank, in percent
         peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
+        reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
+        attended_length: mean over tokens of their sample's length
         mfu: percent (estimate.hardware.flops_per_token states the convention); only where the GPU is known
         """
         now = time.perf_counter()
         seconds = max(now - (self.began or now) - self.paused, 1e-9)
+        gpu = torch.cuda.is_available()
+        reserved = torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0
         counted = (self.tokens, self.squared_lengths, self.waited, peak_memory_gib(), self.supervised, self.slots)
-        rows = ranks.gather(counted)
+        rows = ranks.gather((*counted, reserved))
         tokens = [row[0] for row in rows]
         steps = max(self.steps, 1)
         figures = {
@@ -80,9 +84,12 @@ class Meter:
             "token_spread": 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1),
             "peak_memory_gib": max(row[3] for row in rows),
         }
+        if gpu:
+            figures["reserved_memory_gib"] = max(row[6] for row in rows)
+        if sum(tokens):
+            figures["attended_length"] = sum(row[1] for row in rows) / sum(tokens)
         if self.model_shape and sum(tokens):
-            attended = sum(row[1] for row in rows) / sum(tokens)
-            needed = hardware.flops_per_token(*self.model_shape, attended_length=attended)
+            needed = hardware.flops_per_token(*self.model_shape, attended_length=figures["attended_length"])
             used = hardware.mfu(figures["tokens_per_second_per_gpu"], needed, self.device_name)
             if used is not None:
                 figures["mfu"] = used

@@ -1,0 +1,209 @@
+"""Whether packed samples get the logits and gradients that each has alone, by attention implementation, on this device.
+
+    python -m benchmarks.gpu_attention qwen3 varlen      # one comparison; the last line it prints is its row
+
+The reference is each sample alone through Transformers' eager attention in fp32, which nobody told of packing. What is
+compared goes through Brigade's own collator, attention and loss, in both precisions that train.py has: bf16 weights (LoRA's
+base), and fp32 weights under autocast (full fine-tuning on one GPU).
+"""
+
+import argparse
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+Row = dict[str, Any]
+
+IMPLEMENTATIONS = ("eager", "sdpa", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention")
+SHAPE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.1}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {"qwen3": {}, "mistral": {"sliding_window": 48}}  # tokens that a layer sees
+PRECISIONS = ("bf16", "autocast")
+# Tokens of each sample, on both sides of the kernels' tiles of 64 and 128; and which samples make each row.
+LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
+PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
+# How far the packed samples may be off, in differences that rounding alone makes: eager attention's in the same precision,
+# each sample alone. Two and three, as FlashAttention's own tests allow (tests/test_flash_attn.py).
+LOGITS_FACTOR, GRADIENTS_FACTOR = 2, 3
+SEED = 3
+
+
+# ---- models and samples ------------------------------------------------------------------------------------------------
+def samples() -> list[Row]:
+    """Random samples with masked parts, as a store of prepared data gives them."""
+    import numpy as np
+
+    from brigade.data.store import IGNORED
+
+    draw = np.random.default_rng(SEED)
+    found = []
+    for length in LENGTHS:
+        ids = draw.integers(3, SHAPE["vocab_size"], length)
+        labels = np.where(draw.random(length) < 0.6, ids, IGNORED)
+        labels[0], labels[1] = IGNORED, ids[1]  # the first is predicted from nothing; each sample has one label
+        found.append({"input_ids": ids.astype(np.int32), "labels": labels, "lengths": np.array([length])})
+    return found
+
+
+def build(family: str, how: str, precision: str, device: Any) -> Any:
+    """A model of random weights that are exact in bf16, the same each time; precision: fp32, autocast or bf16."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def config() -> Any:  # a new one for each model, which writes its attention into it
+        return AutoConfig.for_model(family, **SHAPE | FAMILIES[family])
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        weights = AutoModelForCausalLM.from_config(config(), attn_implementation="eager").state_dict()
+        # Norms begin as ones, and hide what they do.
+        weights = {name: (value + 0.05 * torch.randn_like(value)).bfloat16() for name, value in weights.items()}
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_config(config(), attn_implementation=how, dtype=dtype)
+    model.load_state_dict(weights)
+    return model.to(device).train()
+
+
+def batch_of(some: list[Row], how: str, device: Any) -> Row:
+    """The samples packed into rows, end to end, as train.py's collator gives them to a model."""
+    import numpy as np
+    import torch
+
+    from brigade.attention import NEEDS_CUMULATIVE_LENGTHS
+    from brigade.data.collate import ABOUT, Collate
+
+    rows = [{key: np.concatenate([some[i][key] for i in members]) for key in some[0]} for members in PACKED]
+    batch = Collate(0, padding_free=True, packed=True, cumulative=how in NEEDS_CUMULATIVE_LENGTHS)((rows, None))
+    del batch[ABOUT]
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+
+
+# ---- what is compared --------------------------------------------------------------------------------------------------
+def logits_of(model: Any, batch: Row) -> list[Any]:
+    """The logits of each sample of a packed batch."""
+    inputs = {key: value for key, value in batch.items() if key not in ("labels", "shift_labels", "logits_to_keep")}
+    return list(model(**inputs, use_cache=False).logits[0].detach().float().split(LENGTHS))
+
+
+def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[Any], Row]:
+    """(logits of each sample, gradients of the loss of Brigade's Trainer) of packed samples."""
+    from brigade.data.store import IGNORED
+    from brigade.trainer import Trainer
+
+    batch = batch_of(some, how, device)
+    supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
+    trainer: Any = SimpleNamespace(world=SimpleNamespace(size=1), model=model)
+    logits = logits_of(model, batch)
+    Trainer.compute_loss(trainer, model, batch, num_items_in_batch=supervised).backward()
+    return logits, _gradients(model)
+
+
+def alone(model: Any, some: list[Row], device: Any) -> tuple[list[Any], Row]:
+    """The same of samples that never meet: no position ids, no masks, no cumulative lengths."""
+    import torch
+
+    from brigade.data.store import IGNORED
+
+    supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
+    logits = []
+    for sample in some:
+        ids, labels = (torch.tensor(sample[key], dtype=torch.long, device=device) for key in ("input_ids", "labels"))
+        found = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        (torch.nn.functional.cross_entropy(found[:-1], labels[1:], reduction="sum") / supervised).backward()
+        logits.append(found.detach())
+    return logits, _gradients(model)
+
+
+def _gradients(model: Any) -> Row:
+    return {name: value.grad.float() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def moved(model: Any, some: list[Row], how: str, device: Any) -> float:
+    """How far any sample's logits move, relative to the largest, when another sample's tokens are replaced. It is 0: what
+    is not looked at cannot move anything, in any precision."""
+    import torch
+
+    def found(number: int | None) -> list[Any]:
+        changed = [dict(sample) for sample in some]
+        if number is not None:
+            changed[number]["input_ids"] = (some[number]["input_ids"] - 3 + 7) % (SHAPE["vocab_size"] - 3) + 3
+        with torch.no_grad():
+            return logits_of(model, batch_of(changed, how, device))
+
+    before, largest = found(None), 0.0
+    for number in range(len(some)):
+        after = found(number)
+        others = (i for i in range(len(some)) if i != number)
+        largest = max(largest, *(_difference(after[i], before[i]) for i in others))
+    return largest
+
+
+def _difference(ours: Any, theirs: Any) -> float:
+    """Relative to the largest element: small elements are sums of large ones."""
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+
+
+def _worst(ours: tuple[list[Any], Row], theirs: tuple[list[Any], Row]) -> tuple[float, float]:
+    """The largest relative difference of any sample's logits, and of any parameter's gradient."""
+    if ours[1].keys() != theirs[1].keys():
+        raise RuntimeError(f"gradients of other parameters: {sorted(ours[1].keys() ^ theirs[1].keys())}")
+    return (max(map(_difference, ours[0], theirs[0])),
+            max(_difference(ours[1][name], gradient) for name, gradient in theirs[1].items()))  # fmt: skip
+
+
+def compare(family: str, how: str) -> Row:
+    """{"status", "reason", "differences": {precision: {"logits", "gradients", "logits_allowed", "gradients_allowed",
+    "moved"}}} of an implementation on this machine's device. Raises UserError where it cannot be used."""
+    import torch
+
+    from brigade import attention
+
+    _check(how)
+    attention.register()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    some, differences, wrong = samples(), {}, []
+    reference = alone(build(family, "eager", "fp32", device), some, device)
+    for precision in PRECISIONS:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "autocast"):
+            rounding = _worst(alone(build(family, "eager", precision, device), some, device), reference)
+            model = build(family, how, precision, device)
+            logits, gradients = _worst(together(model, some, how, device), reference)
+            row = {"logits": logits, "logits_allowed": LOGITS_FACTOR * rounding[0], "gradients": gradients,
+                   "gradients_allowed": GRADIENTS_FACTOR * rounding[1], "moved": moved(model, some, how, device)}  # fmt: skip
+        differences[precision] = row
+        wrong += [f"{precision} {key}: {row[key]:.1e}" for key in ("logits", "gradients")
+                  if not row[key] <= row[f"{key}_allowed"]]  # fmt: skip
+        wrong += [f"{precision}: a sample moves another by {row['moved']:.1e}"] if row["moved"] else []
+    return {"status": "failed" if wrong else "ok", "reason": "; ".join(wrong), "differences": differences}
+
+
+def _check(how: str) -> None:
+    """train.py's own judgement whether this host has an implementation."""
+    from brigade import flags, machine
+    from brigade.cluster import world_from_environment
+    from brigade.strategy import choose
+
+    settings = flags.load(["--attn_implementation", how, "--bf16"])
+    world = world_from_environment()
+    machine.check(settings, choose(settings, world), world)
+
+
+def main() -> int:
+    from brigade.errors import UserError
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("family", choices=list(FAMILIES))
+    parser.add_argument("implementation", choices=IMPLEMENTATIONS)
+    options = parser.parse_args()
+    try:
+        print(json.dumps(compare(options.family, options.implementation)))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
