@@ -101,7 +101,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         key: getattr(training, key)
         for key in ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
                     "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16",
-                    "torch_compile", "seed", "logging_steps", "save_total_limit", "report_to",
+                    "seed", "logging_steps", "save_total_limit", "report_to",
                     "per_device_eval_batch_size", "dataloader_num_workers")
     }  # fmt: skip
     options["use_liger_kernel"] = machine.liger(settings)[0]

@@ -4,7 +4,6 @@ Where several samples lie end to end, SDPA with a block-diagonal mask still comp
 and throws it away; varlen computes none of them.
 """
 
-import itertools
 from typing import Any
 
 from .errors import UserError
@@ -63,6 +62,7 @@ def choose(wanted: str, config: Any, place: str, gpu: bool, half: bool) -> tuple
 
 def register() -> None:
     """Make `varlen` a name that Transformers knows. Call it before a model is loaded with it."""
+    import torch
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -71,7 +71,8 @@ def register() -> None:
         same = kwargs.get("q_length") == kwargs.get("kv_length")
         return None if same and kwargs.get("attention_mask") is None else sdpa_mask(*args, **kwargs)
 
-    ALL_ATTENTION_FUNCTIONS.register(VARLEN, varlen)
+    # Not traced by torch.compile: every set of lengths would be a program of its own. The layers around it are.
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, torch.compiler.disable(varlen))
     ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
 
 
@@ -82,14 +83,20 @@ def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, d
 
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
     cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: one sample a row
-    Returns (1, tokens, heads, head size). On a GPU torch's varlen_attn, a FlashAttention kernel, for bf16 and fp16.
+    Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
+    by BlockedAttention on a CPU; else by SDPA.
     """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    from .blocked_attention import BlockedAttention, takes
+
     if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
                                       is_causal=is_causal, **kwargs)  # fmt: skip
+    if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
+        half = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (tensor.to(half) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     if cu_seq_lens_q is not None and query.is_cuda and query.dtype != torch.float32 and not dropout:
         from torch.nn.attention.varlen import varlen_attn
@@ -100,16 +107,20 @@ def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, d
         found = varlen_attn(*rows, ends, ends, max_length_q, max_length_q, scale=scaling, window_size=window,
                             enable_gqa=grouped)  # fmt: skip
         return found[None], None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     parts = []
-    ends = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
-    for begin, end in itertools.pairwise(ends):
-        q, k, v = (tensor[:, :, begin:end] for tensor in (query, key, value))
+    lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it, one for each sample
+    for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
+        if takes(q, dropout, sliding_window):
+            parts.append(BlockedAttention.apply(q, k, v, scale))
+            continue
         band = None
-        if sliding_window is not None and end - begin > sliding_window:
-            places = torch.arange(end - begin, device=query.device)
+        if sliding_window is not None and q.shape[2] > sliding_window:
+            places = torch.arange(q.shape[2], device=query.device)
             distance = places[:, None] - places[None]
             band = (distance >= 0) & (distance < sliding_window)
         parts.append(torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=band, dropout_p=dropout, scale=scaling, is_causal=band is None, enable_gqa=grouped
+            q, k, v, attn_mask=band, dropout_p=dropout, scale=scale, is_causal=band is None, enable_gqa=grouped
         ))  # fmt: skip
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

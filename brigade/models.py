@@ -129,7 +129,23 @@ def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTra
     attention.register()
     chosen = attention.chosen(settings, load_config(settings))[0]
     model = load_base(settings, source, dtype, attn_implementation=chosen)
-    return adapters.wrap(model, settings, source) if settings.recipe.model.use_peft else model
+    if settings.recipe.model.use_peft:
+        model = adapters.wrap(model, settings, source)
+    if settings.recipe.training.torch_compile:
+        compile_layers(model)
+    return model
+
+
+def compile_layers(model: "PreTrainedModel") -> None:
+    """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
+    for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
+    import torch
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for module in base.modules():
+        if type(module).__name__ in (base._no_split_modules or ()):
+            module.compile()
+    base.loss_function = torch.compile(base.loss_function, dynamic=True)
 
 
 def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":

@@ -151,7 +151,7 @@ class TrainingSection(Section):
     max_grad_norm: AtLeastZero = 1.0
     """0: no clipping."""
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars"] = (
-        "adamw_torch"
+        "adamw_torch_fused"
     )
     optim_args: str | None = Field(None, pattern=r"^\w+=[^,=]+(,\w+=[^,=]+)*$")
     """The optimizer's own further arguments: `name=value,name=value`."""
@@ -162,6 +162,7 @@ class TrainingSection(Section):
     fp16: bool = False
     activation_checkpointing: bool = False
     torch_compile: bool = False
+    """Compile the decoder layers and the loss with torch.compile."""
     use_liger_kernel: bool = False
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
     padding_free: bool = Field(True, json_schema_extra=_APART_FROM_IDENTITY)

@@ -22,7 +22,7 @@ class StateBytesPerRank:
         return self.parameters + self.gradients + self.optimizer
 
 
-def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch", *,
+def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch_fused", *,
                  cut: int = 0, hpz: int = 0, frozen: float = 0) -> StateBytesPerRank:  # fmt: skip
     """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade import attention
+from brigade.blocked_attention import BlockedAttention, takes
 
 PLACE = "full.yaml: model.attn_implementation"
 
@@ -110,6 +111,43 @@ def test_varlen_is_causal_attention_within_each_sample(lengths, window, heads, s
     if len(lengths) == 1:  # nobody says where samples begin: there is one
         alone, _ = attention.varlen(None, query, key, value, None, scaling=0.3, sliding_window=window)
         torch.testing.assert_close(alone, found)
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 300])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, heads):
+    """Output and gradients, each against float64."""
+    draw = torch.Generator().manual_seed(tokens)
+    whole = [torch.randn(1, count, tokens, 16, generator=draw).bfloat16() for count in (heads[0], *heads[1:] * 2)]
+    assert takes(whole[0], 0.0, None) and not takes(whole[0].float(), 0.0, None)
+
+    def results(compute, dtype):
+        given = [tensor.to(dtype).requires_grad_() for tensor in whole]
+        found = compute(*given)
+        found.backward(torch.linspace(-1, 1, found.numel(), dtype=dtype).view(found.shape))
+        return [found, *(tensor.grad for tensor in given)]
+
+    def sdpa(query, key, value):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=0.3, enable_gqa=True
+        )
+
+    exact = results(sdpa, torch.float64)
+    theirs = results(sdpa, torch.bfloat16)
+    ours = results(lambda *given: BlockedAttention.apply(*given, 0.3), torch.bfloat16)
+    for truth, sdpas, blocks in zip(exact, theirs, ours, strict=True):  # output, and gradients of query, key and value
+        worst, usual = ((found.double() - truth).norm() / truth.norm().clamp(min=1e-9) for found in (blocks, sdpas))
+        assert worst <= max(3 * usual, 0.01)
+
+
+def test_blocks_under_autocast_stay_in_half_precision():
+    """Norms of queries and keys hand over fp32, which autocast lets through to our own function."""
+    query, key, value = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = attention.varlen(None, query, key, value, None)
+    assert found.dtype == torch.bfloat16
+    found.float().sum().backward()
+    assert query.grad.dtype == torch.float32 and torch.isfinite(query.grad).all()
 
 
 @pytest.mark.parametrize("family, values", [("llama", {}), ("mistral", {"sliding_window": 4})])

@@ -1,0 +1,65 @@
+"""Causal attention on a CPU in half precision, a block of queries at a time: twice as fast as torch's own kernel.
+
+torch's CPU kernel for scaled dot products computes bf16 in fp32 and spends two thirds of its time in the backward pass;
+matrix products of whole blocks run at the speed of bf16 instructions (benchmarks/peers.py --ablation measures it in a run).
+"""
+
+import itertools
+from typing import Any
+
+import torch
+
+BLOCK = 128  # queries; keys beyond a block's last query are never multiplied
+LONGEST = 2048  # tokens of a sample; the probabilities are kept for the backward pass: heads x tokens^2 bytes
+
+
+class BlockedAttention(torch.autograd.Function):
+    """query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size); all bf16 or fp16.
+
+    Returns (1, heads, tokens, head size). Scores are rounded to half precision before the softmax, as in eager attention.
+    """
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        _, heads, tokens, size = query.shape
+        groups = key.shape[1]
+        q = query.reshape(groups, heads // groups, tokens, size)  # the query heads that share keys, side by side
+        k, v = key[0].contiguous(), value[0].contiguous()
+        out, kept = torch.empty_like(q), []
+        for begin, end in _blocks(tokens):
+            rows = q[:, :, begin:end].flatten(1, 2)
+            scores = torch.bmm(rows, k[:, :end].transpose(1, 2)).mul_(scale).unflatten(1, (-1, end - begin))
+            future = torch.ones(end - begin, end - begin, dtype=torch.bool).triu(1)
+            scores[..., begin:].masked_fill_(future, -torch.inf)
+            kept.append(scores.softmax(-1).flatten(1, 2))
+            out[:, :, begin:end] = torch.bmm(kept[-1], v[:, :end]).unflatten(1, (-1, end - begin))
+        ctx.save_for_backward(q, k, v, *kept)
+        ctx.scale = scale
+        return out.flatten(0, 1)[None]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        q, k, v, *kept = ctx.saved_tensors
+        gradient = gradients[0].reshape(q.shape)
+        of_q = torch.empty_like(q)
+        of_k, of_v = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))  # sums over blocks
+        for probabilities, (begin, end) in zip(kept, _blocks(q.shape[2]), strict=True):
+            rows, upper = q[:, :, begin:end].flatten(1, 2), gradient[:, :, begin:end].flatten(1, 2)
+            of_v[:, :end] += torch.bmm(probabilities.transpose(1, 2), upper)
+            of_p = torch.bmm(upper, v[:, :end].transpose(1, 2))
+            of_scores = torch._softmax_backward_data(of_p, probabilities, -1, of_p.dtype).mul_(ctx.scale)
+            of_q[:, :, begin:end] = torch.bmm(of_scores, k[:, :end]).unflatten(1, (-1, end - begin))
+            of_k[:, :end] += torch.bmm(of_scores.transpose(1, 2), rows)
+        return of_q.flatten(0, 1)[None], of_k.to(k.dtype)[None], of_v.to(v.dtype)[None], None
+
+
+def takes(query: torch.Tensor, dropout: float, sliding_window: int | None) -> bool:
+    """Whether BlockedAttention computes this sample: in fp32 torch's kernel is as fast."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    inside = sliding_window is None or query.shape[2] <= sliding_window
+    return half and query.device.type == "cpu" and query.shape[2] <= LONGEST and inside and not dropout
+
+
+def _blocks(tokens: int) -> Any:
+    return itertools.pairwise([*range(0, tokens, BLOCK), tokens])

@@ -1,0 +1,32 @@
+"""Compiled layers compute what the plain ones do, under every kind of engine."""
+
+import pytest
+
+from benchmarks import parity
+
+STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
+COMPILED = ["--torch_compile", "--max_steps", "4"]
+
+
+def case(strategy, micro, flags):
+    return {"name": strategy, "strategy": strategy,
+            "flags": [*parity.STRATEGIES.get(strategy, []), *flags, "--optim", "sgd",
+                      "--per_device_train_batch_size", str(micro)]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Losses and norms of one process that compiles nothing, and of compiled runs on one and two ranks."""
+    alone, two = (tmp_path_factory.mktemp(name) for name in ("alone", "two"))
+    parity.write_inputs(alone)
+    parity.write_inputs(two)
+    plain = case("single", 16, ["--max_steps", "4"])
+    compiled = case("single", 16, COMPILED) | {"name": "compiled"}
+    found = parity.run_cases(1, [plain, compiled], alone)
+    return found | parity.run_cases(2, [case(strategy, 8, COMPILED) for strategy in STRATEGIES], two)
+
+
+@pytest.mark.parametrize("name", ["compiled", *STRATEGIES])
+def test_compiled_layers_equal_plain_ones(name, results):
+    differences = parity.worst(results[name], results["single"])
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
