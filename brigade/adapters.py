@@ -1,5 +1,7 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
 
+import functools
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
     import torch
 
     from .strategy import Strategy
+
+# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
+# pass, which nobody here uses (models.load_base).
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 # Keys that mean nothing without use_peft.
 _KEYS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora", "use_dora",
@@ -158,6 +164,20 @@ def quantization(settings: Settings, dtype: "torch.dtype") -> Any:
     )
 
 
+def _see_through_checkpointing() -> None:
+    """Let PEFT find adapters under FSDP2's activation checkpointing: it names their weights by their modules
+    (tuners_utils.py:1717), among them a wrapper that no state dict names, and checkpoints would hold no adapter."""
+    from peft.tuners import tuners_utils
+
+    found = tuners_utils._get_tuner_state_dict_key_prefixes
+    if not hasattr(found, "__wrapped__"):
+        tuners_utils._get_tuner_state_dict_key_prefixes = functools.wraps(found)(
+            lambda *args, **options: {
+                name.replace("_checkpoint_wrapped_module.", "") for name in found(*args, **options)
+            }
+        )
+
+
 def wrap(model: Any, settings: Settings, source: str) -> Any:
     """`model` with its weights frozen and adapters on it: a PeftModel. The same numbers on every rank and strategy.
 
@@ -165,6 +185,9 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     """
     import torch
     from peft import LoraConfig, get_peft_model
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    from .models import half_or_full
 
     section = settings.recipe.model
     targets: Any = section.lora_target_modules
@@ -181,12 +204,16 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
+    _see_through_checkpointing()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.recipe.training.seed)
         wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
+    # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
+    dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32
     for parameter in wrapped.parameters():
-        if parameter.requires_grad:  # DeepSpeed makes them what its configuration says, with a master copy in fp32
-            parameter.data = parameter.data.float()
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
     here = section.from_scratch or Path(section.model_name_or_path).expanduser().is_dir()
     adapter = wrapped.peft_config["default"]
     adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path

@@ -110,13 +110,13 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:
-    """The recipe with the tiny model, the built-in data and a few steps; optimizer, precision, clipping, schedule,
-    checkpointing and strategy stay the recipe's."""
+    """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
+    checkpointing, packing and strategy stay the recipe's."""
     recipe = settings.recipe.model_dump(mode="json")
     recipe["model"] |= {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": BUILT_IN,
                         "revision": None, "trust_remote_code": False}  # fmt: skip
     recipe["data"] = {"dataset_name": BUILT_IN, "chat_template": "chatml", "max_length": 64,
-                      "max_train_samples": 50, "max_eval_samples": 9}  # fmt: skip
+                      "packing": settings.recipe.data.packing, "max_train_samples": 50, "max_eval_samples": 9}  # fmt: skip
     recipe["training"] |= {
         "global_batch_size": 4 * world.size, "reference_batch_size": None, "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 4, "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": None,
@@ -167,7 +167,7 @@ PARTS = ("parameters", "gradients", "optimizer")
 
 
 def _judge(strategy: Strategy, first: list[float], second: list[float], held: list[Any],
-           optim: str = "adamw_torch") -> None:  # fmt: skip
+           optim: str = "adamw_torch_fused") -> None:  # fmt: skip
     """Raises RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
     more than the strategy's formula allows: then something that should be sharded is not."""
     import torch

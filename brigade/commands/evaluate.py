@@ -102,14 +102,14 @@ def greedy_answer(model: Any, tokenizer: Any, sample: Any, longest: int = 64) ->
     """The question of a sample's first turn, and the model's own answer to it, decoded greedily."""
     import torch
 
-    from ..data.store import IGNORED
+    from ..watch import answers
 
-    begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
-    prompt = torch.tensor(sample["input_ids"][:begin], device=model.device)[None].long()
+    asked = answers.question("", sample)
+    prompt, begin = torch.tensor(asked.prompt, device=model.device)[None], len(asked.prompt)
     with torch.inference_mode():
         generated = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=longest, do_sample=False,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=sorted(answers.stops(model, tokenizer, [asked])), pad_token_id=tokenizer.pad_token_id,
         )[0, begin:]  # fmt: skip
     question = tokenizer.decode(prompt[0], skip_special_tokens=True).replace("user\n", "").replace("assistant\n", "")
     return question.strip(), tokenizer.decode(generated, skip_special_tokens=True).strip()

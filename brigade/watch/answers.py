@@ -49,7 +49,7 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
     Rank r answers questions r, r + world_size, ...; sharded parameters are gathered by all ranks at once, hence a rank
     that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others.
     """
-    stops = sorted(_stops(model, tokenizer, questions))
+    ends = sorted(stops(model, tokenizer, questions))
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     mine: dict[int, list[int]] = {}
     # A compiled model would be compiled again for each length.
@@ -59,7 +59,7 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
             prompt = torch.tensor([questions[index].prompt[-max(1, positions - LONGEST) :]], device=device)
             tokens = model.generate(
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=LONGEST, do_sample=False,
-                num_beams=1, use_cache=True, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id,
+                num_beams=1, use_cache=True, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id,
                 synced_gpus=world.size > 1,
             )  # fmt: skip
             mine[index] = tokens[0, prompt.shape[1] :].tolist()
@@ -67,14 +67,15 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
     return [given[index] for index in range(len(questions))]
 
 
-def _stops(model: Any, tokenizer: Any, questions: list[Question]) -> set[int]:
+def stops(model: Any, tokenizer: Any, questions: list[Question]) -> set[int]:
     """Tokens that end an answer: the tokenizer's, the model's own, and the special ones that end the references."""
     configured = getattr(model.generation_config, "eos_token_id", None)
-    stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
-    special = set(tokenizer.all_special_ids)
+    ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     for asked in questions:  # some templates put a line's end after it
-        stops |= special.intersection(asked.reference[-2:])
-    return {int(token) for token in stops if token is not None}
+        ends |= special.intersection(asked.reference[-2:])
+    return {int(token) for token in ends if token is not None}
 
 
 def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], step: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import AddedToken
 
 from brigade import best, flags
 from brigade.errors import UserError
@@ -33,13 +34,14 @@ def test_questions_are_spread_over_the_sources(wanted, names):
 
 
 def test_an_answer_ends_where_the_model_the_tokenizer_or_the_reference_end_one():
-    tokenizer = SimpleNamespace(eos_token_id=0, all_special_ids=[0, 1, 2])
+    added = {0: AddedToken("</s>", special=True), 2: AddedToken("<|eot_id|>", special=True), 6: AddedToken("<tool>")}
+    tokenizer = SimpleNamespace(eos_token_id=0, added_tokens_decoder=added)
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[0, 30]))
     asked = [answers.Question("a", [1], reference) for reference in ([6, 2], [6, 2, 9], [2, 6, 7, 8])]
-    assert answers._stops(model, tokenizer, asked[:1]) == answers._stops(model, tokenizer, asked[1:]) == {0, 2, 30}
-    assert answers._stops(model, tokenizer, asked[2:]) == {0, 30}
+    assert answers.stops(model, tokenizer, asked[:1]) == answers.stops(model, tokenizer, asked[1:]) == {0, 2, 30}
+    assert answers.stops(model, tokenizer, asked[2:]) == {0, 30}
     model.generation_config.eos_token_id = tokenizer.eos_token_id = None
-    assert answers._stops(model, tokenizer, asked[2:]) == set()
+    assert answers.stops(model, tokenizer, asked[2:]) == set()
 
 
 def entry(step, answer):

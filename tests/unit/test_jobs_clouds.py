@@ -111,7 +111,7 @@ def test_skypilot_reads_every_task_as_meant(parsed):
         assert task["cpus"] == (None if gpu else "8+")
         assert task["use_spot"] is True and task["job_recovery"]["max_restarts_on_errors"] == 0
         assert task["envs"] == {"OUTPUT": f"/outputs/{made.output_dir.name}"}
-        assert task["secrets"] == ["HF_TOKEN"] * ("qwen3" in recipe) + ["WANDB_API_KEY"] * (
+        assert task["secrets"] == ["HF_TOKEN"] * ("tiny" not in recipe) + ["WANDB_API_KEY"] * (
             "--report_to=wandb" in flags
         )
         assert task["run"] == document(made)["run"] and "make setup" in task["setup"]

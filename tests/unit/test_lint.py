@@ -278,12 +278,13 @@ def test_a_strategy_inside_a_recipe_is_linted(check, key, content):
 
 
 def test_a_mixture_of_experts_under_zero3(check):
-    def under(config, strategy="ds_configs/zero3.json"):
-        files = {"r.yaml": recipe(cluster={"ds_config": strategy}), "config.json": config}
+    def under(config, strategy="ds_configs/zero3.json", **model):
+        files = {"r.yaml": recipe(cluster={"ds_config": strategy}, model=model), "config.json": config}
         return names(check(files, ["r.yaml"]))
 
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         assert under({key: 8}) == under({"text_config": {key: 8}}) == {"recipe-moe-zero3"}
+        assert under({key: 8}, use_peft=True) == {"recipe-moe-zero3"}  # frozen weights are gathered too
         assert under({key: 8}, "ds_configs/zero2.json") == under({key: 1}) == set()
     assert under({"num_experts": 8}, ds({"leaf_module": {"classes": ["MoE"]}})) == set()
     assert under("[") == under('{"num_experts": ') == set()
