@@ -84,8 +84,11 @@ def agreed(world: World):
     except Exception as caught:  # no group, hence nobody to agree with
         _tell(error or _no_rendezvous(caught), world)
         raise SystemExit(2) from None
-    _wait_for_all()
-    codes = gather(None if error is None else _exit_code(error))
+    try:
+        _wait_for_all()
+        codes = gather(None if error is None else _exit_code(error))
+    except Exception as caught:  # a rank is gone, and with it whatever it had to say
+        fail(error or caught, world)
     failed = [rank for rank, code in enumerate(codes) if code]
     if not failed:
         return

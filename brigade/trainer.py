@@ -64,7 +64,8 @@ class Trainer(EvaluatingTrainer):
         self.pad_token_id = tokenizer.pad_token_id
         padding_free, packing = training.padding_free, run.settings.recipe.data.packing
         cumulative = model.config._attn_implementation in NEEDS_CUMULATIVE_LENGTHS
-        self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative)
+        multiple = 64 if training.torch_compile else 1  # few shapes to compile for
+        self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative, multiple)
         self.remove_callback(PrinterCallback)
         if run.world.speaks:
             self.add_callback(Progress())
@@ -90,6 +91,8 @@ class Trainer(EvaluatingTrainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
         self.meter.start()
+        if isinstance(self.train_dataset, Stream):
+            self.train_dataset.reach(self.state.global_step * self.run.batch.global_size)
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch.pop(ABOUT) for batch in micro_batches]

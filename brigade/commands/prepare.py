@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from ..data import cache, report
     from ..data.prepare import prepare
 
-    began = time.perf_counter()
+    began = time.time()
     tokenizer = models.load_tokenizer(settings, models.load_config(settings))
     prepared = prepare(settings, tokenizer)
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -33,5 +33,6 @@ def run(options: argparse.Namespace) -> int:
     console.print(report.sample(prepared, tokenizer))
     folder = cache.cache_directory() / "prepared" / prepared.fingerprint
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{folder}: {size / 2**20:,.1f} MiB, ready in {time.perf_counter() - began:.1f} s")
+    done = "made" if folder.stat().st_mtime > began else "was there, read"
+    print(f"{folder}: {size / 2**20:,.1f} MiB, {done} in {time.time() - began:.1f} s")
     return 0

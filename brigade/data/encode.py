@@ -1,12 +1,15 @@
 """Text to token ids and a mask of the supervised ones. Runs in the processes that tokenise; imports no torch."""
 
+import functools
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
+from .chat_template import TOOL
 from .rows import Chunk
 from .samples import BadRow, Text, at, convert
 
@@ -33,14 +36,15 @@ class Encoded:
     """Samples laid end to end.
 
     tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample
-    cut: rows longer than max_length; dropped: rows without a supervised token within it; rows: all of the chunk
-    size, after: the chunk's own
+    cut, split: rows longer than max_length, cut off there or in several samples; dropped: rows without a supervised
+    token within it; rows: all of the chunk; size, after: the chunk's own
     """
 
     tokens: np.ndarray
     supervised: np.ndarray
     lengths: np.ndarray
     cut: int = 0
+    split: int = 0
     dropped: int = 0
     size: int = 0
     rows: int = 0
@@ -75,20 +79,39 @@ class Machine:
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
         """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses."""
         from jinja2.exceptions import TemplateError, TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
 
         if self.encoder.no_template:
             raise self.encoder.no_template
+        for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
+            if given and name in self.leaves_out:
+                raise BadRow(f"it has {name}, and the chat template leaves them out",
+                             "name a chat_template that renders them, or remove them from the data")  # fmt: skip
         try:
-            texts, spans = render_jinja_template(
-                [messages], tools=tools, chat_template=self.encoder.template, return_assistant_tokens_mask=True,
-                **self.encoder.variables,
-            )  # fmt: skip
+            return self._render(messages, tools)
         except TemplateError as error:  # its syntax, or a chat that it refuses
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise BadRow(f"the chat template{line}: {error} (a chat that begins {str(messages)[:80]})",
                          "mend the template or the chat") from None  # fmt: skip
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, spans = render_jinja_template([messages], tools=tools, chat_template=self.encoder.template,
+                                             return_assistant_tokens_mask=True, **self.encoder.variables)  # fmt: skip
         return texts[0], spans[0]
+
+    @functools.cached_property
+    def leaves_out(self) -> set[str]:
+        """Of tools and tool_calls, what the template drops without a word, tried on a chat. One that it refuses it reads."""
+        call = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
+        plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        calling = [plain[0], plain[1] | {"tool_calls": [call]}]
+        found = set()
+        with suppress(Exception):
+            found |= {"tools"} if self._render(plain, [TOOL]) == self._render(plain, None) else set()
+        with suppress(Exception):
+            found |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
+        return found
 
     def encode(self, chunk: Chunk, columns: dict[str, str]) -> Encoded:
         """All samples of a chunk. Raises UserError at the place of the first bad row."""
@@ -114,14 +137,14 @@ class Machine:
             raise UserError(chunk.place(numbers[index]), problem, "mend or drop the row") from None
 
     def _tokenise(self, texts: list[Text], **about: Any) -> Encoded:
-        longest, cut, dropped = self.encoder.max_length, 0, 0
+        longest, cut, split, dropped = self.encoder.max_length, 0, 0, 0
         tokens: list[np.ndarray] = []
         masks: list[np.ndarray] = []
         for index, (text, (ids, mask)) in enumerate(zip(texts, self._ids(texts), strict=True)):
             if len(ids) > longest:
                 if not self.encoder.truncation:
                     raise _TooLong(index, len(ids))
-                cut += 1
+                cut, split = cut + (not text.splits), split + text.splits
             for begin in range(0, len(ids), longest) if text.splits else (0,):
                 part, own = ids[begin : begin + longest], mask[begin : begin + longest]
                 if len(own):
@@ -135,7 +158,7 @@ class Machine:
         nothing = np.zeros(0)
         return Encoded(np.concatenate([nothing, *tokens]).astype(np.int32) if not tokens else np.concatenate(tokens),
                        np.concatenate([nothing, *masks]).astype(bool) if not masks else np.concatenate(masks),
-                       lengths, cut, dropped, **about)  # fmt: skip
+                       lengths, cut, split, dropped, **about)  # fmt: skip
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Token ids (int32) of each text and which of them are supervised."""

@@ -25,7 +25,7 @@ from .store import Samples, Writer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2  # raise it when the same input would be encoded differently, or stored differently
+FORMAT = 3  # raise it when the same input would be encoded differently, or stored differently
 META = "meta.json"
 
 
@@ -103,7 +103,7 @@ def _whole(folder: Path) -> bool:
 
 def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: list[sources.Origin]) -> None:
     data = settings.recipe.data
-    counts = {"cut": 0, "dropped": 0}
+    counts = {"cut": 0, "split": 0, "dropped": 0}
     writer = Writer(folder)
     if data.streaming:
         begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(found)]
@@ -177,8 +177,8 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             some = some or part.rows > 0
             writer.add(part)
-            counts["cut"] += part.cut
-            counts["dropped"] += part.dropped
+            for key in counts:
+                counts[key] += getattr(part, key)
             bar.update(part.size)
             if limit and writer.samples - first >= limit:
                 break

@@ -33,7 +33,9 @@ def figures(prepared: Prepared, data: DataSection, training: TrainingSection, ba
         words.append(f"packed into {facts['sequences']:,} sequences, {packing_efficiency(prepared, data):.1%} full")
     words.append(f"{padding(prepared.train, training, batch):.0%} padding")
     if facts["cut"]:
-        words.append(f"{facts['cut']:,} longer than max_length {'cut' if data.truncation else 'split'}")
+        words.append(f"{facts['cut']:,} longer than max_length cut")
+    if facts["split"]:
+        words.append(f"{facts['split']:,} longer texts split into several samples")
     if facts["dropped"]:
         words.append(f"{facts['dropped']:,} without a supervised token dropped")
     return ", ".join(words)

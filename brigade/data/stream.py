@@ -11,7 +11,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
           size: int) -> dict[str, Any]:  # fmt: skip
     """Make the window that begins at `state` in `folder`; returns the state of the next one."""
     recipe = settings.recipe
-    writer, counts = Writer(folder), {"cut": 0, "dropped": 0}
+    writer = Writer(folder)
     cursors, samples = list(state["cursors"]), list(state["samples"])
     weights = [origin.weight or 1.0 for origin in found]
     readers = [_read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
@@ -68,13 +67,13 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
         number = min(range(len(found)), key=lambda i: samples[i] / weights[i])  # who is furthest behind its share
         part = next(readers[number], None)
         if part is None:  # its end: from the beginning again, in the next window
-            if cursors[number] == state["begins"][number]:
-                raise UserError(found[number].train.place, "it yields no samples with a supervised token",
-                                "check that it has rows with answers, or raise max_length")  # fmt: skip
+            if state["cursors"][number] == state["begins"][number] and samples[number] == state["samples"][number]:
+                raise UserError(found[number].train.place, "it yields no training samples with a supervised token, besides "
+                                "those held out", "check that it has rows with answers, raise max_length, or name a "
+                                "validation_file")  # fmt: skip
             cursors[number] = state["begins"][number]
             break
         writer.add(part)
-        counts = {"cut": counts["cut"] + part.cut, "dropped": counts["dropped"] + part.dropped}
         cursors[number], samples[number] = part.after, samples[number] + len(part.lengths)
     lengths = writer.lengths()
     rows = (
@@ -85,7 +84,7 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
     writer.close()
     following = state | {"number": state["number"] + 1, "first_row": state["first_row"] + len(rows), "cursors": cursors,
                          "samples": samples}  # fmt: skip
-    (folder / "window.json").write_text(json.dumps({"state": state, "next": following, **counts}))
+    (folder / "window.json").write_text(json.dumps(state))
     return following
 
 
@@ -94,24 +93,28 @@ def _read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Enc
 
 
 def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
-    """The process that keeps windows ahead of all ranks of its host. Ends with its parent."""
+    """The process that keeps windows ahead of all ranks of its host. Ends with its parent, or with its folder."""
+    step = settings.recipe.training.global_batch_size
+    kept: list[tuple[Path, int]] = []  # windows, each with the row behind its last
     try:
         machine, found = Machine(encoder), sources.origins(settings)
-        while os.getppid() == parent:
-            positions = [int(path.read_text() or 0) for path in folder.glob("position-*")] or [state["number"]]
-            for old in folder.glob("window-*"):
-                if int(old.name.rpartition("-")[2]) < min(positions) - 1:
-                    shutil.rmtree(old, ignore_errors=True)
-            if state["number"] > max(positions) + AHEAD:
+        while os.getppid() == parent and folder.is_dir():
+            rows = [int(path.read_text() or 0) for path in folder.glob("position-*")]
+            while kept and kept[0][1] <= min(rows):
+                shutil.rmtree(kept.pop(0)[0], ignore_errors=True)
+            # Of small windows a step needs many.
+            if sum(end > max(rows) for _, end in kept) > AHEAD and state["first_row"] >= max(rows) + 2 * step:
                 time.sleep(0.2)
                 continue
             aside = folder / f".{state['number']}"
-            shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             following = build(aside, state, settings, machine, found, size)
-            aside.rename(folder / f"window-{state['number']}")
+            end = following["first_row"]
+            kept.append((aside.rename(folder / f"window-{state['number']}-{state['first_row']}-{end}"), end))
             state = following
     except Exception as error:
+        if not folder.is_dir():  # the run is over
+            return
         told = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
         (folder / ".error").write_text(json.dumps(told))
         (folder / ".error").rename(folder / "error.json")
@@ -144,6 +147,7 @@ class Stream:
     local_rank: int = 0
     size: int = WINDOW
     _window: tuple[int, int, Samples, np.ndarray] | None = field(default=None, repr=False)
+    _process: Any = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return self.rows
@@ -154,24 +158,32 @@ class Stream:
         run = hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]
         home = cache.cache_directory() / "streams"
         self.folder, self.local_rank = home / f"{run}-{world.host}-{token}", world.local_rank
-        self.start = state
         if world.local_rank:
             return
         for old in home.glob(f"{run}-{world.host}-*"):
             shutil.rmtree(old, ignore_errors=True)
         self.folder.mkdir(parents=True)
+        for rank in range(world.local_size):
+            (self.folder / f"position-{rank}").write_text(str(state["first_row"]))
         # Spawned: a fork would take along the engines' threads and the GPU's context.
         context = multiprocessing.get_context("spawn")
-        context.Process(target=_produce, daemon=True, args=(
-            self.folder, state, self.settings, self.encoder, self.size, os.getpid())).start()  # fmt: skip
+        self._process = context.Process(target=_produce, daemon=True, args=(
+            self.folder, state, self.settings, self.encoder, self.size, os.getpid()))  # fmt: skip
+        self._process.start()
 
     def close(self) -> None:
-        if not self.local_rank:
+        if self._process:
+            self._process.terminate()
+            self._process.join()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def __getitem__(self, row: int) -> Row:
         first, _, samples, _ = self._at(row)
         return samples[row - first]
+
+    def reach(self, row: int) -> None:
+        """Say that this rank begins the step whose first row this is: what lies before may go."""
+        (self.folder / f"position-{self.local_rank}").write_text(str(row))
 
     def step_supervised(self, rows: range) -> int:
         """Supervised tokens of an optimizer step's rows, over all ranks."""
@@ -183,37 +195,23 @@ class Stream:
 
     def save(self, checkpoint: Path, row: int) -> None:
         """Write where the window of `row`, the next to be trained on, begins."""
-        _, number, _, _ = self._at(min(row, self.rows - 1))
-        window = json.loads((self.folder / f"window-{number}" / "window.json").read_text())
-        (checkpoint / STATE).write_text(json.dumps(window["state"]))
+        _, _, samples, _ = self._at(min(row, self.rows - 1))
+        shutil.copyfile(samples.folder / "window.json", checkpoint / STATE)
 
     def _at(self, row: int) -> tuple[int, int, Samples, np.ndarray]:
-        """(its first row, number, samples, supervised tokens a row) of the window that holds a row."""
-        first, number = (
-            (self._window[0], self._window[1]) if self._window else (self.start["first_row"], self.start["number"])
-        )
-        while True:
-            if self._window is None or self._window[1] != number:
-                self._window = self._load(number)
-            first, _, samples, _ = self._window
-            if row < first:  # a step may reach back over a window's border
-                number -= 1
-            elif row >= first + len(samples):
-                number += 1
+        """(its first row, the row behind its last, samples, supervised tokens a row) of the window that holds a row."""
+        while self._window is None or not self._window[0] <= row < self._window[1]:
+            for folder in self.folder.glob("window-*"):
+                first, end = map(int, folder.name.split("-")[2:])
+                if first <= row < end:
+                    samples = Samples(folder, "train")
+                    self._window = first, end, samples, samples.supervised()
+                    break
             else:
-                return self._window
-
-    def _load(self, number: int) -> tuple[int, int, Samples, np.ndarray]:
-        folder, error = self.folder / f"window-{number}", self.folder / "error.json"
-        position = self.folder / f"position-{self.local_rank}-{os.getpid()}"
-        while not folder.is_dir():
-            if error.exists():
-                told = json.loads(error.read_text())
-                raise UserError(*told) if len(told) == 3 else RuntimeError(f"the stream's process failed: {told[0]}")
-            with suppress(OSError):  # the folder itself is made by this host's first rank
-                position.write_text(str(number))
-            time.sleep(0.05)
-        position.write_text(str(number))
-        samples = Samples(folder, "train")
-        first = json.loads((folder / "window.json").read_text())["state"]["first_row"]
-        return first, number, samples, samples.supervised()
+                if (self.folder / "error.json").exists():
+                    told = json.loads((self.folder / "error.json").read_text())
+                    if len(told) == 3:
+                        raise UserError(*told)
+                    raise RuntimeError(f"the stream's process failed: {told[0]}")
+                time.sleep(0.05)
+        return self._window

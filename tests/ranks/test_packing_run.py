@@ -27,6 +27,7 @@ RUNS = {
     "packed, sdpa": flags([*PACKED, "--attn_implementation", "sdpa"], 6),
     "padded to the longest": flags([*ALONE, "--padding_free", "false"], 4),
 }
+SHARDED = ("zero3", "fsdp2")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,8 @@ def reference(run):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    cases = [{"name": name, "flags": [*flags, "--ds_config", "none"]} for name, flags in RUNS.items()]
+    cases = [{"name": name, "flags": [*flags, *parity.STRATEGIES["ddp"]]} for name, flags in RUNS.items()]
+    cases += [{"name": f"packed, {kind}", "flags": [*RUNS["packed"], *parity.STRATEGIES[kind]]} for kind in SHARDED]
     return parity.run_cases(2, cases, tmp_path_factory.mktemp("ranks2"), timeout=300)
 
 
@@ -75,7 +77,7 @@ def test_one_process(name, run, reference):
     assert not differences(found, reference)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, *(f"packed, {kind}" for kind in SHARDED)])
 def test_two_ranks(name, two_ranks, reference):
     assert not differences(two_ranks[name], reference)
 

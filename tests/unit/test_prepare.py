@@ -284,7 +284,7 @@ def test_a_long_text_is_split_and_nothing_of_it_is_lost(from_rows, tokenizer):
     assert all(len(row["input_ids"]) == 16 for row in parts[:-1]) and tokenizer.decode(short["input_ids"]).startswith(
         "short"
     )
-    assert prepared.facts["cut"] == 1 and prepared.facts["dropped"] == 0
+    assert [prepared.facts[key] for key in ("cut", "split", "dropped")] == [0, 1, 0]
 
 
 def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer):
@@ -378,6 +378,27 @@ def test_an_argument_that_is_null_stays(from_rows, tokenizer):
     assert '"x": null' in words(tokenizer, row)
 
 
+@pytest.mark.parametrize("template", ["chatml", "gemma3", "phi4"])
+def test_tools_are_never_left_out_without_a_word(from_rows, tmp_path, mistake, template):
+    """A stock ChatML template drops them, and the model would learn to answer as if it had called nothing."""
+    whole = with_tools("f", {"x": 1}, [tool("f", x="integer")])
+    whole["messages"] = whole["messages"][1:3]  # user and call: a role `tool` is refused by its name
+    for part in ({"tools": whole["tools"], **chats("a", 1)[0]}, {"messages": whole["messages"]}):
+        message = mistake(from_rows, *chats("a", 2), part, chat_template=template)
+        assert f"{tmp_path / 'train.jsonl'}, line 3" in message and "tool" in message
+        assert template != "chatml" or ("leaves them out" in message and "chat_template" in message.splitlines()[-1])
+    for nothing in ({"tools": []}, {"tools": None}):
+        assert len(from_rows(chats("a", 1)[0] | nothing, chat_template=template).train) == 1
+
+
+def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_path):
+    own = tmp_path / "own.jinja"
+    own.write_text("{% if tools %}{{ tools | length }} tools {% endif %}{% for m in messages %}"
+                   "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")  # fmt: skip
+    (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train
+    assert tokenizer.decode(row["input_ids"]).startswith("2 tools")
+
+
 # ---- packing -----------------------------------------------------------------------------------------------------
 def test_packed_rows_are_the_same_samples(prepare, write, tokenizer):
     data = {"train_file": write("a.jsonl", chats("a", 50)), "validation_file": write("h.jsonl", chats("h", 3))}
@@ -424,6 +445,41 @@ def test_figures(load, prepare, write):
     assert f"packed into {packed.facts['sequences']} sequences, {full:.1%} full" in said
 
 
+def test_what_is_too_long_is_told_by_what_became_of_it(load, prepare, write):
+    """Texts lose nothing; chats, and completions, lose their end."""
+    long = "word " * 100
+    texts_, held = [{"text": long}] * 2, {"validation_file": write("h.jsonl", chats("h", 3)), "max_length": 64}
+    turns = [{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": long}]}] * 3
+
+    def said(*content, **changes):
+        data = held | {"train_file": write("a.jsonl", [*chats("a", 4), *content])} | changes
+        return figures(load, prepare(**data), data=data | {"dataset_name": None})
+
+    assert "longer" not in said()
+    assert "2 longer texts split into several samples" in (found := said(*texts_)) and "cut" not in found
+    assert "3 longer than max_length cut" in (found := said(*turns)) and "split" not in found
+    assert "3 longer than max_length cut, 2 longer texts split into several samples" in said(*texts_, *turns)
+    assert "1 longer than max_length cut" in said({"prompt": "a", "completion": long})
+
+
+def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, write):
+    """Held-out samples, and those beyond max_train_samples, have no part in them."""
+    pairs = [{"prompt": "a " * 30, "completion": "b"}, {"prompt": "a", "completion": " b" * 60}]
+    data = {"train_file": write("a.jsonl", pairs), "validation_file": write("h.jsonl", pairs[1:] * 9),
+            "max_train_samples": 1}  # fmt: skip
+    prepared = prepare(**data)
+    (row,) = prepared.train
+    supervised = int((row["labels"] != IGNORED).sum())
+    assert supervised < 5 and (prepared.facts["supervised"], prepared.facts["tokens"]) == (
+        supervised,
+        len(row["labels"]),
+    )
+    said = figures(load, prepared, data=data | {"dataset_name": None})
+    assert f"{len(row['labels'])} tokens, {supervised / len(row['labels']):.0%} supervised" in said
+    padded = figures(load, prepare(**data), data=data | {"dataset_name": None}, training={"padding_free": False})
+    assert "0% padding" in said and "0% padding" in padded, "one length needs none"
+
+
 def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
     rows_ = [{"text": "word " * (2 + i % 7)} for i in range(64)]
     data = {"train_file": write("a.jsonl", rows_), "validation_file": write("h.jsonl", rows_[:1])}
@@ -465,6 +521,25 @@ def test_one_sample_with_its_supervised_part_marked(prepare, write, tokenizer, m
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+def test_every_turn_of_the_assistant_is_marked(prepare, write, tokenizer):
+    turns = chats("a", 1)[0]["messages"] + chats("b", 1)[0]["messages"]
+    files = {"train_file": write("a.jsonl", [{"messages": turns}]), "validation_file": write("h.jsonl", chats("h", 1))}
+    shown = report.sample(prepare(**files), tokenizer).plain
+    assert shown.count("[[") == 2 and "[[a 0.<|im_end|>]]" in shown and "[[b 0.<|im_end|>]]" in shown
+    text = write("t.jsonl", [{"text": "All of it."}])
+    shown = report.sample(prepare(**files | {"train_file": text}), tokenizer).plain
+    assert shown.endswith("[[ of it.<|im_end|>]]"), "all but the first token, which nothing predicts"
+
+
+def test_of_a_stream_a_held_out_sample_is_shown(load, prepare, write, tokenizer):
+    data = {"train_file": write("a.jsonl", chats("a", 9)), "validation_file": write("h.jsonl", chats("held", 2)),
+            "streaming": True}  # fmt: skip
+    prepared = prepare(**data, training={"max_steps": 3})
+    assert "held 0?" in report.sample(prepared, tokenizer).plain
+    said = figures(load, prepared, data=data | {"dataset_name": None, "packing": True}, training={"max_steps": 3})
+    assert said == "streamed, 2 held-out samples, packed"
 
 
 def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(prepare, write, tokenizer):

@@ -1,0 +1,43 @@
+"""Worker of test_agreement.py: ranks of which one takes longer than the process group waits, or dies meanwhile.
+
+torchrun --nproc_per_node 2 -m tests.ranks.agreeing slow|dies, or once for each rank with what torchrun would set
+"""
+
+import datetime
+import os
+import signal
+import sys
+import time
+
+from brigade import ranks
+from brigade.cluster import world_from_environment
+
+LONGEST = 1  # seconds that a collective waits
+PREPARING = 3
+
+
+def main() -> None:
+    case, world = sys.argv[1], world_from_environment()
+    ranks.COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=LONGEST)
+    with ranks.agreed(world):
+        pass  # the process group stands
+    if case == "slow":
+        with ranks.agreed(world):
+            if world.rank == 0:
+                time.sleep(PREPARING)
+        print(f"rank {world.rank} went on after {ranks.gather(world.rank)}", flush=True)
+        try:  # what would happen without that patience
+            if world.rank == 0:
+                time.sleep(PREPARING)
+            ranks.gather(None)
+        except Exception:
+            print(f"rank {world.rank} gave up", flush=True)
+        os._exit(0)
+    with ranks.agreed(world):
+        if world.rank == int(os.environ["DIES"]):
+            time.sleep(1)  # the others wait by now
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    ranks.run_to_the_end(main)

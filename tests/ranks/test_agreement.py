@@ -1,0 +1,52 @@
+"""Ranks wait for one that prepares, however long it takes, and end with one that dies meanwhile."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.torchrun import REPOSITORY, torchrun
+from brigade import ranks
+from tests.ranks import agreeing
+from tests.ranks.test_bad_input import ranks_part
+
+
+def test_one_rank_may_prepare_for_longer_than_a_collective_waits():
+    done = torchrun("tests.ranks.agreeing", "slow", ranks=2, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(f"rank {rank} went on after [0, 1]" in done.stdout for rank in (0, 1))
+    assert "rank 1 gave up" in done.stdout, "a time-out that does not come proves nothing"
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_dies_meanwhile_ends_the_others(dies, monkeypatch):
+    monkeypatch.setenv("DIES", str(dies))
+    began = time.monotonic()
+    done = torchrun("tests.ranks.agreeing", "dies", ranks=2, timeout=60)
+    assert done.returncode == 1 and time.monotonic() - began < 30
+    assert not ranks_part(done.stderr), done.stderr
+    root = done.stderr.partition("Root Cause")[2]
+    assert f"rank      : {dies} " in root and "Signal 9 (SIGKILL)" in root, done.stderr
+
+
+def test_the_others_say_one_line_when_the_rank_that_keeps_the_addresses_dies():
+    """Under deepspeed that is rank 0, and its launcher comes a second later."""
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()),
+              "DIES": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}  # fmt: skip
+    processes = [
+        subprocess.Popen([sys.executable, "-m", agreeing.__name__, "dies"], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
+                         env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        first, second = (process.communicate(timeout=60)[1] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+    assert not first and processes[0].returncode == -9
+    (line,) = second.splitlines()
+    assert line.startswith(f"rank 1 on {socket.gethostname()} stops because another rank failed first (")
+    assert processes[1].returncode == 1
