@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.
-    from brigade import adapters, arguments, machine, models
+    from brigade import adapters, arguments, isolation, machine, models
     from brigade.data.prepare import prepare
 
     with ranks.agreed(world):
@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.check_data(run, data.fingerprint)
         checkpoint = runs.checkpoint_to_resume(run)
         adapters.check_targets(settings, config)
+        isolation.check(settings, config)
         weights = models.weights(settings, config)
     runs.claim(run, data.fingerprint, checkpoint)
 

@@ -44,7 +44,8 @@ def choose(wanted: str, config: Any, place: str, gpu: bool, half: bool) -> tuple
     ]
     model = next((c for n in names if (c := getattr(transformers, n, None) if isinstance(n, str) else n)), None)
     no_sdpa = not getattr(model, "_supports_sdpa", True)
-    lacking = next((key for key in BEYOND_VARLEN if getattr(text, key, None)), "SDPA" if no_sdpa else None)
+    own = not getattr(model, "_supports_attention_backend", True)  # classes of its own for each implementation
+    lacking = next((key for key in BEYOND_VARLEN if getattr(text, key, None)), "SDPA" if no_sdpa or own else None)
     if wanted == VARLEN and lacking:
         raise UserError(
             place, f"varlen does not compute {type(config).__name__}'s attention ({lacking})", "use auto or eager"

@@ -34,6 +34,9 @@ TINY = {
     "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
     "num_attention_heads": 4, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": VOCABULARY,
     "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0,
+    "n_embd": 64, "n_inner": 128, "n_layer": 2, "n_head": 4,  # GPT-2's names, and BLOOM's
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32,  # DeepSeek's
+    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
 
 

@@ -244,12 +244,14 @@ def git_commit() -> str | None:
 
 def _kernels(run: Run, config: Any) -> str:
     """What computes attention and the rest, with one reason for what the device lacks."""
-    from . import attention, machine
+    from . import attention, isolation, machine
 
     name, why = attention.chosen(run.settings, config)
     words = [f"attention {name}" + (f" ({why})" if why else "")]
     on, why = machine.liger(run.settings)
     words += [f"Liger {why or 'on'}"] if on or why else []
+    if run.settings.recipe.training.padding_free and isolation.way(run.settings, config) == isolation.NOTHING:
+        words += ["padding_free off: nothing tells the model where samples begin"]
     words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
     return ", ".join(words)
 
@@ -289,13 +291,14 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     from .models import parameter_count
 
     training, world, strategy = run.settings.recipe.training, run.world, run.strategy
+    computed = training.model_copy(update={"padding_free": trainer.collate.padding_free})
     precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
     parameters = parameter_count(trainer.model)
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **adapters.described(run.settings.recipe.model, trainer.model),
-        "data": report.figures(data, run.settings.recipe.data, training, run.batch),
+        "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
         "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.name} (from {strategy.source})",

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.trainer_callback import PrinterCallback
 
-from . import compression, ranks, swapped_states
+from . import compression, isolation, ranks, swapped_states
 from .attention import NEEDS_CUMULATIVE_LENGTHS
 from .data.collate import ABOUT, Collate, WithFiller
 from .data.prepare import Prepared
@@ -62,7 +62,9 @@ class Trainer(EvaluatingTrainer):
         self.replicated = run.strategy.kind == "hsdp"
         self.power_sgd: Any = None
         self.pad_token_id = tokenizer.pad_token_id
-        padding_free, packing = training.padding_free, run.settings.recipe.data.packing
+        self.told = isolation.way(run.settings, model.config)
+        padding_free = training.padding_free and self.told != isolation.NOTHING
+        packing = run.settings.recipe.data.packing
         cumulative = model.config._attn_implementation in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if training.torch_compile else 1  # few shapes to compile for
         self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative, multiple)
@@ -108,6 +110,8 @@ class Trainer(EvaluatingTrainer):
         second sample of a row would see the first.
         """
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
+        if self.told == isolation.MASKS and "attention_mask" not in inputs:
+            inputs["attention_mask"] = isolation.masks(self.model.config, inputs["position_ids"], self.model.dtype)
         outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         loss = outputs.loss * self.world.size if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss

@@ -103,10 +103,10 @@ class Collate:
         return {
             "input_ids": torch.from_numpy(ids.astype(np.int64))[None],
             "labels": torch.from_numpy(labels)[None],
-            "position_ids": torch.from_numpy(_positions(lengths))[None],
+            "position_ids": torch.from_numpy(positions(lengths))[None],
             "logits_to_keep": torch.from_numpy(kept),
             "shift_labels": torch.from_numpy(targets)[None],
-            **(_cumulative(lengths) if self.cumulative else {}),
+            **(cumulative(lengths) if self.cumulative else {}),
         }
 
     def _padded(self, rows: list[Row]) -> dict[str, Any]:
@@ -126,17 +126,17 @@ class Collate:
         if self.packed:  # padding is one more sample of its row
             del batch["attention_mask"]
             lengths = [np.append(row["lengths"], longest - len(row["input_ids"])) for row in rows]
-            batch["position_ids"] = torch.from_numpy(np.stack([_positions(each) for each in lengths]))
+            batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
         return batch
 
 
-def _positions(lengths: np.ndarray) -> np.ndarray:
+def positions(lengths: np.ndarray) -> np.ndarray:
     """0, 1, ..., starting again with each sample; int64 (tokens,)."""
     begins = np.cumsum(lengths) - lengths
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(begins, lengths)
 
 
-def _cumulative(lengths: np.ndarray) -> dict[str, Any]:
+def cumulative(lengths: np.ndarray) -> dict[str, Any]:
     """The names under which flash attention's variable-length kernels take where samples begin."""
     ends = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32))
     longest = int(lengths.max())

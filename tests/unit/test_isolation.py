@@ -1,0 +1,41 @@
+"""How each architecture learns where a row's samples begin is found out by trying."""
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from brigade import isolation
+from brigade.errors import UserError
+
+WAYS = {
+    ("llama", "sdpa"): isolation.POSITIONS, ("qwen3_moe", "eager"): isolation.POSITIONS,
+    ("gemma3_text", "varlen"): isolation.LENGTHS, ("llama", "flash_attention_2"): isolation.LENGTHS,
+    ("mistral", "flex_attention"): isolation.POSITIONS, ("deepseek_v3", "sdpa"): isolation.POSITIONS,
+    ("gpt_oss", "eager"): isolation.MASKS,
+    ("opt", "sdpa"): isolation.NOTHING, ("falcon", "eager"): isolation.NOTHING,  # masks without position ids
+    ("mamba", "eager"): isolation.NOTHING, ("qwen3_next", "flash_attention_2"): isolation.NOTHING,  # a state goes on
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family, how", WAYS)
+def test_the_way_of_an_architecture(family, how, load):
+    """The models are the published sizes' configs; what is tried is tiny, and moves no random state."""
+    settings = load(model={"attn_implementation": how})
+    before = torch.random.get_rng_state()
+    assert isolation.way(settings, AutoConfig.for_model(family)) == WAYS[family, how]
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
+    settings = load(model={"attn_implementation": "sdpa"}, data={"packing": True})
+    isolation.check(settings, AutoConfig.for_model("llama"))
+    with pytest.raises(UserError, match="OPTConfig where a packed sample begins"):
+        isolation.check(settings, AutoConfig.for_model("opt"))
+    isolation.check(load(model={"attn_implementation": "sdpa"}), AutoConfig.for_model("opt"))  # it is padded
+
+
+def test_what_cannot_be_tried_is_not_trusted(load, monkeypatch):
+    monkeypatch.setattr("brigade.rehearse.shrink", lambda config: config | {"num_attention_heads": "many"})
+    settings = load(model={"attn_implementation": "eager"})
+    config = AutoConfig.for_model("llama", vocab_size=1234)  # not tried before
+    assert isolation.way(settings, config) == isolation.NOTHING
