@@ -1,7 +1,7 @@
 """Supervised tokens per second on this machine: Brigade beside TRL and a plain padded Trainer, and what each choice brings.
 
-    python -m benchmarks.peers                  # five rounds of all four, alternating (about half an hour)
-    python -m benchmarks.peers --ablation       # ours with each choice switched off in turn
+    python -m benchmarks.peers                  # five rounds of all five, alternating (about half an hour)
+    python -m benchmarks.peers --ablation       # ours with each choice made otherwise in turn
     python -m benchmarks.peers --draw           # docs/speed.md from the results that are there
 
 The same model, weights, dialogues, tokenizer, template, precision, length limit, optimizer and threads for all; one
@@ -49,18 +49,24 @@ PEER_ATTENTION = "sdpa"  # the only one of Transformers' own that isolates packe
 
 # Ours: flags of train.py over the shared recipe.
 OURS: dict[str, str] = {
-    "packing": "true", "padding_free": "true", "attn_implementation": "auto",
+    "packing": "true", "padding_free": "true", "attn_implementation": "auto", "torch_compile": "true",
     "global_batch_size": "2", "per_device_train_batch_size": "1",
 }  # fmt: skip
-# Each choice switched off, as flags over OURS.
+PLAIN = "not compiled"
+# Each choice made otherwise, as flags over OURS; "without": what no flag switches off (benchmarks/peers_without.py).
 ABLATION: dict[str, dict[str, str]] = {
+    PLAIN: {"torch_compile": "false"},
+    "attention by torch's own kernel": {"without": "blocks"},
+    "attention through a mask": {"attn_implementation": "sdpa"},
+    "logits at every position": {"without": "kept_logits"},
     "no packing": {"packing": "false", "global_batch_size": "12"},
     "no packing, padded": {
         "packing": "false", "padding_free": "false", "global_batch_size": "12", "per_device_train_batch_size": "4",
     },
-    "attention through a mask": {"attn_implementation": "sdpa"},
     "fp32": {"bf16": "false"},
     "unfused AdamW": {"optim": "adamw_torch"},
+    "8-bit AdamW": {"optim": "adamw_8bit"},
+    "activation checkpointing": {"activation_checkpointing": "true"},
 }  # fmt: skip
 
 
@@ -137,8 +143,10 @@ def run_ours(flags: dict[str, str], data: Row, steps: int) -> Row:
     output = WORK / "ours"
     shutil.rmtree(output, ignore_errors=True)  # a finished run would not run again
     (WORK / "ours.yaml").write_text(json.dumps(recipe(data, steps), indent=1))  # JSON is YAML
-    command = [sys.executable, "train.py", "--recipe", str(WORK / "ours.yaml"), "--output_dir", str(output)]
-    for key, value in flags.items():
+    changed = {key: value for key, value in flags.items() if key != "without"}
+    program = ["-m", "benchmarks.peers_without", flags["without"], "--"] if "without" in flags else ["train.py"]
+    command = [sys.executable, *program, "--recipe", str(WORK / "ours.yaml"), "--output_dir", str(output)]
+    for key, value in changed.items():
         command += [f"--{key}", value]
     others = _run(command, WORK / "ours.log")
     history = json.loads((output / "trainer_state.json").read_text())["log_history"]
@@ -178,7 +186,7 @@ def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
 
     WORK.mkdir(parents=True, exist_ok=True)
     data = peers_data.build(WORK / "data")
-    names = only or [peers_page.OURS, *(ABLATION if kind == "ablation" else PEER_RUNS)]
+    names = only or [peers_page.OURS, *(ABLATION if kind == "ablation" else [PLAIN, *PEER_RUNS])]
     if PEER_RUNS.keys() & set(names):
         prepare_peers()
     where = {
@@ -234,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5, help="rounds; a figure is their median (default: 5)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"measured steps of a run (default: {STEPS})")
-    parser.add_argument("--ablation", action="store_true", help="ours, with each choice switched off in turn")
+    parser.add_argument("--ablation", action="store_true", help="ours, with each choice made otherwise in turn")
     parser.add_argument(
         "--only", nargs="+", choices=["ours", *PEER_RUNS, *ABLATION], help="these runs alone; writes no page"
     )

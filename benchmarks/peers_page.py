@@ -12,6 +12,7 @@ Row = dict[str, Any]
 
 NAMES = {
     OURS: "Brigade, packed",
+    "not compiled": "Brigade, packed, not compiled",
     "trl_packed": "TRL SFTTrainer, packed (`bfd`)",
     "trl_padding_free": "TRL SFTTrainer, padding-free",
     "padded": "HF Trainer, padded, grouped by length",
@@ -79,15 +80,21 @@ def _batch(settings: Row) -> str:
 
 
 def ablation(rows: list[Row]) -> str:
-    """Ours with each choice off: rate, and what the choice brings."""
-    lines = ["| switched off | flags | supervised tokens/s | the choice brings |", "|---|---|---|---|"]
+    """Ours with each choice made otherwise: rate, memory, and what the choice brings."""
+    lines = [
+        "| otherwise | flags | supervised tokens/s | peak memory | as chosen / otherwise |",
+        "|---|---|---|---|---|",
+    ]
     found = rates(rows)
     base: Row = next((row["settings"] for row in rows if row["name"] == OURS), {})
     for name, of in found.items():
         settings = next(row["settings"] for row in rows if row["name"] == name)
-        flags = " ".join(f"`--{key} {value}`" for key, value in settings.items() if base.get(key) != value)
+        changed = {key: value for key, value in settings.items() if base.get(key) != value and key != "without"}
+        flags = " ".join(f"`--{key} {value}`" for key, value in changed.items()) or ("" if name == OURS else "no flag")
         factor = "" if name == OURS else spread(ratios(found[OURS], of), 2, "x")
-        lines.append(f"| {'nothing' if name == OURS else name} | {flags} | {spread(list(of.values()), 0)} | {factor} |")
+        memory = max(row["peak_memory_gib"] for row in rows if row["name"] == name)
+        label = "nothing" if name == OURS else name
+        lines.append(f"| {label} | {flags} | {spread(list(of.values()), 0)} | {memory:.1f} GiB | {factor} |")
     return "\n".join(lines)
 
 
@@ -113,6 +120,8 @@ def write(results: Path) -> None:
         "table": table(peers) if peers else "Not measured yet.",
         "verdict": verdict(peers) if peers else "Not measured yet.",
         "ablation": ablation(choices) if choices else "Not measured yet.",
+        "ablation_rounds": str(max((row["round"] for row in choices), default=0)),
+        "ablation_steps": str(choices[0]["steps"] if choices else 0),
         "rounds": str(max((row["round"] for row in peers), default=0)),
         "steps": str(some["steps"]), "others": f"{max(row['others'] for row in peers + choices or [some]):.0%}",
         "device": some["device"], "threads": str(some["threads"]), "measured": some["measurement"][:10],

@@ -58,7 +58,8 @@ def takes(query: torch.Tensor, dropout: float, sliding_window: int | None) -> bo
     """Whether BlockedAttention computes this sample: in fp32 torch's kernel is as fast."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     inside = sliding_window is None or query.shape[2] <= sliding_window
-    return half and query.device.type == "cpu" and query.shape[2] <= LONGEST and inside and not dropout
+    one = query.shape[0] == 1  # generation has several rows
+    return half and query.device.type == "cpu" and one and query.shape[2] <= LONGEST and inside and not dropout
 
 
 def _blocks(tokens: int) -> Any:

@@ -140,6 +140,15 @@ def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, 
         assert worst <= max(3 * usual, 0.01)
 
 
+def test_rows_of_a_batch_are_left_to_torch():
+    """Prompts of equal length are answered together, without a mask."""
+    query, key, value = (torch.randn(3, count, 5, 8).bfloat16() for count in (4, 2, 2))
+    both, _ = attention.varlen(None, query, key, value, None)
+    for row in range(3):
+        alone, _ = attention.varlen(None, query[row : row + 1], key[row : row + 1], value[row : row + 1], None)
+        torch.testing.assert_close(both[row : row + 1], alone, rtol=0.02, atol=0.02)
+
+
 def test_blocks_under_autocast_stay_in_half_precision():
     """Norms of queries and keys hand over fp32, which autocast lets through to our own function."""
     query, key, value = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))

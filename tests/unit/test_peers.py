@@ -5,9 +5,10 @@ import re
 import statistics
 import sys
 
+import numpy as np
 import pytest
 
-from benchmarks import peers, peers_data, peers_page
+from benchmarks import peers, peers_data, peers_page, peers_without
 
 torch = pytest.importorskip("torch")
 
@@ -143,7 +144,7 @@ def test_the_ablation_says_what_differs():
     rows = [row("ours", 1, 300, "ablation"), row("no packing", 1, 200, "ablation")]
     rows[1]["settings"] = rows[1]["settings"] | {"packing": "false"}
     last = peers_page.ablation(rows).splitlines()[-1]
-    assert last == "| no packing | `--packing false` | 200 (200 to 200) | 1.50x (1.50x to 1.50x) |"
+    assert last == "| no packing | `--packing false` | 200 (200 to 200) | 2.0 GiB | 1.50x (1.50x to 1.50x) |"
 
 
 def test_a_partial_measurement_does_not_replace_a_whole_one():
@@ -178,9 +179,24 @@ def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
     from brigade.schema import SECTION_OF
 
     for name, flags in {"ours": peers.OURS, **peers.ABLATION}.items():
-        assert flags.keys() <= SECTION_OF.keys(), name
+        assert flags.keys() - {"without"} <= SECTION_OF.keys(), name
+        assert flags.get("without", "blocks") in peers_without.CHOICES, name
         shared = {key: str(value).lower() for key, value in peers.SHARED.items()}
         assert name == "ours" or any((shared | peers.OURS).get(key) != value for key, value in flags.items()), name
+
+
+def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
+    from brigade import blocked_attention
+    from brigade.data.collate import Collate
+
+    monkeypatch.setattr(blocked_attention, "LONGEST", blocked_attention.LONGEST)
+    monkeypatch.setattr(Collate, "_flat", Collate._flat)
+    for choice in peers_without.CHOICES.values():
+        choice()
+    assert not blocked_attention.takes(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), 0.0, None)
+    row = {"input_ids": np.arange(4, dtype=np.int32), "labels": np.array([-100, -100, 2, 3]), "lengths": np.array([4])}
+    batch = Collate(0, True, True, True)(([row], 2))
+    assert {"logits_to_keep", "shift_labels"}.isdisjoint(batch) and "labels" in batch
 
 
 def test_steps_are_comparable():
