@@ -50,7 +50,7 @@ PEER_ATTENTION = "sdpa"  # the only one of Transformers' own that isolates packe
 # Ours: flags of train.py over the shared recipe.
 OURS: dict[str, str] = {
     "packing": "true", "padding_free": "true", "attn_implementation": "auto", "torch_compile": "true",
-    "global_batch_size": "2", "per_device_train_batch_size": "1",
+    "global_batch_size": "2", "per_device_train_batch_size": "2",
 }  # fmt: skip
 PLAIN = "not compiled"
 # Each choice made otherwise, as flags over OURS; "without": what no flag switches off (benchmarks/peers_without.py).

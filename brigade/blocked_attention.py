@@ -29,7 +29,7 @@ class BlockedAttention(torch.autograd.Function):
         out, kept = torch.empty_like(q), []
         for begin, end in _blocks(tokens):
             rows = q[:, :, begin:end].flatten(1, 2)
-            scores = torch.bmm(rows, k[:, :end].transpose(1, 2)).mul_(scale).unflatten(1, (-1, end - begin))
+            scores = _scaled(rows, k[:, :end].transpose(1, 2), scale).unflatten(1, (-1, end - begin))
             future = torch.ones(end - begin, end - begin, dtype=torch.bool).triu(1)
             scores[..., begin:].masked_fill_(future, -torch.inf)
             kept.append(scores.softmax(-1).flatten(1, 2))
@@ -48,9 +48,9 @@ class BlockedAttention(torch.autograd.Function):
             rows, upper = q[:, :, begin:end].flatten(1, 2), gradient[:, :, begin:end].flatten(1, 2)
             of_v[:, :end] += torch.bmm(probabilities.transpose(1, 2), upper)
             of_p = torch.bmm(upper, v[:, :end].transpose(1, 2))
-            of_scores = torch._softmax_backward_data(of_p, probabilities, -1, of_p.dtype).mul_(ctx.scale)
-            of_q[:, :, begin:end] = torch.bmm(of_scores, k[:, :end]).unflatten(1, (-1, end - begin))
-            of_k[:, :end] += torch.bmm(of_scores.transpose(1, 2), rows)
+            of_scores = torch._softmax_backward_data(of_p, probabilities, -1, of_p.dtype)
+            of_q[:, :, begin:end] = _scaled(of_scores, k[:, :end], ctx.scale).unflatten(1, (-1, end - begin))
+            of_k[:, :end] += _scaled(of_scores.transpose(1, 2), rows, ctx.scale)
         return of_q.flatten(0, 1)[None], of_k.to(k.dtype)[None], of_v.to(v.dtype)[None], None
 
 
@@ -60,6 +60,11 @@ def takes(query: torch.Tensor, dropout: float, sliding_window: int | None) -> bo
     inside = sliding_window is None or query.shape[2] <= sliding_window
     one = query.shape[0] == 1  # generation has several rows
     return half and query.device.type == "cpu" and one and query.shape[2] <= LONGEST and inside and not dropout
+
+
+def _scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * left @ right, in one pass."""
+    return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
 def _blocks(tokens: int) -> Any:

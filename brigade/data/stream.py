@@ -96,6 +96,7 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
     """The process that keeps windows ahead of all ranks of its host. Ends with its parent, or with its folder."""
     step = settings.recipe.training.global_batch_size
     kept: list[tuple[Path, int]] = []  # windows, each with the row behind its last
+    (folder / "pid").write_text(str(os.getpid()))
     try:
         machine, found = Machine(encoder), sources.origins(settings)
         while os.getppid() == parent and folder.is_dir():
@@ -118,6 +119,20 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
         told = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
         (folder / ".error").write_text(json.dumps(told))
         (folder / ".error").rename(folder / "error.json")
+
+
+def _is_gone(file: Path) -> bool:
+    """Whether the process whose number a file holds has ended, though nobody may have asked how. False without /proc."""
+    try:
+        number = file.read_text()
+        return (
+            Path("/proc/self").exists()
+            and Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        )
+    except FileNotFoundError as error:
+        return error.filename != str(file)  # not begun yet
+    except ProcessLookupError:  # it ended while we read
+        return True
 
 
 class StreamBatches(GlobalBatches):
@@ -213,5 +228,7 @@ class Stream:
                     if len(told) == 3:
                         raise UserError(*told)
                     raise RuntimeError(f"the stream's process failed: {told[0]}")
+                if _is_gone(self.folder / "pid"):
+                    raise RuntimeError("the stream's process was killed; was there too little memory?")
                 time.sleep(0.05)
         return self._window

@@ -1,6 +1,7 @@
 """Streams: windows that depend on the recipe alone, read by ranks at any pace, and continued from any step."""
 
 import json
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -289,3 +290,18 @@ def test_rows_without_a_supervised_token_do_not_go_on_for_ever(streamed, source,
     Path(data["train_file"]).write_text(f"{json.dumps(row)}\n" * 60)
     message = mistake(texts, streamed(data | {"max_length": 8}), 0, 1)
     assert data["train_file"] in message and "supervised" in message and "max_length" in message
+
+
+def test_a_killed_process_is_told(streamed, source, tmp_path):
+    """By the system, for memory, say: nobody is left who could write why."""
+    train = streamed(source("a", 20))
+    until(lambda: windows(train))
+    killed = subprocess.Popen(["sleep", "60"])
+    (train.folder / "pid").write_text(str(killed.pid))
+    assert not stream._is_gone(train.folder / "pid") and not stream._is_gone(tmp_path / "not begun")
+    killed.kill()
+    until(lambda: stream._is_gone(train.folder / "pid"))  # a zombie: nobody has waited for it
+    with pytest.raises(RuntimeError, match="was killed"):
+        train[10**6]
+    killed.wait()
+    assert stream._is_gone(train.folder / "pid")
