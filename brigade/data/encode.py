@@ -201,8 +201,7 @@ def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:
     if first is None or last is None:
         return slice(0, 0)
     # Bytes of one character are several tokens with the same characters: char_to_token names the first of them.
-    while (
-        last + 1 < len(encoding.ids) and encoding.token_to_chars(last + 1) == encoding.token_to_chars(last) is not None
-    ):
+    own = encoding.token_to_chars(last)
+    while last + 1 < len(encoding) and encoding.token_to_chars(last + 1) == own is not None:
         last += 1
     return slice(first, last + 1)
