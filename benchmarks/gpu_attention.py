@@ -89,12 +89,13 @@ def logits_of(model: Any, batch: Row) -> list[Any]:
 
 def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[Any], Row]:
     """(logits of each sample, gradients of the loss of Brigade's Trainer) of packed samples."""
+    from brigade import isolation
     from brigade.data.store import IGNORED
     from brigade.trainer import Trainer
 
     batch = batch_of(some, how, device)
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
-    trainer: Any = SimpleNamespace(world=SimpleNamespace(size=1), model=model)
+    trainer: Any = SimpleNamespace(world=SimpleNamespace(size=1), model=model, told=isolation.POSITIONS)
     logits = logits_of(model, batch)
     Trainer.compute_loss(trainer, model, batch, num_items_in_batch=supervised).backward()
     return logits, _gradients(model)
