@@ -12,7 +12,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
-	@echo "make test    all tests that need no root (about a quarter of an hour on two cores)"
+	@echo "make test    all tests that need no root"
 	@echo "make test-cluster   tests on real hosts, as root (about eight minutes; docs/launching.md)"
 	@echo "make lint    ruff and mypy"
 

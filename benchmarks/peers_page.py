@@ -95,7 +95,8 @@ def ablation(rows: list[Row]) -> str:
         memory = max(row["peak_memory_gib"] for row in rows if row["name"] == name)
         label = "nothing" if name == OURS else name
         lines.append(f"| {label} | {flags} | {spread(list(of.values()), 0)} | {memory:.1f} GiB | {factor} |")
-    return "\n".join(lines)
+    rounds, steps = max(row["round"] for row in rows), rows[0]["steps"]
+    return "\n".join([*lines, "", f"Medians of {rounds} rounds (smallest to largest), each of {steps} steps."])
 
 
 def verdict(rows: list[Row]) -> str:
@@ -120,8 +121,6 @@ def write(results: Path) -> None:
         "table": table(peers) if peers else "Not measured yet.",
         "verdict": verdict(peers) if peers else "Not measured yet.",
         "ablation": ablation(choices) if choices else "Not measured yet.",
-        "ablation_rounds": str(max((row["round"] for row in choices), default=0)),
-        "ablation_steps": str(choices[0]["steps"] if choices else 0),
         "rounds": str(max((row["round"] for row in peers), default=0)),
         "steps": str(some["steps"]), "others": f"{max(row['others'] for row in peers + choices or [some]):.0%}",
         "device": some["device"], "threads": str(some["threads"]), "measured": some["measurement"][:10],

@@ -1,7 +1,7 @@
-"""Causal attention on a CPU in half precision, a block of queries at a time: twice as fast as torch's own kernel.
+"""Causal attention on a CPU in half precision, a block of queries at a time.
 
-torch's CPU kernel for scaled dot products computes bf16 in fp32 and spends two thirds of its time in the backward pass;
-matrix products of whole blocks run at the speed of bf16 instructions (benchmarks/peers.py --ablation measures it in a run).
+torch's CPU kernel for scaled dot products computes bf16 in fp32; matrix products of whole blocks use the CPU's own bf16
+instructions, forward and backward. `python -m benchmarks.peers --ablation` measures what that brings to a run.
 """
 
 import itertools
