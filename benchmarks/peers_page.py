@@ -96,8 +96,8 @@ def ablation(rows: list[Row]) -> str:
         label = "nothing" if name == OURS else name
         lines.append(f"| {label} | {flags} | {spread(list(of.values()), 0)} | {memory:.1f} GiB | {factor} |")
     rounds, steps = max(row["round"] for row in rows), rows[0]["steps"]
-    notes = (f"Medians of {rounds} rounds (smallest to largest), each of {steps} steps. A factor whose spread holds 1 was not told apart "
-             f"from none. Printed by `{rows[0]['command']}`.")  # fmt: skip
+    notes = (f"Medians of {rounds} rounds (smallest to largest), each of {steps} steps. A factor whose spread holds 1 was not "
+             f"told apart from none. Printed by `{rows[0]['command']}`.")  # fmt: skip
     return "\n".join([*lines, "", notes])
 
 

@@ -108,7 +108,8 @@ def row(name, number, rate, kind="peers", measurement="2026-01-02T00:00:00", **m
         "micro_batch": 4, "accumulation": 3}  # fmt: skip
     return {
         "kind": kind, "only": False, "others": 0.01,
-        "measurement": measurement, "name": name, "round": number, "steps": 8, "tokens": 90,
+        "measurement": measurement, "command": "python -m benchmarks.peers", "name": name, "round": number,
+        "steps": 8, "tokens": 90,
         "supervised_tokens_per_second": rate, "tokens_per_second": rate * 1.5, "peak_memory_gib": 2.0,
         "settings": settings, "versions": {"torch": "2"}, "device": "2 x a processor, no GPU", "threads": 2,
         "model": {"parameters": 25_765_248, "vocab_size": 16384}, "data": {"dialogues": 2000},
