@@ -30,7 +30,7 @@ def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsals")
     job = folder / "cases.json"
     job.write_text(json.dumps({"folder": str(folder), "cases": CASES}))
-    done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=400)
+    done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=900)
     return {path.stem: path.read_text() for path in folder.glob("*.txt")} | {"folder": folder}, done
 
 
