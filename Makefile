@@ -38,7 +38,7 @@ $(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
 	@touch $@
 
 test: setup skypilot
-	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile --durations 20
 
 # Two clusters side by side; the tests of one file share one.
 test-cluster: setup
