@@ -1,0 +1,103 @@
+"""One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import UserError
+from .engines import ENGINES, Engine
+from .layer import EAGER, Attention, Kernels
+from .shape import ModelShape
+
+Method = Literal["full", "lora", "qlora"]
+Checkpointing = Literal["none", "attention", "half", "full"]
+Loss = Literal["full", "compiled", "chunked", "fused"]
+OPTIMIZERS = {"adamw": None, "adamw_8bit": 2.0, "adafactor": 0.0, "lion": 4.0, "sgd": 0.0}
+SIZES = ("sequence", "micro_batch", "accumulation", "data", "tensor", "pipeline", "context", "expert", "virtual", "every", "node_size")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training configuration.
+
+    engine: a key of ENGINES; stage: what the data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
+    data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
+    shard: ranks that share one copy of the states (0: all data-parallel ranks)
+    checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
+        op"), or whole layers, of which `every`-th
+    trained: parameters with gradients where adapters are trained; 0: all of the model's
+    moments: bytes of an optimizer's own states per trained parameter, where they differ from the engine's
+    offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
+    """
+
+    shape: ModelShape
+    sequence: int
+    micro_batch: int = 1
+    accumulation: int = 1
+    method: Method = "full"
+    engine: str = "fsdp2"
+    stage: int = 0
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual: int = 1
+    shard: int = 0
+    attended: float = 0
+    checkpointing: Checkpointing = "none"
+    every: int = 1
+    offload_activations: bool = False
+    step_in_backward: bool = False
+    kernels: Kernels = EAGER
+    attention: Attention = "flash2"
+    loss: Loss = "full"
+    fp8: bool = False
+    dropout: bool = False
+    sequence_parallel: bool = True
+    repeat_kv: bool = False
+    trained: int = 0
+    moments: float | None = None
+    gpu: str = "H100 80GB"
+    node_size: int = 8
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise UserError(name, f"{getattr(self, name)} is not a whole number above 0", "give at least 1")
+        if self.shape.heads % self.tensor:
+            raise UserError("tensor parallelism", f"{self.tensor} does not divide the model's {self.shape.heads} attention heads",
+                            "use a divisor of it")  # fmt: skip
+        if self.pipeline > self.shape.layers:
+            raise UserError("pipeline parallelism", f"{self.pipeline} stages are more than the model's {self.shape.layers} layers",
+                            "use fewer stages")  # fmt: skip
+
+    @property
+    def conventions(self) -> Engine:
+        return ENGINES[self.engine]
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.node_size)
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro-batch on one rank."""
+        return self.micro_batch * self.sequence // self.context
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.micro_batch * self.sequence * self.accumulation * self.data
+
+    @property
+    def shard_ranks(self) -> int:
+        return self.shard or self.data * self.context
+
+    @property
+    def length(self) -> float:
+        return self.attended or self.sequence

@@ -1,0 +1,160 @@
+"""Peak memory of a rank, in parts, by formula. Bytes.
+
+A step has three moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in the first
+layers of the backward pass, when the logits are gone and gradients have begun; and in the optimizer's step, when all gradients
+are there and no activation. The peak is the largest of them, over the stages of a pipeline.
+"""
+
+from dataclasses import dataclass, fields
+
+from .job import Job
+from .layer import kept_bytes, layer_ops
+from .states import SUB_GROUP_SIZE
+
+GIB = 2**30
+# Bytes per token and word of the vocabulary at the loss.
+# full: bf16 logits (2), their fp32 copy (4), log-softmax (4) and its gradient (4): transformers/loss/loss_utils.py
+# compiled: the fp32 copy is never made whole, its gradient replaces log-softmax (12 in a torchtune run with and without)
+# chunked: bf16 logits, and of one chunk of eight the rest; fused: neither (Liger, cut cross-entropy)
+LOGIT_BYTES = {"full": 14.0, "compiled": 12.0, "chunked": 3.0, "fused": 0.0}
+FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
+RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
+BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
+LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank at its peak.
+
+    buffers: gathered layers, reduction buckets, half-precision copies; workspace: what libraries take beside torch's tensors
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+
+    @property
+    def allocated(self) -> float:
+        """What torch.cuda.max_memory_allocated would say."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def stage_layers(job: Job) -> list[int]:
+    """How many layers each pipeline stage has.
+
+    Evenly, or by cost (nanotron): blocks go to a stage until it has its share of the cost, of which the head has as much as its
+    product weighs against a layer's.
+    """
+    s, p = job.shape, job.pipeline
+    if p == 1:
+        return [s.layers]
+    if not job.conventions.cut_by_cost:
+        return [s.layers // p + (stage < s.layers % p) for stage in range(p)]
+    share, counts, cost = (s.layers * s.layer_matmul + s.vocab * s.hidden) / p, [0], 0.0
+    for _ in range(s.layers):
+        if cost >= share * len(counts) and len(counts) < p:
+            counts.append(0)
+        counts[-1] += 1
+        cost += s.layer_matmul
+    return counts + [0] * (p - len(counts))
+
+
+def stage_parameters(job: Job, layers: int, *, first: bool, last: bool) -> float:
+    """Of one rank before data-parallel sharding: a pipeline stage's, over tensor and expert parallelism."""
+    s = job.shape
+    moe = s.moe_base + s.experts * s.expert / job.expert
+    per_layer = (s.dense_layers * s.dense_layer + s.moe_layers * moe) / s.layers
+    head = s.head or (0 if first else s.vocab * s.hidden)  # a tied head is a copy on the last stage
+    return (layers * per_layer + first * s.embedding + last * head) / job.tensor + first * s.other
+
+
+def activation_bytes(job: Job) -> tuple[float, float]:
+    """(what one layer keeps, what computing one layer back needs besides) per micro-batch, mean over layers."""
+    s, t = job.shape, job.tokens
+    attended = s.attended(job.length)
+    without = RECOMPUTED if job.checkpointing == "attention" else frozenset()
+    whole = 0.0
+    for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
+        if count:
+            ops = list(layer_ops(s, job.kernels, job.attention, attended, moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout))
+            kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
+            whole += kept * t * count / s.layers
+    boundary = 2 * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
+    width = s.expert_ffn * s.top_k if s.moe_layers else s.ffn
+    back = (6 * width / job.tensor + 4 * s.hidden) * t  # gradients of the MLP's three tensors and of the residual stream
+    if job.checkpointing == "full":
+        kept = boundary / job.every + whole * (1 - 1 / job.every)
+        return (0.0 if job.offload_activations else kept), whole + back
+    if job.checkpointing == "half":  # keeps every other product's output and attention's
+        return (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + 2 * s.ffn) * t / job.tensor, whole / 2 + back
+    return whole, back
+
+
+def logit_bytes(job: Job) -> float:
+    if job.loss == "fused":
+        return FUSED_LOSS_BYTES * job.tokens
+    return LOGIT_BYTES[job.loss] * job.tokens * job.shape.vocab / job.tensor
+
+
+def memory(job: Job) -> Memory:
+    """The fullest rank at its peak."""
+    layers = stage_layers(job)
+    peaks = [moment for place, count in enumerate(layers) for moment in _moments(job, place, count)]
+    return max(peaks, key=lambda moment: moment.allocated)
+
+
+def _moments(job: Job, place: int, layers: int) -> list[Memory]:
+    """The three moments of one pipeline stage."""
+    engine, s, n, stage = job.conventions, job.shape, job.shard_ranks, job.stage
+    first, last = place == 0, place == job.pipeline - 1
+    psi = stage_parameters(job, layers, first=first, last=last)
+    trained = job.trained / job.tensor / job.pipeline if job.trained else psi
+    adapters = job.method != "full"
+    base = _frozen_bytes(job, psi) if adapters else 0.0
+    whole = engine.weights if not adapters else 4.0
+    weights = (whole * trained + base) / (n if stage >= 3 else 1)
+    gradients = engine.gradients * trained / (n if stage >= 2 else 1)
+    moments = engine.optimizer if job.moments is None else job.moments + (4 if engine.optimizer > 8 else 0)
+    optimizer = moments * trained / (n if stage >= 1 else 1)
+    kept, back = activation_bytes(job)
+    flight = min(job.pipeline - place, job.accumulation)
+    kept *= layers * flight
+    buffers = _buffers(job, psi, first=first, last=last)
+    copies = 4 * min(trained / n, SUB_GROUP_SIZE if stage == 3 else trained) if job.engine == "zero" else 0.0
+    held = gradients if engine.held or job.accumulation > 1 else 0.0
+    head = (engine.gradients * s.vocab * s.hidden / job.tensor) * (last and not held and not adapters and stage < 2)
+    begun = 0.0 if job.step_in_backward else gradients
+    return [
+        Memory(weights, held + head, optimizer, kept, logit_bytes(job) if last else 0.0, buffers),
+        Memory(weights, held or begun / max(layers, 1), optimizer, kept + back, 0.0, buffers),
+        Memory(weights, begun + copies, optimizer, back if job.checkpointing == "full" else 0.0, 0.0, buffers if stage < 3 else 0.0),
+    ]
+
+
+def _frozen_bytes(job: Job, psi: float) -> float:
+    """The weights under adapters: bf16, or four bits with nested constants but for embedding and head (QLoRA)."""
+    if job.method == "lora":
+        return 2 * psi
+    ends = (job.shape.embedding + job.shape.head) / job.tensor / job.pipeline
+    return 2 * ends + 0.516 * (psi - ends)
+
+
+def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
+    """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
+    s, t = job.shape, job.tensor
+    if job.stage >= 3 and job.engine == "zero":
+        return 2 * min(LIVE, psi) + 2 * 2 * s.hidden**2
+    if job.stage >= 3:
+        # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
+        ends = first * s.embedding + last * (s.head or (0 if first else s.vocab * s.hidden))
+        adapters = job.method != "full"
+        return ((4 + (0 if adapters else 6)) * s.largest_layer + 2 * ends) / t
+    if job.engine == "zero" and job.data > 1:
+        return 2.0 * BUCKET
+    if job.engine == "ddp" and job.method == "full":
+        return 2 * psi + (4 * psi if job.data > 1 else 0)  # autocast's bf16 copies; DDP's buckets
+    return 0.0

@@ -1,0 +1,283 @@
+"""What a model asks of the hardware: its dimensions and parameter counts, from a Hugging Face config.json. No torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+# Other names that config classes have for the same number.
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab_size": (),
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts_per_layer"),
+    "num_experts_per_tok": ("experts_per_token", "moe_topk", "num_experts_per_token"),
+    "moe_intermediate_size": (),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a `model_type` builds that its config does not say.
+
+    gated: gate, up and down projections (SwiGLU, GEGLU), against up and down
+    norms: of hidden width per layer; qk_norm: one more of head width for queries and for keys
+    qkv_bias, out_bias, mlp_bias, expert_bias, router_bias: whether those projections have biases
+    norm_bias: LayerNorm, against RMSNorm; sinks: a learned number per head (gpt-oss)
+    tied: whether the embedding is the head where the config does not say (`tie_word_embeddings` is True by default)
+    positions: how many learned position embeddings; rotary: queries and keys are turned
+    defaults: what the config class assumes where a published config leaves a number out
+    """
+
+    gated: bool = True
+    norms: int = 2
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    expert_bias: bool = False
+    router_bias: bool = False
+    norm_bias: bool = False
+    sinks: bool = False
+    tied: bool = False
+    positions: int = 0
+    rotary: bool = True
+    defaults: tuple[tuple[str, int], ...] = ()
+
+
+LLAMA = Family()
+FAMILIES: dict[str, Family] = {
+    "llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "phi3": LLAMA, "granite": LLAMA, "smollm3": Family(tied=True),
+    "qwen2": Family(qkv_bias=True), "qwen2_moe": Family(qkv_bias=True),
+    "qwen3": Family(qk_norm=True), "qwen3_moe": Family(qk_norm=True),
+    "gemma": Family(tied=True), "gemma2": Family(norms=4, tied=True),
+    "gemma3_text": Family(norms=4, qk_norm=True, tied=True, defaults=(
+        ("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256))),
+    "gpt_oss": Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True, sinks=True),
+    "gpt2": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, tied=True, positions=1024, rotary=False),
+    "mpt": Family(gated=False, tied=True, rotary=False),
+    "gpt_neox": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's dimensions.
+
+    ffn: width of a dense layer's MLP; expert_ffn: of one expert; shared_ffn: of the experts that every token visits
+    experts, top_k: per MoE layer, and how many of them one token visits; 0 in a dense model
+    moe_layers: how many of the layers have experts
+    window, windowed_layers: sliding-window attention, and how many layers have it
+    other: parameters that are no decoder layer's, embedding's or head's (a vision tower)
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+    family: Family = field(default=LLAMA)
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    moe_layers: int = 0
+    window: int = 0
+    windowed_layers: int = 0
+    other: int = 0
+
+    # ---- widths, elements per token ----
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_value_width(self) -> int:
+        """Keys and values together."""
+        return 2 * self.kv_heads * self.head_dim
+
+    # ---- parameters ----
+    @property
+    def embedding(self) -> int:
+        return self.vocab * self.hidden + self.family.positions * self.hidden
+
+    @property
+    def head(self) -> int:
+        """The output projection, where it is not the embedding."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def attention(self) -> int:
+        """Of one layer, norms included."""
+        f, q, kv, h = self.family, self.query_width, self.key_value_width, self.hidden
+        biases = (q + kv) * f.qkv_bias + h * f.out_bias + self.heads * f.sinks
+        norms = f.norms * h * (1 + f.norm_bias) + 2 * self.head_dim * f.qk_norm
+        return h * (q + kv) + q * h + biases + norms
+
+    def mlp(self, width: int, bias: bool = False) -> int:
+        """One MLP of `width`."""
+        into = 2 if self.family.gated else 1
+        return (into + 1) * self.hidden * width + bias * (into * width + self.hidden)
+
+    @property
+    def dense_layer(self) -> int:
+        return self.attention + self.mlp(self.ffn, self.family.mlp_bias)
+
+    @property
+    def expert(self) -> int:
+        return self.mlp(self.expert_ffn, self.family.expert_bias)
+
+    @property
+    def moe_base(self) -> int:
+        """A MoE layer without its experts: attention, router and the shared expert with its gate."""
+        router = self.hidden * self.experts + self.family.router_bias * self.experts
+        return self.attention + router + ((self.mlp(self.shared_ffn) + self.hidden) if self.shared_ffn else 0)
+
+    @property
+    def moe_layer(self) -> int:
+        return self.moe_base + self.experts * self.expert
+
+    @property
+    def layer_matmul(self) -> float:
+        """Parameters of a layer that one token multiplies with, mean over layers."""
+        ends = self.vocab * self.hidden + self.final_norm
+        return (self.matmul_active - ends) / self.layers
+
+    @property
+    def largest_layer(self) -> int:
+        return max(self.moe_layer if self.moe_layers else 0, self.dense_layer if self.dense_layers else 0)
+
+    @property
+    def dense_layers(self) -> int:
+        return self.layers - self.moe_layers
+
+    @property
+    def final_norm(self) -> int:
+        return self.hidden * (1 + self.family.norm_bias)
+
+    @property
+    def parameters(self) -> int:
+        """All unique parameters."""
+        layers = self.dense_layers * self.dense_layer + self.moe_layers * self.moe_layer
+        return self.embedding + self.head + layers + self.final_norm + self.other
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token meets: of the experts only the top_k."""
+        return self.parameters - self.moe_layers * (self.experts - self.top_k) * self.expert - self.other
+
+    @property
+    def matmul_active(self) -> int:
+        """Active parameters that take part in a matrix product: no look-up of the embedding."""
+        return self.active - self.embedding - self.head + self.vocab * self.hidden
+
+    def attended(self, length: float) -> float:
+        """Mean over layers of the length that a token's attention sees at most, of samples `length` long."""
+        inside = min(length, self.window) if self.window else length
+        return (self.windowed_layers * inside + (self.layers - self.windowed_layers) * length) / self.layers
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json. Raises UserError for a file that is none."""
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(str(path), f"it cannot be read: {error.strerror}", "name a model's folder or config.json") from None
+    except ValueError as error:
+        raise UserError(str(path), f"not JSON: {error}", "take the config.json that was published with the model") from None
+    if not isinstance(config, dict):
+        raise UserError(str(path), f"holds {type(config).__name__}, not keys and values", "name a model's config.json")
+    return config
+
+
+def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
+    """The dimensions that a config.json states.
+
+    Raises UserError at `place` for a model_type whose layers are not known here, or a field that is not there.
+    """
+    text = config.get("text_config") or config
+    kind = str(text.get("model_type", config.get("model_type", "")))
+    if kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise UserError(f"{place}: model_type", f"{kind!r} is not known to the formulas", f"known: {known}; or use --trace")
+    family = FAMILIES[kind]
+
+    def number(key: str, default: int | None = None) -> int:
+        for alias in (key, *ALIASES.get(key, ())):
+            if text.get(alias) is not None:
+                value = text[alias]
+                if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+                    raise UserError(f"{place}: {alias}", f"{value!r} is not a whole number above 0", "mend the config")
+                return value
+        default = dict(family.defaults).get(key, default)
+        if default is None:
+            raise UserError(f"{place}: {key}", "the config does not state it", "take the config.json published with the model")
+        return default
+
+    hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
+    experts = number("num_experts", 0) if any(text.get(k) for k in ("num_experts", *ALIASES["num_experts"])) else 0
+    ffn = number("intermediate_size", 4 * hidden if not family.gated else None)
+    head_dim = number("head_dim", hidden // heads)
+    window, windowed = _windows(text, layers)
+    moe_layers = _moe_layers(text, layers) if experts else 0
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    return ModelShape(
+        name or str(config.get("_name_or_path") or kind), layers, hidden, ffn, heads,
+        number("num_key_value_heads", heads), head_dim, number("vocab_size"),
+        tied=family.tied if tied is None else bool(tied), family=_switched(family, text),
+        experts=experts, top_k=number("num_experts_per_tok") if experts else 0,
+        expert_ffn=number("moe_intermediate_size", ffn) if experts else 0,
+        shared_ffn=int(text.get("shared_expert_intermediate_size") or 0) if experts else 0,
+        moe_layers=moe_layers, window=window, windowed_layers=windowed,
+        other=_vision(config.get("vision_config"), hidden),
+    )  # fmt: skip
+
+
+def _switched(family: Family, text: Mapping[str, Any]) -> Family:
+    """The family, with the biases that a config may switch on."""
+    from dataclasses import replace
+
+    if family is not LLAMA:
+        return family
+    attention = bool(text.get("attention_bias"))
+    return replace(family, qkv_bias=attention, out_bias=attention, mlp_bias=bool(text.get("mlp_bias")))
+
+
+def _windows(text: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """The sliding window, and how many layers have it."""
+    window = text.get("sliding_window")
+    if not window or text.get("use_sliding_window") is False:
+        return 0, 0
+    if isinstance(text.get("layer_types"), list):
+        return int(window), sum(kind == "sliding_attention" for kind in text["layer_types"])
+    pattern = text.get("sliding_window_pattern") or (6 if text.get("model_type") == "gemma3_text" else 1)
+    return int(window), layers if pattern == 1 else layers - layers // int(pattern)
+
+
+def _moe_layers(text: Mapping[str, Any], layers: int) -> int:
+    """How many layers have experts: `decoder_sparse_step` and `mlp_only_layers` as Qwen's configs have them."""
+    step, dense = int(text.get("decoder_sparse_step") or 1), set(text.get("mlp_only_layers") or ())
+    return sum(1 for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense)
+
+
+def _vision(vision: Mapping[str, Any] | None, hidden: int) -> int:
+    """Parameters of a SigLIP tower and its projection, which Gemma 3 carries beside its text model."""
+    if not vision:
+        return 0
+    width, ffn = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    patch = int(vision["patch_size"])
+    layer = 4 * (width * width + width) + 2 * width * ffn + ffn + width + 4 * width
+    positions = (int(vision["image_size"]) // patch) ** 2
+    embeddings = width * 3 * patch * patch + width + positions * width
+    return int(vision["num_hidden_layers"]) * layer + embeddings + 2 * width + width * hidden + width

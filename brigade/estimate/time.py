@@ -1,0 +1,175 @@
+"""Time of an optimizer step, in parts, by formula. Seconds."""
+
+import math
+from dataclasses import dataclass, fields
+
+from .hardware import Gpu, gpu
+from .job import Job
+from .layer import Op, layer_ops
+from .links import Links, links
+from .memory import LOGIT_BYTES, stage_layers, stage_parameters
+
+STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
+LAUNCH = 5e-6  # seconds between two kernels that Python, autograd and torch launch
+TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
+FILL = 300  # inner width that a tile's start and end cost
+# What products of a real run reach of the best that products reach: clocks fall under load. Attention likewise, TFLOPS that count
+# the visible half of the scores alone.
+SUSTAINED = {"A100 80GB": 0.97, "A100 40GB": 0.97, "H100 80GB": 0.77, "H100 94GB": 0.77, "H200": 0.77}
+ATTENTION = {
+    "flash1": {"A100": 95, "H100": 150}, "flash2": {"A100": 175, "H100": 310, "H200": 310},
+    "flash3": {"A100": 175, "H100": 520, "H200": 520, "B200": 900, "GB200": 900},
+}  # fmt: skip
+FP8 = 1.7
+CONTENTION = 0.2
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    compute: products, attention and what lies between; launches: waiting for Python where kernels are short
+    inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
+    """
+
+    compute: float
+    launches: float
+    inside: float
+    across: float
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool = False) -> float:
+    """Of (rows x inner) @ (inner x outer): the last wave of tiles takes as long as a full one."""
+    tiles = math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
+    waves = math.ceil(tiles / g.sms) * g.sms / tiles
+    rate = g.matmul_tflops * 1e12 * SUSTAINED.get(g.kind, 0.85) * (FP8 if fp8 else 1)
+    compute = 2 * rows * inner * outer * min(waves, 2.0) * (1 + FILL / inner) / rate
+    memory = 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
+    return max(compute, memory)
+
+
+def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
+    """(forward, backward) of one operation over a micro-batch of one rank."""
+    t, stream = job.tokens, g.hbm_gb_s * 1e9 * STREAM
+    share = job.tensor if op.split or job.sequence_parallel else 1
+    moved = (op.moved * t / share / stream, op.moved_back * t / share / stream)
+    if op.kind == "pointwise":
+        return moved
+    if op.kind == "attention":
+        if op.name == "scores":  # two products that nothing masks, one with the head's width inside
+            rate = g.matmul_tflops * 1e12 * SUSTAINED.get(g.kind, 0.85) / (1 + FILL / job.shape.head_dim)
+            factor = 2.0
+        else:
+            rates, factor = ATTENTION[job.attention], 2.5
+            rate = 1e12 * next((v for k, v in rates.items() if g.kind.startswith(k)), 0.45 * g.matmul_tflops)
+        forward = op.flops * t / job.tensor / rate
+        return forward + moved[0], factor * forward + moved[1]
+    inner, outer = op.shape
+    times = op.flops / (2 * inner * outer)  # experts: how often a token goes through
+    if op.name in ("out", "down"):
+        inner /= job.tensor
+    else:
+        outer /= job.tensor
+    fp8 = job.fp8
+    forward = product_seconds(g, t * times, inner, outer, fp8)
+    back = product_seconds(g, t * times, outer, inner, fp8)
+    if job.method == "full":
+        back += product_seconds(g, inner, t * times, outer, fp8)
+    return forward, back
+
+
+def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
+    """(forward, backward with what is computed again, seconds by which launching takes longer) of a layer and micro-batch."""
+    s = job.shape
+    ops = list(layer_ops(s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout))
+    both = [op_seconds(job, g, op) for op in ops]
+    forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
+    scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
+    again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[job.checkpointing]
+    launches = sum(op.launches for op in ops) * LAUNCH
+    passes = 3 + (again / forward)
+    waiting = max(0.0, launches * passes - forward - backward - again)
+    return forward, backward + again, waiting
+
+
+def step_time(job: Job) -> StepTime:
+    """An optimizer step of `job`."""
+    g, s = gpu(job.gpu), job.shape
+    net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
+    stream = g.hbm_gb_s * 1e9 * STREAM
+    forward = backward = waiting = 0.0
+    for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
+        if count:
+            parts = layer_seconds(job, g, moe)
+            forward, backward, waiting = (
+                sum_ + part * count / s.layers for sum_, part in zip((forward, backward, waiting), parts, strict=True)
+            )
+    head = 3 * product_seconds(g, t, s.hidden, s.vocab / job.tensor)
+    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * s.vocab / job.tensor / stream
+    layers = stage_layers(job)
+    psi = [stage_parameters(job, n, first=i == 0, last=i == p - 1) for i, n in enumerate(layers)]
+    trained = job.trained / job.tensor / p if job.trained else max(psi)
+    add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
+    around, around_across = _tensor(job, net)
+    per_micro = [n * (forward + backward + waiting + around) + add for n in layers]
+    per_micro[-1] += head
+    slowest = per_micro.index(max(per_micro))
+    n = layers[slowest]
+    compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
+    sends = 2 * net.send(2 * s.hidden * t / job.tensor, job.tensor * job.data) * m * job.virtual if p > 1 else 0.0
+    bubble = (p - 1) * per_micro[slowest] / job.virtual
+    shared = _data(job, net, n * forward, n * backward, psi[slowest], trained)
+    across = net.crosses(job.data * job.context, job.tensor)
+    states = (12 + 4 * job.conventions.gradients) if job.moments is None else 12 + job.moments * 2
+    optimizer = (28 + 2) * trained / (job.shard_ranks if job.stage >= 1 else 1) / stream + 0 * states
+    tensor = m * n * around
+    inside = (tensor if not around_across else 0.0) + (0.0 if across else shared)
+    return StepTime(compute, m * n * waiting, inside, (tensor if around_across else 0.0) + sends + (shared if across else 0.0), bubble, optimizer)
+
+
+def _tensor(job: Job, net: Links) -> tuple[float, bool]:
+    """Seconds per layer and micro-batch of tensor parallelism, and whether it crosses nodes.
+
+    Gather before and scatter after attention and MLP, and the same backward: eight halves; computing whole layers again adds four,
+    and gathering again for the weights' gradients two.
+    """
+    if job.tensor == 1:
+        return 0.0, False
+    halves = 8 + 4 * (job.checkpointing == "full") + 2 * (job.sequence_parallel and not job.conventions.keep_gathered)
+    one = net.half(2 * job.shape.hidden * job.tokens, job.tensor)
+    return halves * one * (1 - job.conventions.tensor_hidden), net.crosses(job.tensor)
+
+
+def _data(job: Job, net: Links, forward: float, backward: float, psi: float, trained: float) -> float:
+    """Seconds per step of data-parallel communication that computing does not hide."""
+    engine, ranks, m, stride = job.conventions, job.data * job.context, job.accumulation, job.tensor
+    if ranks == 1:
+        return 0.0
+    n, s = job.shard_ranks, job.shape
+    layers = s.layers / job.pipeline
+    if job.stage >= 3:
+        gather = layers * net.half(engine.gathered * psi / layers, n, stride)
+        scatter = layers * net.half(engine.reduced * trained / layers, n, stride)
+        replicas = ranks // n
+        across = layers * net.all_reduce(engine.reduced * trained / n / layers, replicas, stride * n)
+        exposed = m * (max(0.0, gather - forward) + max(0.0, gather + scatter - backward)) + 2 * gather / layers
+        exposed += max(0.0, across - max(0.0, backward - gather - scatter))
+        return exposed + CONTENTION * m * min(2 * gather + scatter + across / m, forward + backward)
+    calls = max(1.0, engine.reduced * trained / engine.bucket) if engine.bucket else layers
+    payload = engine.reduced * trained / calls
+    if job.stage == 0:
+        reduce, gather = calls * net.all_reduce(payload, ranks, stride), 0.0
+    else:
+        reduce = calls * net.half(payload, ranks, stride)
+        tensors = 9 * layers if engine.per_tensor else calls
+        gather = tensors * net.half(engine.gathered * trained / tensors, ranks, stride)
+    if job.stage == 2:
+        reduce *= m
+    hidden = min(reduce, engine.hidden * backward * (m if job.stage == 2 else 1))
+    return reduce - hidden + gather
