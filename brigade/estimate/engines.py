@@ -20,6 +20,7 @@ class Engine:
     per_tensor: weights are gathered tensor by tensor after the step (nanotron's ZeRO-1)
     keep_gathered: what tensor parallelism gathered before a product is kept for the backward pass
     cut_by_cost: pipeline stages are cut by cost, of which the head has a part
+    host_seconds: that Python and torch take to launch a layer's kernels, forward and backward: short kernels wait for it
     tensor_hidden: how much of tensor parallelism's communication goes on behind products
     """
 
@@ -36,6 +37,7 @@ class Engine:
     keep_gathered: bool = False
     cut_by_cost: bool = False
     tensor_hidden: float = 0.0
+    host_seconds: float = 2e-3
 
 
 ENGINES = {
@@ -43,6 +45,8 @@ ENGINES = {
     "ddp": Engine(4, 4, 8, held=False, bucket=25e6, accumulated=12),
     # FSDP2 with fp32 shards, computing and gathering in bf16, reducing in fp32, layer by layer (brigade/models.py sets it so)
     "fsdp2": Engine(4, 4, 8, held=False),
+    # FSDP with a policy that reduces in bf16 as well
+    "fsdp-bf16": Engine(4, 4, 8, held=False, reduced=2),
     # DeepSpeed in bf16: states.py has what lies where; reduces in bf16, in buckets of 5e8 elements that stages 1 and 2 do not hide
     "zero": Engine(2, 2, 12, reduced=2, bucket=1e9, hidden=0.0, accumulated=6),
     # Weights, gradients and moments in bf16 (torchtune's full recipes)
@@ -53,5 +57,5 @@ ENGINES = {
     "megatron-2022": Engine(2, 4, 12, reduced=2, bucket=1e12, hidden=0.0),
     # nanotron: bf16 gradients stay beside their fp32 sum (optim/gradient_accumulator.py), tensors are gathered one by one after a
     # ZeRO-1 step (optim/zero.py), stages are cut by cost (models/base.py), gathered inputs stay (tensor_parallel/functional.py)
-    "nanotron": Engine(2, 6, 12, accumulated=14, bucket=25e6, hidden=0.5, per_tensor=True, keep_gathered=True, cut_by_cost=True),
+    "nanotron": Engine(2, 6, 12, accumulated=14, bucket=25e6, hidden=0.5, per_tensor=True, keep_gathered=True, cut_by_cost=True, host_seconds=4.4e-3),
 }  # fmt: skip

@@ -14,55 +14,66 @@ from .hardware import Gpu
 PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450 GB/s on eight H200
 PEER_LATENCY = 3.4e-6  # NCCL's own tuning table, NVLink, ring, per hop
 CALL_LATENCY = 15e-6  # launching a collective and waking its kernels
-# What a network reaches of its cards' line rate, and seconds per hop.
-# EFA's figures follow from bus bandwidths over 2 to 64 nodes (HF Ultra-Scale Playbook), InfiniBand's latency is NCCL's own.
-NETWORKS = {"EFA": (0.5, 33e-6), "": (0.85, 14e-6)}
+HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
+# Bus bandwidth in GB/s of a ring over 2, 4, 8 ... nodes of eight cards with 3200 Gbit/s of EFA (HF Ultra-Scale Playbook), of
+# gathers and scatters and of all-reduces; other networks reach a share of their line rate.
+EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
+LINE_SHARE = 0.85
 NODE_GBIT = {"A100 80GB": 1600, "A100 40GB": 400, "H100 80GB": 3200, "H100 94GB": 3200, "H200": 3200, "B200": 3200, "GB200": 3200}
 
 
 @dataclass(frozen=True)
 class Links:
-    """peer, node: bytes per second that one rank's ring reaches inside a node, and across."""
+    """peer: bytes per second that one rank's ring reaches inside a node; node: a node's network cards together; efa: as EFA says"""
 
     peer: float
     node: float
-    hop_seconds: float
+    efa: bool
     node_size: int
 
     def crosses(self, ranks: int, stride: int = 1) -> bool:
         """Whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
         return ranks > 1 and ranks * stride > self.node_size
 
-    def half(self, payload: float, ranks: int, stride: int = 1) -> float:
+    def ring(self, kind: str, ranks: int, stride: int) -> tuple[float, float]:
+        """(bytes per second, seconds of all hops) of a ring. Groups that cross a node's border side by side share its cards."""
+        if not self.crosses(ranks, stride):
+            return self.peer, (ranks - 1) * PEER_LATENCY
+        nodes = -(-ranks * stride // self.node_size)
+        rate = self.node
+        if self.efa:
+            table, place = EFA[kind], math.log2(max(nodes, 2)) - 1
+            low = min(int(place), len(table) - 1)
+            high = min(low + 1, len(table) - 1)
+            rate = 1e9 * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low])) * self.node / 400e9
+        inside = max(1, self.node_size // stride)  # members of the group on one node
+        seconds = nodes * HOP + (ranks - nodes) * PEER_LATENCY * (inside > 1)
+        return min(self.peer, rate / min(stride, self.node_size)), seconds
+
+    def half(self, payload: float, ranks: int, stride: int = 1, kind: str = "gather") -> float:
         """Seconds of a gather or a scatter of `payload` bytes in all."""
         if ranks == 1:
             return 0.0
-        if not self.crosses(ranks, stride):
-            return CALL_LATENCY + (ranks - 1) * (PEER_LATENCY + payload / ranks / self.peer)
-        # A node's cards serve all groups that cross its border side by side: one for each rank of `stride`.
-        side_by_side = min(stride, self.node_size)
-        rate = min(self.peer, self.node / side_by_side)
-        return CALL_LATENCY + (ranks - 1) * (self.hop_seconds + payload / ranks / rate)
+        rate, hops = self.ring(kind, ranks, stride)
+        return CALL_LATENCY + hops + (ranks - 1) / ranks * payload / rate
 
     def all_reduce(self, payload: float, ranks: int, stride: int = 1) -> float:
         if ranks == 1:
             return 0.0
-        ring = 2 * self.half(payload, ranks, stride)
-        if not self.crosses(ranks, stride):
-            return ring
-        rate = min(self.peer, self.node / min(stride, self.node_size))
-        return min(ring, CALL_LATENCY + 2 * math.log2(ranks) * self.hop_seconds + 2 * payload / rate)
+        rate, hops = self.ring("all_reduce", ranks, stride)
+        tree = 2 * math.log2(ranks) * (HOP if self.crosses(ranks, stride) else PEER_LATENCY)
+        return CALL_LATENCY + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
 
     def send(self, payload: float, stride: int) -> float:
         """One point-to-point transfer to the rank `stride` away."""
         if stride < self.node_size:
             return CALL_LATENCY + payload / self.peer
-        return CALL_LATENCY + self.hop_seconds + payload / (self.node / self.node_size)
+        return CALL_LATENCY + HOP + payload / (self.node / self.node_size)
 
 
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
     """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or nothing known: the GPU kind's usual one."""
-    share, hop = next((v for k, v in NETWORKS.items() if k and k in named), NETWORKS[""])
+    efa = "EFA" in named
     match = re.search(r"([\d,.]+) ?G(?:bit|b|bps)?/?s", named)
     gbit = float(match[1].replace(",", "")) if match else NODE_GBIT.get(gpu.kind, 100)
-    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, gbit / 8 * share * 1e9, hop, node_size)
+    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, gbit / 8 * (1 if efa else LINE_SHARE) * 1e9, efa, node_size)

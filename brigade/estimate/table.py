@@ -17,7 +17,7 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("megatron-lm", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "dropout": True}),
     ("megatron", {"engine": "megatron", "kernels": FUSED, "attention": "flash3"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
-    ("fsdp1", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
+    ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
     ("", {"engine": "fsdp2"}),
 ]  # fmt: skip

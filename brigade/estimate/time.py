@@ -10,7 +10,6 @@ from .links import Links, links
 from .memory import LOGIT_BYTES, stage_layers, stage_parameters
 
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
-LAUNCH = 5e-6  # seconds between two kernels that Python, autograd and torch launch
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
 # What products of a real run reach of the best that products reach: clocks fall under load. Attention likewise, TFLOPS that count
@@ -85,17 +84,14 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 
 
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
-    """(forward, backward with what is computed again, seconds by which launching takes longer) of a layer and micro-batch."""
+    """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
     s = job.shape
     ops = list(layer_ops(s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout))
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
     scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
     again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[job.checkpointing]
-    launches = sum(op.launches for op in ops) * LAUNCH
-    passes = 3 + (again / forward)
-    waiting = max(0.0, launches * passes - forward - backward - again)
-    return forward, backward + again, waiting
+    return forward, backward + again, again / forward
 
 
 def step_time(job: Job) -> StepTime:
@@ -103,12 +99,12 @@ def step_time(job: Job) -> StepTime:
     g, s = gpu(job.gpu), job.shape
     net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
     stream = g.hbm_gb_s * 1e9 * STREAM
-    forward = backward = waiting = 0.0
+    forward = backward = again = 0.0
     for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
         if count:
             parts = layer_seconds(job, g, moe)
-            forward, backward, waiting = (
-                sum_ + part * count / s.layers for sum_, part in zip((forward, backward, waiting), parts, strict=True)
+            forward, backward, again = (
+                sum_ + part * count / s.layers for sum_, part in zip((forward, backward, again), parts, strict=True)
             )
     head = 3 * product_seconds(g, t, s.hidden, s.vocab / job.tensor)
     head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * s.vocab / job.tensor / stream
@@ -117,6 +113,7 @@ def step_time(job: Job) -> StepTime:
     trained = job.trained / job.tensor / p if job.trained else max(psi)
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
     around, around_across = _tensor(job, net)
+    waiting = max(0.0, job.conventions.host_seconds * (1 + again / 2) - forward - backward - around)
     per_micro = [n * (forward + backward + waiting + around) + add for n in layers]
     per_micro[-1] += head
     slowest = per_micro.index(max(per_micro))
