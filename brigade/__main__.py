@@ -11,6 +11,7 @@ VERBS = {
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),
+    "plan": ("plan", "will it fit, how fast is it, and which strategy: before anything is queued"),
     "lint": (
         "lint",
         "say what is wrong with hostfiles, ds_configs, accelerate configs and recipes, alone and together",

@@ -10,8 +10,7 @@ from .shape import ModelShape
 
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
-Loss = Literal["full", "compiled", "chunked", "fused"]
-OPTIMIZERS = {"adamw": None, "adamw_8bit": 2.0, "adafactor": 0.0, "lion": 4.0, "sgd": 0.0}
+Loss = Literal["full", "compiled", "kernel", "chunked", "fused"]
 SIZES = ("sequence", "micro_batch", "accumulation", "data", "tensor", "pipeline", "context", "expert", "virtual", "every", "node_size")
 
 
@@ -22,11 +21,12 @@ class Job:
     engine: a key of ENGINES; stage: what the data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
-    shard: ranks that share one copy of the states (0: all data-parallel ranks)
+    shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: of a node that hold a second copy of the weights
+    offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
     checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
         op"), or whole layers, of which `every`-th
     trained: parameters with gradients where adapters are trained; 0: all of the model's
-    moments: bytes of an optimizer's own states per trained parameter, where they differ from the engine's
+    optimizer: a key of states.OPTIMIZER_BYTES
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     """
 
@@ -44,6 +44,8 @@ class Job:
     expert: int = 1
     virtual: int = 1
     shard: int = 0
+    hpz: int = 0
+    offload: str = ""
     attended: float = 0
     checkpointing: Checkpointing = "none"
     every: int = 1
@@ -57,7 +59,7 @@ class Job:
     sequence_parallel: bool = True
     repeat_kv: bool = False
     trained: int = 0
-    moments: float | None = None
+    optimizer: str = "adamw_torch_fused"
     gpu: str = "H100 80GB"
     node_size: int = 8
     link: str = ""

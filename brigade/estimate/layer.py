@@ -33,6 +33,7 @@ class Op:
     kept: bytes for the backward pass
     split: tensor parallelism divides it by itself (else only sequence parallelism does)
     gathered: under tensor parallelism it is gathered over the ranks before the next product
+    experts: how many weights of that shape the tokens are spread over
     launches: kernels forward; twice as many backward
     """
 
@@ -46,6 +47,7 @@ class Op:
     split: bool = True
     gathered: bool = False
     launches: int = 1
+    experts: int = 0
 
 
 def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attended: float, *,
@@ -89,7 +91,7 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
     yield Op("router", "product", 2 * h * shape.experts, (h, shape.experts), kept=8 * shape.experts, split=False, launches=8)
     # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added.
     yield Op("dispatch", "pointwise", moved=8 * h * shape.top_k, moved_back=8 * h * shape.top_k, kept=4 * h * shape.top_k, launches=8)
-    yield from _mlp(shape, shape.expert_ffn, kernels, shape.top_k)
+    yield from _mlp(shape, shape.expert_ffn, kernels, shape.top_k, shape.experts)
 
 
 def _norm(name: str, width: float, fused: bool, split: bool = True) -> Op:
@@ -99,15 +101,15 @@ def _norm(name: str, width: float, fused: bool, split: bool = True) -> Op:
     return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=6 * width, split=split, launches=7)
 
 
-def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int) -> Iterator[Op]:
+def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int, experts: int = 0) -> Iterator[Op]:
     """Kept: gate, up and their product, and without a kernel of its own the activated gate."""
     h, gated, fused = shape.hidden, shape.family.gated, "mlp" in kernels or not shape.family.gated
     into = 2 if gated else 1
     kept, moved = ((6 if fused else 8), (6 if fused else 10)) if gated else (4, 4)
-    yield Op("up", "product", times * 2 * h * into * width, (h, into * width), launches=into)
+    yield Op("up", "product", times * 2 * h * into * width, (h, into * width), launches=into, experts=experts)
     yield Op("activation", "pointwise", moved=times * moved * width, moved_back=1.7 * times * moved * width, kept=times * kept * width,
              launches=1 if fused else 2)  # fmt: skip
-    yield Op("down", "product", times * 2 * width * h, (width, h))
+    yield Op("down", "product", times * 2 * width * h, (width, h), experts=experts)
 
 
 def kept_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True, keep_gathered: bool = False,

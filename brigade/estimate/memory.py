@@ -9,14 +9,15 @@ from dataclasses import dataclass, fields
 
 from .job import Job
 from .layer import kept_bytes, layer_ops
-from .states import SUB_GROUP_SIZE
+from .states import OPTIMIZER_BYTES, StateBytesPerRank, model_states
 
 GIB = 2**30
 # Bytes per token and word of the vocabulary at the loss.
 # full: bf16 logits (2), their fp32 copy (4), log-softmax (4) and its gradient (4): transformers/loss/loss_utils.py
 # compiled: the fp32 copy is never made whole, its gradient replaces log-softmax (12 in a torchtune run with and without)
+# kernel: bf16 logits and their gradient, by one kernel (Megatron's vocabulary-parallel cross-entropy, flash-attn's)
 # chunked: bf16 logits, and of one chunk of eight the rest; fused: neither (Liger, cut cross-entropy)
-LOGIT_BYTES = {"full": 14.0, "compiled": 12.0, "chunked": 3.0, "fused": 0.0}
+LOGIT_BYTES = {"full": 14.0, "compiled": 12.0, "kernel": 4.0, "chunked": 3.0, "fused": 0.0}
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
@@ -109,34 +110,52 @@ def memory(job: Job) -> Memory:
 
 def _moments(job: Job, place: int, layers: int) -> list[Memory]:
     """The three moments of one pipeline stage."""
-    engine, s, n, stage = job.conventions, job.shape, job.shard_ranks, job.stage
+    engine, s = job.conventions, job.shape
     first, last = place == 0, place == job.pipeline - 1
     psi = stage_parameters(job, layers, first=first, last=last)
     trained = job.trained / job.tensor / job.pipeline if job.trained else psi
-    adapters = job.method != "full"
-    base = _frozen_bytes(job, psi) if adapters else 0.0
-    whole = engine.weights if not adapters else 4.0
-    weights = (whole * trained + base) / (n if stage >= 3 else 1)
-    gradients = engine.gradients * trained / (n if stage >= 2 else 1)
-    moments = engine.optimizer if job.moments is None else job.moments + (4 if engine.optimizer > 8 else 0)
-    optimizer = moments * trained / (n if stage >= 1 else 1)
+    states, held = _states(job, trained, _frozen_bytes(job, psi))
     kept, back = activation_bytes(job)
-    flight = min(job.pipeline - place, job.accumulation)
-    kept *= layers * flight
+    kept *= layers * min(job.pipeline - place, job.accumulation)
     buffers = _buffers(job, psi, first=first, last=last)
-    copies = 4 * min(trained / n, SUB_GROUP_SIZE if stage == 3 else trained) if job.engine == "zero" else 0.0
-    held = gradients if engine.held or job.accumulation > 1 else 0.0
-    head = (engine.gradients * s.vocab * s.hidden / job.tensor) * (last and not held and not adapters and stage < 2)
-    begun = 0.0 if job.step_in_backward else gradients
+    begun = 0.0 if job.step_in_backward else held
+    waiting = held if engine.held or job.accumulation > 1 else 0.0
+    head = 0.0
+    if last and not waiting and job.method == "full" and job.stage < 2:  # the first gradient that the backward pass makes
+        head = engine.gradients * s.vocab * s.hidden / job.tensor
+    weights, optimizer = states.parameters, states.optimizer
+    at_step = 0.0 if job.step_in_backward else states.gradients
+    last_layer = back if job.checkpointing == "full" else 0.0
     return [
-        Memory(weights, held + head, optimizer, kept, logit_bytes(job) if last else 0.0, buffers),
-        Memory(weights, held or begun / max(layers, 1), optimizer, kept + back, 0.0, buffers),
-        Memory(weights, begun + copies, optimizer, back if job.checkpointing == "full" else 0.0, 0.0, buffers if stage < 3 else 0.0),
+        Memory(weights, waiting + head, optimizer, kept, logit_bytes(job) if last else 0.0, buffers),
+        Memory(weights, waiting or begun / max(layers, 1), optimizer, kept + back, 0.0, buffers),
+        Memory(weights, max(at_step, begun), optimizer, last_layer, 0.0, buffers if job.stage < 3 else 0.0),
     ]
+
+
+def _states(job: Job, trained: float, frozen: float) -> tuple[StateBytesPerRank, float]:
+    """(what one rank holds in the optimizer's step, its gradients until then)."""
+    engine, n, stage = job.conventions, job.shard_ranks, job.stage
+    if job.engine in ("ddp", "zero", "fsdp2"):
+        kind = f"zero{stage}" if job.engine == "zero" else job.engine
+        states = model_states(kind, trained, n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
+        held = engine.gradients * trained / (n if stage >= 2 else 1)
+        if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
+            weights = states.parameters if job.offload == "optimizer" else 0.0
+            return StateBytesPerRank(weights, 0.0, 0.0), 0.0
+        return states, held
+    own = OPTIMIZER_BYTES[job.optimizer]
+    moments = engine.optimizer if own == 8 else own
+    shared = {at: n if stage >= at else 1 for at in (1, 2, 3)}
+    weight = engine.weights * trained if job.method == "full" else 4 * trained + frozen
+    held = engine.gradients * trained / shared[2]
+    return StateBytesPerRank(weight / shared[3], held, moments * trained / shared[1]), held
 
 
 def _frozen_bytes(job: Job, psi: float) -> float:
     """The weights under adapters: bf16, or four bits with nested constants but for embedding and head (QLoRA)."""
+    if job.method == "full":
+        return 0.0
     if job.method == "lora":
         return 2 * psi
     ends = (job.shape.embedding + job.shape.head) / job.tensor / job.pipeline

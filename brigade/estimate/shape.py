@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Other names that config classes have for the same number.
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
@@ -281,3 +282,44 @@ def _vision(vision: Mapping[str, Any] | None, hidden: int) -> int:
     positions = (int(vision["image_size"]) // patch) ** 2
     embeddings = width * 3 * patch * patch + width + positions * width
     return int(vision["num_hidden_layers"]) * layer + embeddings + 2 * width + width * hidden + width
+
+
+def known_shape(name: str) -> ModelShape | None:
+    """The model of that name, if a recipe here has its config.json: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    for path in sorted(RECIPES.glob("*/config.json")):
+        if "".join(letter for letter in path.parent.name if letter.isalnum()) == plain:
+            return shape_of(read_config(path), str(path), path.parent.name)
+    return None
+
+
+def named_shape(name: str) -> ModelShape:
+    """A model by a recipe's folder, a folder or file with a config.json, or its name on the Hub.
+
+    Raises UserError where there is none, or the Hub cannot be asked.
+    """
+    path = Path(name).expanduser()
+    for candidate in (path, RECIPES / name):
+        if candidate.is_file() or (candidate / "config.json").is_file():
+            return shape_of(read_config(candidate), str(candidate), candidate.name if candidate.is_dir() else candidate.parent.name)
+    if shape := known_shape(name.rpartition("/")[2]):
+        return shape
+    from huggingface_hub import hf_hub_download
+
+    try:
+        found = hf_hub_download(name, "config.json")
+    except Exception as error:
+        raise UserError(f"model {name!r}", f"no folder or recipe here has that name, and the Hub does not give its config.json: "
+                        f"{(str(error).strip().splitlines() or [type(error).__name__])[0][:120]}",
+                        "name a folder with a config.json, or check name, network and HF_TOKEN") from None  # fmt: skip
+    return shape_of(read_config(Path(found)), name, name)
+
+
+def lora_parameters(shape: ModelShape, rank: int) -> int:
+    """Of adapters of `rank` on every linear layer but the head; experts are no linear layers (docs/methods.md)."""
+    h, q, kv = shape.hidden, shape.query_width, shape.key_value_width
+    attention = (h + q) + 2 * (h + kv // 2) + (q + h)
+    mlps = 3 if shape.family.gated else 2
+    dense = shape.dense_layers * mlps * (h + shape.ffn)
+    shared = shape.moe_layers * mlps * (h + shape.shared_ffn) if shape.shared_ffn else 0
+    return rank * (shape.layers * attention + dense + shared)

@@ -1,21 +1,27 @@
 """Estimates for the rows of a CSV of published runs: which of them can be expressed, and as what."""
 
+import csv
 import re
-from collections.abc import Mapping
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
+from .estimate import Estimate, estimate
 from .job import Checkpointing, Job, Loss
 from .layer import EAGER, FUSED
-from .shape import FAMILIES, LLAMA, Family, ModelShape
+from .shape import FAMILIES, LLAMA, Family, ModelShape, known_shape, lora_parameters
 
 # How a framework computes: the first name that is found in the row's `framework`.
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
-    ("composer", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1"}),
+    ("composer", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1", "loss": "kernel"}),
     ("nanotron", {"engine": "nanotron", "kernels": frozenset(("norm", "rotary"))}),
     ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "sequence_parallel": False, "dropout": True}),
     ("megatron-lm", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "dropout": True}),
-    ("megatron", {"engine": "megatron", "kernels": FUSED, "attention": "flash3"}),
+    ("megatron", {"engine": "megatron", "kernels": FUSED, "attention": "flash3", "stage": 1, "loss": "kernel"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
@@ -45,17 +51,15 @@ def integer(row: Mapping[str, str], key: str, default: int | None = None) -> int
 
 def shape_of_row(row: Mapping[str, str]) -> ModelShape:
     name = row["model"]
+    if not (row.get("hidden") or "").strip():
+        if shape := known_shape(name):
+            return shape
+        raise Inexpressible(f"the row does not give the dimensions of {name!r}, and no recipe here has its config.json")
     family = next(family for pattern, family in BY_NAME if re.search(pattern, name, re.I))
     hidden, heads = integer(row, "hidden"), integer(row, "heads")
     tied = "tied" in name or family.tied or "llama3.2" in name
     return ModelShape(name, integer(row, "layers"), hidden, integer(row, "ffn"), heads, integer(row, "kv_heads", heads),
                       hidden // heads, integer(row, "vocab", 51200), tied=tied, family=family)  # fmt: skip
-
-
-def lora_parameters(shape: ModelShape, rank: int = 16) -> int:
-    """Of adapters of `rank` on every linear layer but the head."""
-    h, q, kv, f = shape.hidden, shape.query_width, shape.key_value_width, shape.ffn
-    return shape.layers * rank * ((h + q) + 2 * (h + kv // 2) + (q + h) + 3 * (h + f))
 
 
 def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointing, int, bool]:
@@ -82,11 +86,14 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     how, every, offloaded = checkpointing_of(row.get("act_ckpt", ""), "fsdp1 + compile" in row["framework"].lower())
     if "compile" in kernels:
         traits["kernels"] = FUSED
-    loss: Loss = "chunked" if "chunk" in kernels else "compiled" if "compile" in kernels else "full"
+    loss: Loss = "chunked" if "chunk" in kernels else "compiled" if "compile" in kernels else traits.pop("loss", "full")
+    traits.pop("loss", None)
     data, tensor, pipeline, context = (integer(row, key, 1) for key in ("dp", "tp", "pp", "cp"))
     if not (row.get("dp") or "").strip():
         data = max(1, integer(row, "n_gpus") // (tensor * pipeline * context))
     stage = integer(row, "zero", traits.pop("stage", 0))
+    if match := re.search(r"FSDP=(\d+)", row["strategy"]):
+        stage = 3 if int(match[1]) > 1 else stage
     micro, batch = integer(row, "mbs"), integer(row, "gbs_seqs", 0)
     accumulation = integer(row, "grad_acc", max(1, batch // (micro * data)) if batch else 1)
     shard = 8 if "hsdp" in row["strategy"].lower() else 0
@@ -95,12 +102,126 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         traits["kernels"], loss = FUSED, ("compiled" if "compile" in kernels and "lora" not in kernels else "chunked")
     method = row["task"] if row["task"] in ("lora", "qlora") else "full"
     if method != "full":
-        traits |= {"method": method, "trained": lora_parameters(shape)}
+        traits |= {"method": method, "trained": lora_parameters(shape, 16)}
     if "8bit" in row["optimizer"].lower():
-        traits["moments"] = 2.0
+        traits["optimizer"] = "adamw_8bit"
     if cumulative and "optimizer-in-bwd" in kernels or offloaded:
         traits["step_in_backward"] = True
     return Job(shape, integer(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
                context=context, virtual=integer(row, "vp", 1), shard=shard, checkpointing=how, every=every,
                offload_activations=offloaded, gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss,
                expert=integer(row, "ep", 1), fp8="fp8" in precision or "float8" in precision, **traits)  # fmt: skip
+
+
+# ---- whole tables ------------------------------------------------------------------------------------------------
+PREDICTED = ("pred_mem_gib", "pred_mem_allocated_gib", "pred_step_time_s", "pred_tok_s_gpu", "pred_mfu_pct", "fits", "reason")
+# The two models of the Ultra-Scale Playbook's own table (playbook_h100.csv), which gives their parameters alone.
+PLAYBOOK = {
+    "1.34B": {"model": "llama-like-1.34B-tied", "layers": "16", "hidden": "2048", "ffn": "8192", "heads": "32", "vocab": "131072"},
+    "8.86B": {"model": "llama-like-8.86B", "layers": "32", "hidden": "4096", "ffn": "14336", "heads": "32", "vocab": "131072"},
+}
+
+
+def as_published(row: Mapping[str, str]) -> Mapping[str, str]:
+    """A row of either format in published.csv's columns; measured columns are left behind."""
+    if "n_gpus" in row:
+        return row
+    if row["model"] not in PLAYBOOK:
+        raise Inexpressible(f"model {row['model']!r} is none of the table's {' and '.join(PLAYBOOK)}")
+    return PLAYBOOK[row["model"]] | {
+        "n_gpus": row["gpus"], "gpu": "H100-80GB", "inter_node": "EFA (AWS P5, 3200Gb/s per node)", "framework": "nanotron v0.5",
+        "task": "pretrain", "strategy": "", "dp": row["dp"], "tp": row["tp"], "pp": row["pp"], "zero": row["zero"],
+        "mbs": row["mbs"], "grad_acc": row["grad_acc"], "seq_len": "4096", "precision": "bf16", "optimizer": "AdamW",
+    }  # fmt: skip
+
+
+def predict(row: Mapping[str, str]) -> dict[str, Any]:
+    """PREDICTED for one row; for one that cannot be expressed, the reason alone."""
+    try:
+        result: Estimate = estimate(job_of_row(as_published(row)))
+    except Inexpressible as error:
+        return dict.fromkeys(PREDICTED, "") | {"reason": str(error)}
+    except UserError as error:
+        return dict.fromkeys(PREDICTED, "") | {"reason": f"{error.place}: {error.problem}"}
+    kind = row.get("mem_kind", "").lower()
+    seen = result.device_gib if "smi" in kind or "device" in kind else result.reserved_gib
+    return {
+        "pred_mem_gib": f"{seen:.2f}", "pred_mem_allocated_gib": f"{result.allocated_gib:.2f}",
+        "pred_step_time_s": f"{result.time.total:.4f}", "pred_tok_s_gpu": f"{result.tokens_per_second_per_gpu:.1f}",
+        "pred_mfu_pct": f"{result.mfu:.2f}", "fits": "yes" if result.fits else "no", "reason": "",
+    }  # fmt: skip
+
+
+def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
+    """Every row of `path` with its prediction, written to `out`. Raises UserError for a table of another format."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise UserError(str(path), f"it cannot be read: {error.strerror}", "name a CSV file") from None
+    except UnicodeDecodeError:
+        raise UserError(str(path), "it is not text", "name a CSV file") from None
+    if not rows:
+        raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
+    needed = {"model", "dp", "tp", "pp", "mbs", "grad_acc"} | ({"framework", "gpu", "seq_len"} if "n_gpus" in rows[0] else {"gpus", "zero"})
+    if missing := sorted(needed - rows[0].keys()):
+        raise UserError(str(path), f"it lacks the columns {', '.join(missing)}",
+                        "give the columns of benchmarks/data/published.csv or benchmarks/data/playbook_h100.csv")  # fmt: skip
+    if out.exists() and out.resolve() == path.resolve():
+        raise UserError(str(out), "it is the table itself", "name another file for --out")
+    done = [row | predict(row) for row in rows]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*rows[0], *(name for name in PREDICTED if name not in rows[0])], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(done)
+    return done
+
+
+def figure(row: Mapping[str, str], *names: str) -> float | None:
+    """The first of the columns that holds a number above 0."""
+    for name in names:
+        try:
+            if (value := float(row.get(name) or 0)) > 0:
+                return value
+        except ValueError:
+            continue
+    return None
+
+
+def errors(row: Mapping[str, str]) -> tuple[float | None, float | None]:
+    """Relative errors (predicted / measured - 1) of memory and of speed, where the row has them and its run was ok."""
+    memory = speed = None
+    if row.get("status", "ok") == "ok" and not row.get("reason"):
+        allocated = any(word in row.get("mem_kind", "").lower() for word in ("alloc", "active", "analytic"))
+        seen, want = figure(row, "peak_mem_gib", "mem_gb"), "pred_mem_allocated_gib" if allocated else "pred_mem_gib"
+        memory = float(row[want]) / seen - 1 if seen else None
+        seen = figure(row, "tok_s_gpu")
+        speed = float(row["pred_tok_s_gpu"]) / seen - 1 if seen else None
+    return memory, speed
+
+
+def quantiles(values: Iterable[float | None]) -> tuple[int, float, float]:
+    """(how many, median, p90) of absolute values, in percent."""
+    known = sorted(100 * abs(value) for value in values if value is not None)
+    if not known:
+        return 0, float("nan"), float("nan")
+    return len(known), statistics.median(known), known[min(len(known) - 1, int(0.9 * len(known)))]
+
+
+def summary(rows: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Per set: rows, median and p90 of absolute errors, and what was said of runs that did not fit."""
+    sets: dict[str, list[Mapping[str, str]]] = defaultdict(list)
+    for row in rows:
+        sets[row.get("set") or row["model"]].append(row)
+    table = []
+    for name, members in sets.items():
+        memory, speed = zip(*(errors(row) for row in members), strict=True)
+        told = [row for row in members if not row.get("reason")]
+        table.append({
+            "set": name, "rows": len(members), "expressed": len(told), "memory": quantiles(memory), "speed": quantiles(speed),
+            "failed": sum(row.get("status", "ok") != "ok" for row in told),
+            "failed_told": sum(row.get("status", "ok") != "ok" and row["fits"] == "no" for row in told),
+            "ran": sum(row.get("status", "ok") == "ok" for row in told),
+            "ran_refused": sum(row.get("status", "ok") == "ok" and row["fits"] == "no" for row in told),
+        })  # fmt: skip
+    return table

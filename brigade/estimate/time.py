@@ -20,7 +20,10 @@ ATTENTION = {
     "flash3": {"A100": 175, "H100": 520, "H200": 520, "B200": 900, "GB200": 900},
 }  # fmt: skip
 FP8 = 1.7
-CONTENTION = 0.2
+CONTENTION = 0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
+STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
+CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
+NVME = 6e9  # bytes per second and node of local disks
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class StepTime:
 
     compute: products, attention and what lies between; launches: waiting for Python where kernels are short
     inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
+    offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
     """
 
     compute: float
@@ -37,19 +41,20 @@ class StepTime:
     across: float
     bubble: float
     optimizer: float
+    offload: float
 
     @property
     def total(self) -> float:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool = False) -> float:
-    """Of (rows x inner) @ (inner x outer): the last wave of tiles takes as long as a full one."""
-    tiles = math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
-    waves = math.ceil(tiles / g.sms) * g.sms / tiles
+def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool = False, groups: float = 1) -> float:
+    """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave takes as long as a full one."""
+    tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
+    waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
     rate = g.matmul_tflops * 1e12 * SUSTAINED.get(g.kind, 0.85) * (FP8 if fp8 else 1)
-    compute = 2 * rows * inner * outer * min(waves, 2.0) * (1 + FILL / inner) / rate
-    memory = 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
+    compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
+    memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
     return max(compute, memory)
 
 
@@ -75,11 +80,14 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         inner /= job.tensor
     else:
         outer /= job.tensor
-    fp8 = job.fp8
-    forward = product_seconds(g, t * times, inner, outer, fp8)
-    back = product_seconds(g, t * times, outer, inner, fp8)
+    rows, groups = t * times, 1.0
+    if op.experts:
+        groups = op.experts / job.expert
+        rows = t * times / groups
+    forward = product_seconds(g, rows, inner, outer, job.fp8, groups)
+    back = product_seconds(g, rows, outer, inner, job.fp8, groups)
     if job.method == "full":
-        back += product_seconds(g, inner, t * times, outer, fp8)
+        back += product_seconds(g, inner, rows, outer, job.fp8, groups)
     return forward, back
 
 
@@ -113,6 +121,10 @@ def step_time(job: Job) -> StepTime:
     trained = job.trained / job.tensor / p if job.trained else max(psi)
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
     around, around_across = _tensor(job, net)
+    if job.expert > 1:  # two exchanges forward and two backward
+        exchange = net.half(2 * s.hidden * t * s.top_k, job.expert, job.tensor)
+        around += 4 * exchange * s.moe_layers / s.layers
+        around_across = around_across or net.crosses(job.expert, job.tensor)
     waiting = max(0.0, job.conventions.host_seconds * (1 + again / 2) - forward - backward - around)
     per_micro = [n * (forward + backward + waiting + around) + add for n in layers]
     per_micro[-1] += head
@@ -123,11 +135,12 @@ def step_time(job: Job) -> StepTime:
     bubble = (p - 1) * per_micro[slowest] / job.virtual
     shared = _data(job, net, n * forward, n * backward, psi[slowest], trained)
     across = net.crosses(job.data * job.context, job.tensor)
-    states = (12 + 4 * job.conventions.gradients) if job.moments is None else 12 + job.moments * 2
-    optimizer = (28 + 2) * trained / (job.shard_ranks if job.stage >= 1 else 1) / stream + 0 * states
+    stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
+    optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
     tensor = m * n * around
     inside = (tensor if not around_across else 0.0) + (0.0 if across else shared)
-    return StepTime(compute, m * n * waiting, inside, (tensor if around_across else 0.0) + sends + (shared if across else 0.0), bubble, optimizer)
+    return StepTime(compute, m * n * waiting, inside, (tensor if around_across else 0.0) + sends + (shared if across else 0.0), bubble,
+                    optimizer, _offload(job, g, stepped, psi[slowest], compute))  # fmt: skip
 
 
 def _tensor(job: Job, net: Links) -> tuple[float, bool]:
@@ -170,3 +183,18 @@ def _data(job: Job, net: Links, forward: float, backward: float, psi: float, tra
         reduce *= m
     hidden = min(reduce, engine.hidden * backward * (m if job.stage == 2 else 1))
     return reduce - hidden + gather
+
+
+def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
+    """Seconds per step that offloading adds: gradients down and weights up, the host's Adam, and weights up for every pass."""
+    if not job.offload:
+        return 0.0
+    pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
+    seconds = 4 * stepped / pcie + stepped * here / CPU_ADAM
+    if job.offload in ("all", "nvme"):
+        shard = 2 * psi / job.shard_ranks
+        rate = pcie if job.offload == "all" else NVME / here
+        seconds += max(0.0, 2 * job.accumulation * shard / rate - compute)
+    if job.offload == "nvme":
+        seconds += 2 * 12 * stepped * here / NVME
+    return seconds

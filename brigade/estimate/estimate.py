@@ -1,0 +1,92 @@
+"""One configuration's estimate: memory, time and what follows from them, with their intervals."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .hardware import Gpu, flops_per_token, gpu
+from .job import Job
+from .memory import GIB, Memory, memory
+from .time import StepTime, step_time
+
+# What torch's allocator holds beyond what is allocated: the median of 43 Megatron runs (p90 1.07).
+FRAGMENTATION = 1.04
+CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
+COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a configuration takes.
+
+    context: bytes that no allocator of torch's counts: CUDA's context and NCCL's buffers
+    """
+
+    job: Job
+    gpu: Gpu
+    memory: Memory
+    time: StepTime
+    context: float
+
+    @property
+    def allocated_gib(self) -> float:
+        """torch.cuda.max_memory_allocated"""
+        return self.memory.allocated / GIB
+
+    @property
+    def reserved_gib(self) -> float:
+        """torch.cuda.max_memory_reserved"""
+        return self.allocated_gib * FRAGMENTATION
+
+    @property
+    def device_gib(self) -> float:
+        """What nvidia-smi shows."""
+        return self.reserved_gib + self.context / GIB
+
+    @property
+    def spare_gib(self) -> float:
+        """What is left of the card; below 0, it does not fit."""
+        return self.gpu.memory_gib - self.device_gib
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_gib >= 0
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.job.tokens_per_step / self.time.total / self.job.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Percent of the card's dense bf16 peak, 6 N + 12 L h s per token, N the parameters that a token meets."""
+        s = self.job.shape
+        needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length))
+        return 100 * self.tokens_per_second_per_gpu * needed / (self.gpu.bf16_tflops * 1e12)
+
+    def memory_interval(self) -> tuple[float, float]:
+        """GiB allocated, between which four of five runs lie."""
+        low, high = intervals()["memory"]
+        return self.allocated_gib * low, self.allocated_gib * high
+
+    def time_interval(self) -> tuple[float, float]:
+        """Seconds per step, between which four of five runs lie."""
+        low, high = intervals()["time_across" if self.job.nodes > 1 else "time_inside"]
+        return self.time.total * low, self.time.total * high
+
+
+@functools.cache
+def intervals() -> dict[str, Any]:
+    """Factors between which 80 % of measured rows lie; written by benchmarks/planner.py from rows left out of every fit."""
+    return yaml.safe_load(Path(__file__).with_name("intervals.yaml").read_text())
+
+
+def estimate(job: Job) -> Estimate:
+    """By formula, in milliseconds. Raises UserError for an unknown GPU."""
+    import math
+
+    device = gpu(job.gpu)
+    collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
+    return Estimate(job, device, memory(job), step_time(job), (CONTEXT_GIB + collectives) * GIB)

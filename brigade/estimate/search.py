@@ -1,0 +1,160 @@
+"""The choice: every strategy, micro-batch, checkpointing and set of kernels for one model on one cluster, and why each lost."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import UserError
+from .estimate import Estimate, estimate
+from .hardware import gpu
+from .job import Job, Loss, Method
+from .layer import EAGER, FUSED, Kernels
+from .memory import GIB
+from .shape import ModelShape
+from .strategies import CHOICES, Choice
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+KERNELS: dict[str, tuple[Kernels, Loss]] = {"torch": (EAGER, "full"), "Liger": (FUSED, "fused")}
+NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
+MARGIN = 0.05  # of the card that a written recipe leaves free
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs of one kind on `nodes` nodes of `node_size`; link: the network's name or rate, "" for the kind's usual one."""
+
+    gpu: str
+    node_size: int
+    nodes: int
+    link: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return self.node_size * self.nodes
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to train: sequences of `length` tokens, `batch` of them per optimizer step; trained: adapters' parameters."""
+
+    shape: ModelShape
+    length: int = 4096
+    batch: int = 128
+    method: Method = "full"
+    trained: int = 0
+    attended: float = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy with its best micro-batch, checkpointing and kernels."""
+
+    choice: Choice
+    kernels: str
+    estimate: Estimate
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.time.total
+
+    @property
+    def fits(self) -> bool:
+        return self.estimate.spare_gib >= MARGIN * self.estimate.gpu.memory_gib and not self.lacks_host_memory
+
+    @property
+    def lacks_host_memory(self) -> bool:
+        return False
+
+
+def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[tuple[str, Job]]:
+    """(kernels' name, configuration) of one strategy."""
+    node = cluster.node_size
+    for micro in MICRO_BATCHES:
+        if wanted.batch % (micro * cluster.gpus):
+            continue
+        for name, (kernels, loss) in KERNELS.items():
+            for checkpointing in ("none", "full"):
+                yield name, Job(
+                    wanted.shape, wanted.length, micro, wanted.batch // micro // cluster.gpus, method=wanted.method,
+                    engine=choice.engine, stage=choice.stage, data=cluster.gpus, attended=wanted.attended,
+                    shard=node if choice.group and choice.engine == "fsdp2" else 0, hpz=node if choice.group and choice.engine == "zero" else 0,
+                    offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
+                    trained=wanted.trained, gpu=cluster.gpu, node_size=node, link=cluster.link,
+                )  # fmt: skip
+
+
+def candidates(wanted: Wanted, cluster: Cluster) -> list[Candidate]:
+    """Each strategy's best: the fastest configuration that fits, or where none does the one that lacks least. Best first."""
+    gpu(cluster.gpu)
+    if wanted.batch % cluster.gpus:
+        near = math.ceil(wanted.batch / cluster.gpus) * cluster.gpus
+        raise UserError("global batch", f"{wanted.batch} sequences do not divide over {cluster.gpus} GPUs", f"use {near}")
+    best = []
+    for choice in CHOICES:
+        if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
+            continue
+        if choice.group and cluster.nodes == 1:
+            continue
+        found = [Candidate(choice, name, estimate(job)) for name, job in jobs(wanted, cluster, choice)]
+        fitting = [candidate for candidate in found if candidate.fits]
+        best.append(min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib))
+    return sorted(best, key=lambda c: (not c.fits, c.seconds if c.fits else -c.estimate.spare_gib))
+
+
+def chosen(ranked: list[Candidate]) -> Candidate | None:
+    """The simplest strategy that is within 5 % of the fastest, or None where nothing fits."""
+    fitting = [candidate for candidate in ranked if candidate.fits]
+    if not fitting:
+        return None
+    near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]
+    return min(near, key=lambda c: (c.choice.rank, c.seconds))
+
+
+def reason(candidate: Candidate, winner: Candidate | None) -> str:
+    """Why it is not the one: what it lacks, or what its step waits for."""
+    if candidate is winner:
+        return "chosen"
+    result = candidate.estimate
+    if not candidate.fits:
+        parts = {name: getattr(result.memory, name) for name in result.memory.__dataclass_fields__}
+        largest = max(parts, key=lambda name: parts[name])
+        lacks = MARGIN * result.gpu.memory_gib - result.spare_gib
+        return f"out of memory by {lacks:.0f} GiB: {largest} take {parts[largest] / GIB:.0f}"
+    if winner is None or candidate.seconds <= NEAR * winner.seconds:
+        return f"as fast, but {winner.choice.name if winner else 'another'} is simpler"
+    waits = {
+        "for the network": result.time.across, "for the links inside a node": result.time.inside,
+        "for offloaded states": result.time.offload, "for Python to launch kernels": result.time.launches,
+        "in the optimizer": result.time.optimizer,
+    }  # fmt: skip
+    most = max(waits, key=lambda name: waits[name])
+    slower = candidate.seconds / winner.seconds - 1
+    share = waits[most] / candidate.seconds
+    if share > 0.1:
+        return f"{slower:.0%} slower: {share:.0%} of its step waits {most}"
+    if result.job.checkpointing == "full" and winner.estimate.job.checkpointing == "none":
+        return f"{slower:.0%} slower: it has to compute layers again to fit"
+    return f"{slower:.0%} slower: micro-batch {result.job.micro_batch} against {winner.estimate.job.micro_batch}"
+
+
+def smallest_change(wanted: Wanted, cluster: Cluster) -> str:
+    """What is the least to change where nothing fits: more nodes, LoRA, or shorter sequences."""
+    ways = []
+    for nodes in (2, 4, 8, 16, 32, 64):
+        if nodes > cluster.nodes:
+            more = replace(cluster, nodes=nodes)
+            batch = math.ceil(wanted.batch / more.gpus) * more.gpus
+            if chosen(candidates(replace(wanted, batch=batch), more)):
+                ways.append(f"{nodes} nodes instead of {cluster.nodes}")
+                break
+    length = wanted.length // 2
+    while length >= 512:
+        if chosen(candidates(replace(wanted, length=length), cluster)):
+            ways.append(f"sequences of {length:,} tokens instead of {wanted.length:,}")
+            break
+        length //= 2
+    if wanted.method == "full":
+        adapters = replace(wanted, method="lora", trained=wanted.shape.parameters // 200)
+        if chosen(candidates(adapters, cluster)):
+            ways.append("LoRA instead of training all weights")
+    return " or ".join(ways) or "no number of nodes up to 64, no LoRA and no shorter sequence makes it fit: take larger GPUs"
