@@ -47,7 +47,7 @@ ENGINES = {
     "fsdp2": Engine(4, 4, 8, held=False),
     # FSDP with a policy that reduces in bf16 as well
     "fsdp-bf16": Engine(4, 4, 8, held=False, reduced=2),
-    # DeepSpeed in bf16: states.py has what lies where; reduces in bf16, in buckets of 5e8 elements that stages 1 and 2 do not hide
+    # DeepSpeed in bf16: states.py has what lies where; reduces in bf16, in buckets of 5e8 elements; stages 1 and 2 hide none
     "zero": Engine(2, 2, 12, reduced=2, bucket=1e9, hidden=0.0, accumulated=6),
     # Weights, gradients and moments in bf16 (torchtune's full recipes)
     "pure": Engine(2, 2, 4, held=False, reduced=2, accumulated=6),
@@ -57,5 +57,6 @@ ENGINES = {
     "megatron-2022": Engine(2, 4, 12, reduced=2, bucket=1e12, hidden=0.0),
     # nanotron: bf16 gradients stay beside their fp32 sum (optim/gradient_accumulator.py), tensors are gathered one by one after a
     # ZeRO-1 step (optim/zero.py), stages are cut by cost (models/base.py), gathered inputs stay (tensor_parallel/functional.py)
-    "nanotron": Engine(2, 6, 12, accumulated=14, bucket=25e6, hidden=0.5, per_tensor=True, keep_gathered=True, cut_by_cost=True, host_seconds=4.4e-3),
+    "nanotron": Engine(2, 6, 12, accumulated=14, bucket=25e6, hidden=0.5, per_tensor=True, keep_gathered=True,
+                       cut_by_cost=True, host_seconds=4.4e-3),
 }  # fmt: skip

@@ -11,17 +11,29 @@ from .shape import ModelShape
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
 Loss = Literal["full", "compiled", "kernel", "chunked", "fused"]
-SIZES = ("sequence", "micro_batch", "accumulation", "data", "tensor", "pipeline", "context", "expert", "virtual", "every", "node_size")
+SIZES = (
+    "sequence",
+    "micro_batch",
+    "accumulation",
+    "data",
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+    "virtual",
+    "every",
+    "node_size",
+)
 
 
 @dataclass(frozen=True)
 class Job:
     """One training configuration.
 
-    engine: a key of ENGINES; stage: what the data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
-    shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: of a node that hold a second copy of the weights
+    shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
     checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
         op"), or whole layers, of which `every`-th
@@ -72,7 +84,7 @@ class Job:
             raise UserError("tensor parallelism", f"{self.tensor} does not divide the model's {self.shape.heads} attention heads",
                             "use a divisor of it")  # fmt: skip
         if self.pipeline > self.shape.layers:
-            raise UserError("pipeline parallelism", f"{self.pipeline} stages are more than the model's {self.shape.layers} layers",
+            raise UserError("pipeline parallelism", f"{self.pipeline} stages are more than the {self.shape.layers} layers",
                             "use fewer stages")  # fmt: skip
 
     @property

@@ -4,10 +4,10 @@ One table serves two questions. Activation memory is the sum of what the operati
 compute and move. Bytes are per token, with activations in two bytes; h, q, kv and f are the widths of the residual
 stream, the queries, keys and values together, and the MLP.
 
-Kept and moved bytes are counted operation by operation. Without a kernel of its own a norm is what Transformers' modelling code
-has autograd run (modeling_llama.py: it computes in fp32 and keeps its fp32 input and its normalised input); one kernel keeps its input
-alone (Liger, Transformer Engine, or torch.compile, whose partitioner never computes again what a product reads, so that the outputs
-of norm and activation are kept).
+Kept and moved bytes are counted operation by operation. Without a kernel of its own a norm is what Transformers' modelling
+code has autograd run (modeling_llama.py): it computes in fp32 and keeps its fp32 input and its normalised input. One kernel
+keeps its input alone: Liger, Transformer Engine, or torch.compile, whose partitioner never computes again what a product
+reads, so that the outputs of norm and activation are kept.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,6 @@ class Op:
     split: tensor parallelism divides it by itself (else only sequence parallelism does)
     gathered: under tensor parallelism it is gathered over the ranks before the next product
     experts: how many weights of that shape the tokens are spread over
-    launches: kernels forward; twice as many backward
     """
 
     name: str
@@ -46,7 +45,6 @@ class Op:
     kept: float = 0.0
     split: bool = True
     gathered: bool = False
-    launches: int = 1
     experts: int = 0
 
 
@@ -57,59 +55,71 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
     attended: tokens that a token's attention sees at most (the sample's length, or the window); on average it sees half
     repeat_kv: keys and values are repeated to the queries' number before attention (SDPA in Transformers)
     """
-    h, q, kv, heads = shape.hidden, shape.query_width, shape.key_value_width, shape.heads
+    h, q, kv = shape.hidden, shape.query_width, shape.key_value_width
     for number in range(shape.family.norms):
         yield _norm(f"norm{number}", h, "norm" in kernels, split=False)
         if number < 2:  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-            yield Op(f"norm{number} out", "pointwise", kept=2 * h, split=False, gathered=True, launches=0)
-    yield Op("qkv", "product", 2 * h * (q + kv), (h, q + kv), launches=1 if "norm" in kernels else 3)
+            yield Op(f"norm{number} out", "pointwise", kept=2 * h, split=False, gathered=True)
+    yield Op("qkv", "product", 2 * h * (q + kv), (h, q + kv))
+    turned = q + kv / 2
     if shape.family.qk_norm:
-        yield _norm("qk norm", q + kv // 2, "norm" in kernels)
-        yield Op("qk norm out", "pointwise", kept=0.0, launches=0)
-    if not shape.family.positions and shape.family.rotary:
-        turned, passes, count = q + kv / 2, (4, 1) if "rotary" in kernels else (20, 10), 0
-        yield Op("rotary", "pointwise", moved=passes[0] * turned, moved_back=passes[0] * turned, launches=passes[1] + count)
-    if attention == "eager":
-        # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again; autograd keeps softmax's output,
-        # and with dropout its mask and its output (Korthikanti et al., section 4.1: 5 a s). Nothing of the mask is saved.
-        passes, kept = (11, 5 * heads * attended) if dropout else (8, 2 * heads * attended)
-        yield Op("scores", "attention", 4 * q * attended, kept=kept, moved=passes * heads * attended,
-                 moved_back=1.5 * passes * heads * attended, launches=6)  # fmt: skip
-        yield Op("attention", "pointwise", kept=2 * q + 2 * kv + 2 * q, launches=0)
-    else:
-        keys_values = 4 * q if repeat_kv else 2 * kv
-        yield Op("attention", "attention", 4 * q * attended / 2, kept=2 * q + keys_values + 2 * q + 4 * heads,
-                 moved=2 * keys_values * repeat_kv, launches=1 + 2 * repeat_kv)  # fmt: skip
+        yield _norm("qk norm", turned, "norm" in kernels)
+    if shape.family.rotary:
+        moved = (4 if "rotary" in kernels else 20) * turned
+        yield Op("rotary", "pointwise", moved=moved, moved_back=moved)
+    yield from _attention(shape, attention, attended, repeat_kv, dropout)
     yield Op("out", "product", 2 * q * h, (q, h))
-    mask = 2 * h if dropout else 0
-    yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, kept=mask, split=False, launches=2)
+    yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, kept=2 * h * dropout, split=False)
     if not moe:
         yield from _mlp(shape, shape.ffn, kernels, 1)
         return
     if shape.shared_ffn:
         yield from _mlp(shape, shape.shared_ffn, kernels, 1)
-    yield Op("router", "product", 2 * h * shape.experts, (h, shape.experts), kept=8 * shape.experts, split=False, launches=8)
+    experts, top = shape.experts, shape.top_k
+    yield Op("router", "product", 2 * h * experts, (h, experts), kept=8 * experts, split=False)
     # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added.
-    yield Op("dispatch", "pointwise", moved=8 * h * shape.top_k, moved_back=8 * h * shape.top_k, kept=4 * h * shape.top_k, launches=8)
-    yield from _mlp(shape, shape.expert_ffn, kernels, shape.top_k, shape.experts)
+    yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top)
+    yield from _mlp(shape, shape.expert_ffn, kernels, top, experts)
 
 
 def _norm(name: str, width: float, fused: bool, split: bool = True) -> Op:
-    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back about as much again and a half."""
+    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back half as much again."""
     if fused:
         return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=2 * width, split=split)
-    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=6 * width, split=split, launches=7)
+    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=6 * width, split=split)
+
+
+def _attention(shape: ModelShape, kind: Attention, attended: float, repeat_kv: bool, dropout: bool) -> Iterator[Op]:
+    q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
+    if kind != "eager":
+        keys_values = 4 * q if repeat_kv else 2 * kv
+        yield Op("attention", "attention", 4 * q * attended / 2, kept=2 * q + keys_values + 2 * q + 4 * heads,
+                 moved=2 * keys_values * repeat_kv)  # fmt: skip
+        return
+    # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. Autograd keeps softmax's output,
+    # and with dropout its mask and its output (5 a s of Korthikanti et al., section 4.1). The mask saves no products.
+    passes, kept = (11, 5) if dropout else (8, 2)
+    scores = heads * attended
+    yield Op(
+        "scores",
+        "attention",
+        4 * q * attended,
+        kept=kept * scores,
+        moved=passes * scores,
+        moved_back=1.5 * passes * scores,
+    )
+    yield Op("attention", "pointwise", kept=2 * q + 2 * kv + 2 * q)
 
 
 def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int, experts: int = 0) -> Iterator[Op]:
     """Kept: gate, up and their product, and without a kernel of its own the activated gate."""
-    h, gated, fused = shape.hidden, shape.family.gated, "mlp" in kernels or not shape.family.gated
+    h, gated = shape.hidden, shape.family.gated
     into = 2 if gated else 1
-    kept, moved = ((6 if fused else 8), (6 if fused else 10)) if gated else (4, 4)
-    yield Op("up", "product", times * 2 * h * into * width, (h, into * width), launches=into, experts=experts)
-    yield Op("activation", "pointwise", moved=times * moved * width, moved_back=1.7 * times * moved * width, kept=times * kept * width,
-             launches=1 if fused else 2)  # fmt: skip
-    yield Op("down", "product", times * 2 * width * h, (width, h), experts=experts)
+    kept, moved = ((6, 6) if "mlp" in kernels else (8, 10)) if gated else (4, 4)
+    wide = times * width
+    yield Op("up", "product", 2 * h * into * wide, (h, into * width), experts=experts)
+    yield Op("activation", "pointwise", moved=moved * wide, moved_back=1.7 * moved * wide, kept=kept * wide)
+    yield Op("down", "product", 2 * wide * h, (width, h), experts=experts)
 
 
 def kept_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True, keep_gathered: bool = False,

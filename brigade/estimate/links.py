@@ -1,8 +1,8 @@
 """How long collectives take on the links that they cross.
 
-Ring: each of n ranks sends its part n-1 times, T = (n-1) latency + (n-1)/n S / B for a gather or a scatter of S bytes in all, twice that for an
-all-reduce; a tree takes 2 log2(n) latency + 2 S / B. Between nodes B is what the node's network cards give all of its ranks
-together, because a ring crosses each node's border once (nccl-tests' doc/PERFORMANCE.md defines the bus bandwidth so).
+Ring: each of n ranks sends its part n-1 times, T = (n-1) latency + (n-1)/n S / B for a gather or a scatter of S bytes in all,
+twice that for an all-reduce; a tree takes 2 log2(n) latency. Between nodes B is what a node's network cards give all of its
+ranks together, because a ring crosses each node's border once (nccl-tests' doc/PERFORMANCE.md on bus bandwidth).
 """
 
 import math
@@ -19,12 +19,20 @@ HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
 # gathers and scatters and of all-reduces; other networks reach a share of their line rate.
 EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
 LINE_SHARE = 0.85
-NODE_GBIT = {"A100 80GB": 1600, "A100 40GB": 400, "H100 80GB": 3200, "H100 94GB": 3200, "H200": 3200, "B200": 3200, "GB200": 3200}
+NODE_GBIT = {
+    "A100 80GB": 1600,
+    "A100 40GB": 400,
+    "H100 80GB": 3200,
+    "H100 94GB": 3200,
+    "H200": 3200,
+    "B200": 3200,
+    "GB200": 3200,
+}
 
 
 @dataclass(frozen=True)
 class Links:
-    """peer: bytes per second that one rank's ring reaches inside a node; node: a node's network cards together; efa: as EFA says"""
+    """Bytes per second. peer: of one rank's ring inside a node; node: of a node's network cards together."""
 
     peer: float
     node: float
@@ -45,7 +53,12 @@ class Links:
             table, place = EFA[kind], math.log2(max(nodes, 2)) - 1
             low = min(int(place), len(table) - 1)
             high = min(low + 1, len(table) - 1)
-            rate = 1e9 * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low])) * self.node / 400e9
+            rate = (
+                1e9
+                * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low]))
+                * self.node
+                / 400e9
+            )
         inside = max(1, self.node_size // stride)  # members of the group on one node
         seconds = nodes * HOP + (ranks - nodes) * PEER_LATENCY * (inside > 1)
         return min(self.peer, rate / min(stride, self.node_size)), seconds
@@ -72,7 +85,7 @@ class Links:
 
 
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
-    """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or nothing known: the GPU kind's usual one."""
+    """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or "": the GPU kind's usual one."""
     efa = "EFA" in named
     match = re.search(r"([\d,.]+) ?G(?:bit|b|bps)?/?s", named)
     gbit = float(match[1].replace(",", "")) if match else NODE_GBIT.get(gpu.kind, 100)

@@ -1,8 +1,8 @@
 """Peak memory of a rank, in parts, by formula. Bytes.
 
-A step has three moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in the first
-layers of the backward pass, when the logits are gone and gradients have begun; and in the optimizer's step, when all gradients
-are there and no activation. The peak is the largest of them, over the stages of a pipeline.
+A step has three moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in
+the first layers of the backward pass, when the logits are gone and gradients have begun; and in the optimizer's step, when
+all gradients are there and no activation. The peak is the largest of them, over the stages of a pipeline.
 """
 
 from dataclasses import dataclass, fields
@@ -81,12 +81,18 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     whole = 0.0
     for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
         if count:
-            ops = list(layer_ops(s, job.kernels, job.attention, attended, moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout))
+            ops = list(
+                layer_ops(
+                    s, job.kernels, job.attention, attended, moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout
+                )
+            )
             kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
             whole += kept * t * count / s.layers
     boundary = 2 * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     width = s.expert_ffn * s.top_k if s.moe_layers else s.ffn
-    back = (6 * width / job.tensor + 4 * s.hidden) * t  # gradients of the MLP's three tensors and of the residual stream
+    back = (
+        6 * width / job.tensor + 4 * s.hidden
+    ) * t  # gradients of the MLP's three tensors and of the residual stream
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
         return (0.0 if job.offload_activations else kept), whole + back
@@ -121,7 +127,9 @@ def _moments(job: Job, place: int, layers: int) -> list[Memory]:
     begun = 0.0 if job.step_in_backward else held
     waiting = held if engine.held or job.accumulation > 1 else 0.0
     head = 0.0
-    if last and not waiting and job.method == "full" and job.stage < 2:  # the first gradient that the backward pass makes
+    if (
+        last and not waiting and job.method == "full" and job.stage < 2
+    ):  # the first gradient that the backward pass makes
         head = engine.gradients * s.vocab * s.hidden / job.tensor
     weights, optimizer = states.parameters, states.optimizer
     at_step = 0.0 if job.step_in_backward else states.gradients
@@ -138,7 +146,7 @@ def _states(job: Job, trained: float, frozen: float) -> tuple[StateBytesPerRank,
     engine, n, stage = job.conventions, job.shard_ranks, job.stage
     if job.engine in ("ddp", "zero", "fsdp2"):
         kind = f"zero{stage}" if job.engine == "zero" else job.engine
-        states = model_states(kind, trained, n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
+        states = model_states(kind, round(trained), n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
         held = engine.gradients * trained / (n if stage >= 2 else 1)
         if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
             weights = states.parameters if job.offload == "optimizer" else 0.0

@@ -77,7 +77,8 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[tuple[str
                 yield name, Job(
                     wanted.shape, wanted.length, micro, wanted.batch // micro // cluster.gpus, method=wanted.method,
                     engine=choice.engine, stage=choice.stage, data=cluster.gpus, attended=wanted.attended,
-                    shard=node if choice.group and choice.engine == "fsdp2" else 0, hpz=node if choice.group and choice.engine == "zero" else 0,
+                    shard=node if choice.group and choice.engine == "fsdp2" else 0,
+                    hpz=node if choice.group and choice.engine == "zero" else 0,
                     offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
                     trained=wanted.trained, gpu=cluster.gpu, node_size=node, link=cluster.link,
                 )  # fmt: skip
@@ -88,7 +89,9 @@ def candidates(wanted: Wanted, cluster: Cluster) -> list[Candidate]:
     gpu(cluster.gpu)
     if wanted.batch % cluster.gpus:
         near = math.ceil(wanted.batch / cluster.gpus) * cluster.gpus
-        raise UserError("global batch", f"{wanted.batch} sequences do not divide over {cluster.gpus} GPUs", f"use {near}")
+        raise UserError(
+            "global batch", f"{wanted.batch} sequences do not divide over {cluster.gpus} GPUs", f"use {near}"
+        )
     best = []
     for choice in CHOICES:
         if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
@@ -97,7 +100,9 @@ def candidates(wanted: Wanted, cluster: Cluster) -> list[Candidate]:
             continue
         found = [Candidate(choice, name, estimate(job)) for name, job in jobs(wanted, cluster, choice)]
         fitting = [candidate for candidate in found if candidate.fits]
-        best.append(min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib))
+        best.append(
+            min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib)
+        )
     return sorted(best, key=lambda c: (not c.fits, c.seconds if c.fits else -c.estimate.spare_gib))
 
 
@@ -157,4 +162,7 @@ def smallest_change(wanted: Wanted, cluster: Cluster) -> str:
         adapters = replace(wanted, method="lora", trained=wanted.shape.parameters // 200)
         if chosen(candidates(adapters, cluster)):
             ways.append("LoRA instead of training all weights")
-    return " or ".join(ways) or "no number of nodes up to 64, no LoRA and no shorter sequence makes it fit: take larger GPUs"
+    return (
+        " or ".join(ways)
+        or "no number of nodes up to 64, no LoRA and no shorter sequence makes it fit: take larger GPUs"
+    )

@@ -61,7 +61,8 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(norms=4, qk_norm=True, tied=True, defaults=(
         ("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256))),
     "gpt_oss": Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True, sinks=True),
-    "gpt2": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, tied=True, positions=1024, rotary=False),
+    "gpt2": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, tied=True, positions=1024,
+                   rotary=False),
     "mpt": Family(gated=False, tied=True, rotary=False),
     "gpt_neox": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True),
 }  # fmt: skip
@@ -194,9 +195,13 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(str(path), f"it cannot be read: {error.strerror}", "name a model's folder or config.json") from None
+        raise UserError(
+            str(path), f"it cannot be read: {error.strerror}", "name a model's folder or config.json"
+        ) from None
     except ValueError as error:
-        raise UserError(str(path), f"not JSON: {error}", "take the config.json that was published with the model") from None
+        raise UserError(
+            str(path), f"not JSON: {error}", "take the config.json that was published with the model"
+        ) from None
     if not isinstance(config, dict):
         raise UserError(str(path), f"holds {type(config).__name__}, not keys and values", "name a model's config.json")
     return config
@@ -211,7 +216,9 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
     kind = str(text.get("model_type", config.get("model_type", "")))
     if kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise UserError(f"{place}: model_type", f"{kind!r} is not known to the formulas", f"known: {known}; or use --trace")
+        raise UserError(
+            f"{place}: model_type", f"{kind!r} is not known to the formulas", f"known: {known}; or use --trace"
+        )
     family = FAMILIES[kind]
 
     def number(key: str, default: int | None = None) -> int:
@@ -223,7 +230,9 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
                 return value
         default = dict(family.defaults).get(key, default)
         if default is None:
-            raise UserError(f"{place}: {key}", "the config does not state it", "take the config.json published with the model")
+            raise UserError(
+                f"{place}: {key}", "the config does not state it", "take the config.json published with the model"
+            )
         return default
 
     hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
@@ -301,7 +310,9 @@ def named_shape(name: str) -> ModelShape:
     path = Path(name).expanduser()
     for candidate in (path, RECIPES / name):
         if candidate.is_file() or (candidate / "config.json").is_file():
-            return shape_of(read_config(candidate), str(candidate), candidate.name if candidate.is_dir() else candidate.parent.name)
+            return shape_of(
+                read_config(candidate), str(candidate), candidate.name if candidate.is_dir() else candidate.parent.name
+            )
     if shape := known_shape(name.rpartition("/")[2]):
         return shape
     from huggingface_hub import hf_hub_download

@@ -19,7 +19,8 @@ from .shape import FAMILIES, LLAMA, Family, ModelShape, known_shape, lora_parame
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("composer", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1", "loss": "kernel"}),
     ("nanotron", {"engine": "nanotron", "kernels": frozenset(("norm", "rotary"))}),
-    ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "sequence_parallel": False, "dropout": True}),
+    ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "sequence_parallel": False,
+                            "dropout": True}),
     ("megatron-lm", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "dropout": True}),
     ("megatron", {"engine": "megatron", "kernels": FUSED, "attention": "flash3", "stage": 1, "loss": "kernel"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
@@ -98,14 +99,14 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     accumulation = integer(row, "grad_acc", max(1, batch // (micro * data)) if batch else 1)
     shard = 8 if "hsdp" in row["strategy"].lower() else 0
     cumulative = "torchtune" in row["framework"].lower()  # its rows are a ladder: each adds to those above it
-    if cumulative and micro and "+packed" not in kernels or "lora" in kernels:
+    if (cumulative and micro and "+packed" not in kernels) or "lora" in kernels:
         traits["kernels"], loss = FUSED, ("compiled" if "compile" in kernels and "lora" not in kernels else "chunked")
     method = row["task"] if row["task"] in ("lora", "qlora") else "full"
     if method != "full":
         traits |= {"method": method, "trained": lora_parameters(shape, 16)}
     if "8bit" in row["optimizer"].lower():
         traits["optimizer"] = "adamw_8bit"
-    if cumulative and "optimizer-in-bwd" in kernels or offloaded:
+    if (cumulative and "optimizer-in-bwd" in kernels) or offloaded:
         traits["step_in_backward"] = True
     return Job(shape, integer(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
                context=context, virtual=integer(row, "vp", 1), shard=shard, checkpointing=how, every=every,
@@ -114,11 +115,33 @@ def job_of_row(row: Mapping[str, str]) -> Job:
 
 
 # ---- whole tables ------------------------------------------------------------------------------------------------
-PREDICTED = ("pred_mem_gib", "pred_mem_allocated_gib", "pred_step_time_s", "pred_tok_s_gpu", "pred_mfu_pct", "fits", "reason")
+PREDICTED = (
+    "pred_mem_gib",
+    "pred_mem_allocated_gib",
+    "pred_step_time_s",
+    "pred_tok_s_gpu",
+    "pred_mfu_pct",
+    "fits",
+    "reason",
+)
 # The two models of the Ultra-Scale Playbook's own table (playbook_h100.csv), which gives their parameters alone.
 PLAYBOOK = {
-    "1.34B": {"model": "llama-like-1.34B-tied", "layers": "16", "hidden": "2048", "ffn": "8192", "heads": "32", "vocab": "131072"},
-    "8.86B": {"model": "llama-like-8.86B", "layers": "32", "hidden": "4096", "ffn": "14336", "heads": "32", "vocab": "131072"},
+    "1.34B": {
+        "model": "llama-like-1.34B-tied",
+        "layers": "16",
+        "hidden": "2048",
+        "ffn": "8192",
+        "heads": "32",
+        "vocab": "131072",
+    },
+    "8.86B": {
+        "model": "llama-like-8.86B",
+        "layers": "32",
+        "hidden": "4096",
+        "ffn": "14336",
+        "heads": "32",
+        "vocab": "131072",
+    },
 }
 
 
@@ -163,7 +186,9 @@ def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
         raise UserError(str(path), "it is not text", "name a CSV file") from None
     if not rows:
         raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
-    needed = {"model", "dp", "tp", "pp", "mbs", "grad_acc"} | ({"framework", "gpu", "seq_len"} if "n_gpus" in rows[0] else {"gpus", "zero"})
+    needed = {"model", "dp", "tp", "pp", "mbs", "grad_acc"} | (
+        {"framework", "gpu", "seq_len"} if "n_gpus" in rows[0] else {"gpus", "zero"}
+    )
     if missing := sorted(needed - rows[0].keys()):
         raise UserError(str(path), f"it lacks the columns {', '.join(missing)}",
                         "give the columns of benchmarks/data/published.csv or benchmarks/data/playbook_h100.csv")  # fmt: skip
@@ -171,7 +196,9 @@ def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
         raise UserError(str(out), "it is the table itself", "name another file for --out")
     done = [row | predict(row) for row in rows]
     with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*rows[0], *(name for name in PREDICTED if name not in rows[0])], lineterminator="\n")
+        writer = csv.DictWriter(
+            file, [*rows[0], *(name for name in PREDICTED if name not in rows[0])], lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(done)
     return done

@@ -20,7 +20,9 @@ ATTENTION = {
     "flash3": {"A100": 175, "H100": 520, "H200": 520, "B200": 900, "GB200": 900},
 }  # fmt: skip
 FP8 = 1.7
-CONTENTION = 0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
+CONTENTION = (
+    0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
+)
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
 NVME = 6e9  # bytes per second and node of local disks
@@ -49,7 +51,7 @@ class StepTime:
 
 
 def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool = False, groups: float = 1) -> float:
-    """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave takes as long as a full one."""
+    """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
     rate = g.matmul_tflops * 1e12 * SUSTAINED.get(g.kind, 0.85) * (FP8 if fp8 else 1)
@@ -74,7 +76,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
             rate = 1e12 * next((v for k, v in rates.items() if g.kind.startswith(k)), 0.45 * g.matmul_tflops)
         forward = op.flops * t / job.tensor / rate
         return forward + moved[0], factor * forward + moved[1]
-    inner, outer = op.shape
+    inner, outer = map(float, op.shape)
     times = op.flops / (2 * inner * outer)  # experts: how often a token goes through
     if op.name in ("out", "down"):
         inner /= job.tensor
@@ -94,11 +96,17 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
     s = job.shape
-    ops = list(layer_ops(s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout))
+    ops = list(
+        layer_ops(
+            s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout
+        )
+    )
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
     scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
-    again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[job.checkpointing]
+    again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[
+        job.checkpointing
+    ]
     return forward, backward + again, again / forward
 
 
@@ -138,16 +146,17 @@ def step_time(job: Job) -> StepTime:
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
     tensor = m * n * around
-    inside = (tensor if not around_across else 0.0) + (0.0 if across else shared)
-    return StepTime(compute, m * n * waiting, inside, (tensor if around_across else 0.0) + sends + (shared if across else 0.0), bubble,
-                    optimizer, _offload(job, g, stepped, psi[slowest], compute))  # fmt: skip
+    inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
+    outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
+    offload = _offload(job, g, stepped, psi[slowest], compute)
+    return StepTime(compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
 
 
 def _tensor(job: Job, net: Links) -> tuple[float, bool]:
     """Seconds per layer and micro-batch of tensor parallelism, and whether it crosses nodes.
 
-    Gather before and scatter after attention and MLP, and the same backward: eight halves; computing whole layers again adds four,
-    and gathering again for the weights' gradients two.
+    Gather before and scatter after attention and MLP, and the same backward: eight halves; computing whole layers again adds
+    four, and gathering again for the weights' gradients two.
     """
     if job.tensor == 1:
         return 0.0, False
