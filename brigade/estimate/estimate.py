@@ -9,11 +9,11 @@ import yaml
 
 from .hardware import Gpu, flops_per_token, gpu
 from .job import Job
-from .memory import GIB, Memory, memory
+from .memory import GIB, Memory, gradient_bytes, memory
 from .time import StepTime, step_time
 
-# What torch's allocator holds beyond what is allocated: the median of 43 Megatron runs (p90 1.07).
-FRAGMENTATION = 1.04
+# What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails.
+SHORT = 1.04
 CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
 COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
 
@@ -38,13 +38,14 @@ class Estimate:
 
     @property
     def reserved_gib(self) -> float:
-        """torch.cuda.max_memory_reserved"""
-        return self.allocated_gib * FRAGMENTATION
+        """torch.cuda.max_memory_reserved on a card with room: blocks of gradients that were freed stay with the allocator."""
+        freed = 0.0 if self.memory.gradients else gradient_bytes(self.job) / GIB
+        return (self.allocated_gib + freed) * self.job.conventions.fragmentation
 
     @property
     def device_gib(self) -> float:
-        """What nvidia-smi shows."""
-        return self.reserved_gib + self.context / GIB
+        """What the card has to hold."""
+        return self.allocated_gib * SHORT + self.context / GIB
 
     @property
     def spare_gib(self) -> float:
@@ -83,10 +84,10 @@ def intervals() -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_name("intervals.yaml").read_text())
 
 
-def estimate(job: Job) -> Estimate:
+def estimate(job: Job, device: Gpu | None = None) -> Estimate:
     """By formula, in milliseconds. Raises UserError for an unknown GPU."""
     import math
 
-    device = gpu(job.gpu)
+    device = device or gpu(job.gpu)
     collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
-    return Estimate(job, device, memory(job), step_time(job), (CONTEXT_GIB + collectives) * GIB)
+    return Estimate(job, device, memory(job), step_time(job, device), (CONTEXT_GIB + collectives) * GIB)

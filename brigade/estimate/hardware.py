@@ -2,7 +2,8 @@
 
 import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..errors import UserError
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
 MATMUL_SHARE = 0.8
+SUSTAINED = 0.85
+ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,18 @@ class Gpu:
     pcie_gb_s: float
     sms: int
     source: str
+    sustained: float = SUSTAINED
+    attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def product_rate(self) -> float:
+        """FLOPs per second of large products in a training run."""
+        return self.matmul_tflops * 1e12 * self.sustained
+
+    def attention_rate(self, kernel: str) -> float:
+        """FLOPs per second, of the visible half of the scores."""
+        known = self.attention_tflops
+        return 1e12 * known.get(kernel, known.get("flash2", ATTENTION_SHARE * self.matmul_tflops))
 
 
 @functools.cache

@@ -160,6 +160,13 @@ def _states(job: Job, trained: float, frozen: float) -> tuple[StateBytesPerRank,
     return StateBytesPerRank(weight / shared[3], held, moments * trained / shared[1]), held
 
 
+def gradient_bytes(job: Job) -> float:
+    """Of one rank until the optimizer's step, on the first stage of a pipeline."""
+    psi = stage_parameters(job, stage_layers(job)[0], first=True, last=job.pipeline == 1)
+    trained = job.trained / job.tensor / job.pipeline if job.trained else psi
+    return _states(job, trained, 0.0)[1]
+
+
 def _frozen_bytes(job: Job, psi: float) -> float:
     """The weights under adapters: bf16, or four bits with nested constants but for embedding and head (QLoRA)."""
     if job.method == "full":

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 # Bytes per parameter of an optimizer's own states in fp32 (moments, momentum).
 OPTIMIZER_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "lamb": 8, "lars": 4, "sgd": 0,
-                   "adamw_8bit": 2, "paged_adamw_8bit": 2}  # fmt: skip
+                   "adamw_8bit": 2, "paged_adamw_8bit": 0}  # fmt: skip
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
 

@@ -104,9 +104,10 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     method = row["task"] if row["task"] in ("lora", "qlora") else "full"
     if method != "full":
         traits |= {"method": method, "trained": lora_parameters(shape, 16)}
-    if "8bit" in row["optimizer"].lower():
-        traits["optimizer"] = "adamw_8bit"
-    if (cumulative and "optimizer-in-bwd" in kernels) or offloaded:
+    optimizer = row["optimizer"].lower()
+    if "8bit" in optimizer:
+        traits["optimizer"] = "paged_adamw_8bit" if "paged" in optimizer else "adamw_8bit"
+    if (cumulative and "optimizer-in-bwd" in kernels) or "in backward" in optimizer or offloaded:
         traits["step_in_backward"] = True
     return Job(shape, integer(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
                context=context, virtual=integer(row, "vp", 1), shard=shard, checkpointing=how, every=every,

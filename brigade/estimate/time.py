@@ -12,13 +12,6 @@ from .memory import LOGIT_BYTES, stage_layers, stage_parameters
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
-# What products of a real run reach of the best that products reach: clocks fall under load. Attention likewise, TFLOPS that count
-# the visible half of the scores alone.
-SUSTAINED = {"A100 80GB": 0.97, "A100 40GB": 0.97, "H100 80GB": 0.77, "H100 94GB": 0.77, "H200": 0.77}
-ATTENTION = {
-    "flash1": {"A100": 95, "H100": 150}, "flash2": {"A100": 175, "H100": 310, "H200": 310},
-    "flash3": {"A100": 175, "H100": 520, "H200": 520, "B200": 900, "GB200": 900},
-}  # fmt: skip
 FP8 = 1.7
 CONTENTION = (
     0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
@@ -54,7 +47,7 @@ def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool =
     """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
-    rate = g.matmul_tflops * 1e12 * SUSTAINED.get(g.kind, 0.85) * (FP8 if fp8 else 1)
+    rate = g.product_rate * (FP8 if fp8 else 1)
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
     return max(compute, memory)
@@ -69,11 +62,9 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         return moved
     if op.kind == "attention":
         if op.name == "scores":  # two products that nothing masks, one with the head's width inside
-            rate = g.matmul_tflops * 1e12 * SUSTAINED.get(g.kind, 0.85) / (1 + FILL / job.shape.head_dim)
-            factor = 2.0
+            rate, factor = g.product_rate / (1 + FILL / job.shape.head_dim), 2.0
         else:
-            rates, factor = ATTENTION[job.attention], 2.5
-            rate = 1e12 * next((v for k, v in rates.items() if g.kind.startswith(k)), 0.45 * g.matmul_tflops)
+            rate, factor = g.attention_rate(job.attention), 2.5
         forward = op.flops * t / job.tensor / rate
         return forward + moved[0], factor * forward + moved[1]
     inner, outer = map(float, op.shape)
@@ -110,9 +101,9 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     return forward, backward + again, again / forward
 
 
-def step_time(job: Job) -> StepTime:
-    """An optimizer step of `job`."""
-    g, s = gpu(job.gpu), job.shape
+def step_time(job: Job, device: Gpu | None = None) -> StepTime:
+    """An optimizer step of `job`. device: default is the catalogue's."""
+    g, s = device or gpu(job.gpu), job.shape
     net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
     stream = g.hbm_gb_s * 1e9 * STREAM
     forward = backward = again = 0.0
