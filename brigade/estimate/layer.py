@@ -49,11 +49,13 @@ class Op:
 
 
 def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attended: float, *,
-              moe: bool = False, repeat_kv: bool = False, dropout: bool = False) -> Iterator[Op]:  # fmt: skip
+              moe: bool = False, repeat_kv: bool = False, dropout: bool = False,
+              adapters: bool = False) -> Iterator[Op]:  # fmt: skip
     """The forward pass of one layer.
 
     attended: tokens that a token's attention sees at most (the sample's length, or the window); on average it sees half
     repeat_kv: keys and values are repeated to the queries' number before attention (SDPA in Transformers)
+    adapters: LoRA on every linear layer, experts aside
     """
     h, q, kv = shape.hidden, shape.query_width, shape.key_value_width
     for number in range(shape.family.norms):
@@ -70,6 +72,12 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
     yield from _attention(shape, attention, attended, repeat_kv, dropout)
     yield Op("out", "product", 2 * q * h, (q, h))
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, kept=2 * h * dropout, split=False)
+    if adapters:
+        # Each layer's input is read again, and what the adapter gives is written, scaled and added to the layer's own output.
+        outer, inner = q + kv + h, h + q
+        if not moe:
+            outer, inner = outer + (3 if shape.family.gated else 2) * shape.ffn, inner + h + shape.ffn
+        yield Op("adapters", "pointwise", moved=10 * outer + 2 * inner, moved_back=10 * outer + 4 * inner)
     if not moe:
         yield from _mlp(shape, shape.ffn, kernels, 1)
         return

@@ -23,6 +23,7 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
                             "dropout": True}),
     ("megatron-lm", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "dropout": True}),
     ("megatron", {"engine": "megatron", "kernels": FUSED, "attention": "flash3", "stage": 1, "loss": "kernel"}),
+    ("automodel", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
@@ -159,10 +160,21 @@ def as_published(row: Mapping[str, str]) -> Mapping[str, str]:
     }  # fmt: skip
 
 
+def expressed(row: Mapping[str, str]) -> Estimate:
+    """The estimate of a row. Raises Inexpressible, or UserError for a GPU that is not known or sizes that do not fit together."""
+    job = job_of_row(as_published(row))
+    result = estimate(job)
+    if result.fits or (row.get("act_ckpt") or "").strip() or "n_gpus" not in row:
+        return result
+    # The row does not say what was computed again: as few layers as it takes to fit.
+    tried = (estimate(replace(job, checkpointing="full", every=every)) for every in (8, 4, 3, 2))
+    return next((found for found in tried if found.fits), estimate(replace(job, checkpointing="full")))
+
+
 def predict(row: Mapping[str, str]) -> dict[str, Any]:
     """PREDICTED for one row; for one that cannot be expressed, the reason alone."""
     try:
-        result: Estimate = estimate(job_of_row(as_published(row)))
+        result = expressed(row)
     except Inexpressible as error:
         return dict.fromkeys(PREDICTED, "") | {"reason": str(error)}
     except UserError as error:
@@ -176,23 +188,27 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
-    """Every row of `path` with its prediction, written to `out`. Raises UserError for a table of another format."""
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file. Raises UserError for a file that is none, or of another format."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except OSError as error:
         raise UserError(str(path), f"it cannot be read: {error.strerror}", "name a CSV file") from None
-    except UnicodeDecodeError:
-        raise UserError(str(path), "it is not text", "name a CSV file") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise UserError(str(path), "it is not text in CSV", "name a CSV file") from None
     if not rows:
         raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
-    needed = {"model", "dp", "tp", "pp", "mbs", "grad_acc"} | (
-        {"framework", "gpu", "seq_len"} if "n_gpus" in rows[0] else {"gpus", "zero"}
-    )
-    if missing := sorted(needed - rows[0].keys()):
+    formats = {"framework", "gpu", "seq_len"} if "n_gpus" in rows[0] else {"gpus", "zero"}
+    if missing := sorted(({"model", "dp", "tp", "pp", "mbs", "grad_acc"} | formats) - rows[0].keys()):
         raise UserError(str(path), f"it lacks the columns {', '.join(missing)}",
                         "give the columns of benchmarks/data/published.csv or benchmarks/data/playbook_h100.csv")  # fmt: skip
+    return rows
+
+
+def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
+    """Every row of `path` with its prediction, written to `out`. Raises UserError for a table of another format."""
+    rows = read(path)
     if out.exists() and out.resolve() == path.resolve():
         raise UserError(str(out), "it is the table itself", "name another file for --out")
     done = [row | predict(row) for row in rows]
@@ -216,12 +232,19 @@ def figure(row: Mapping[str, str], *names: str) -> float | None:
     return None
 
 
+def counts_allocated(row: Mapping[str, str]) -> bool:
+    """Whether a row says that its memory is what torch allocated, against reserved or not said."""
+    return any(word in row.get("mem_kind", "").lower() for word in ("alloc", "active", "analytic"))
+
+
 def errors(row: Mapping[str, str]) -> tuple[float | None, float | None]:
     """Relative errors (predicted / measured - 1) of memory and of speed, where the row has them and its run was ok."""
     memory = speed = None
     if row.get("status", "ok") == "ok" and not row.get("reason"):
-        allocated = any(word in row.get("mem_kind", "").lower() for word in ("alloc", "active", "analytic"))
-        seen, want = figure(row, "peak_mem_gib", "mem_gb"), "pred_mem_allocated_gib" if allocated else "pred_mem_gib"
+        seen, want = (
+            figure(row, "peak_mem_gib", "mem_gb"),
+            "pred_mem_allocated_gib" if counts_allocated(row) else "pred_mem_gib",
+        )
         memory = float(row[want]) / seen - 1 if seen else None
         seen = figure(row, "tok_s_gpu")
         speed = float(row["pred_tok_s_gpu"]) / seen - 1 if seen else None

@@ -17,6 +17,8 @@ CONTENTION = (
     0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
 )
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
+GROUPED = 0.75  # of a dense product's rate that products of many experts at once reach
+DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
 NVME = 6e9  # bytes per second and node of local disks
 
@@ -47,7 +49,7 @@ def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool =
     """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
-    rate = g.product_rate * (FP8 if fp8 else 1)
+    rate = g.product_rate * (FP8 if fp8 else 1) * (GROUPED if groups > 1 else 1)
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
     return max(compute, memory)
@@ -87,17 +89,18 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
     s = job.shape
-    ops = list(
-        layer_ops(
-            s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout
-        )
-    )
+    ops = list(layer_ops(s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv,
+                         dropout=job.dropout, adapters=job.method != "full"))  # fmt: skip
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
     scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
     again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[
         job.checkpointing
     ]
+    if job.method == "qlora":
+        weights = s.moe_layer if moe else s.dense_layer
+        once = DEQUANTISE * weights / job.tensor / (g.hbm_gb_s * 1e9 * STREAM)
+        forward, backward = forward + once, backward + once * (1 + again / forward)
     return forward, backward + again, again / forward
 
 
