@@ -75,7 +75,7 @@ class Run:
 @cache
 def runs() -> list[Run]:
     """Every expressible row of TABLES."""
-    found = []
+    found: list[Run] = []
     for name in TABLES:
         for row in table.read(DATA / f"{name}.csv"):
             try:

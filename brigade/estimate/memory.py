@@ -70,7 +70,8 @@ def stage_parameters(job: Job, layers: int, *, first: bool, last: bool) -> float
     moe = s.moe_base + s.experts * s.expert / job.expert
     per_layer = (s.dense_layers * s.dense_layer + s.moe_layers * moe) / s.layers
     head = s.head or (0 if first else s.vocab * s.hidden)  # a tied head is a copy on the last stage
-    return (layers * per_layer + first * s.embedding + last * head) / job.tensor + first * s.other
+    ends = first * s.embedding + last * (head + s.final_norm)
+    return (layers * per_layer + ends) / job.tensor + first * s.other
 
 
 def activation_bytes(job: Job) -> tuple[float, float]:

@@ -135,7 +135,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
     sends = 2 * net.send(2 * s.hidden * t / job.tensor, job.tensor * job.data) * m * job.virtual if p > 1 else 0.0
     bubble = (p - 1) * per_micro[slowest] / job.virtual
-    shared = _data(job, net, n * forward, n * backward, psi[slowest], trained)
+    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), psi[slowest], trained)
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
