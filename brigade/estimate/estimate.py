@@ -11,6 +11,7 @@ from .hardware import Gpu, flops_per_token, gpu
 from .job import Job
 from .memory import GIB, Memory, gradient_bytes, memory
 from .time import StepTime, step_time
+from .trace import Traced
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails.
 SHORT = 1.04
@@ -84,10 +85,10 @@ def intervals() -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_name("intervals.yaml").read_text())
 
 
-def estimate(job: Job, device: Gpu | None = None) -> Estimate:
-    """By formula, in milliseconds. Raises UserError for an unknown GPU."""
+def estimate(job: Job, device: Gpu | None = None, traced: Traced | None = None) -> Estimate:
+    """By formula, in milliseconds; activations and logits as `traced`. Raises UserError for an unknown GPU."""
     import math
 
     device = device or gpu(job.gpu)
     collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
-    return Estimate(job, device, memory(job), step_time(job, device), (CONTEXT_GIB + collectives) * GIB)
+    return Estimate(job, device, memory(job, traced), step_time(job, device), (CONTEXT_GIB + collectives) * GIB)

@@ -10,7 +10,7 @@ from .shape import ModelShape
 
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
-Loss = Literal["full", "compiled", "kernel", "chunked", "fused"]
+Loss = Literal["full", "released", "compiled", "kernel", "chunked", "fused"]
 SIZES = (
     "sequence",
     "micro_batch",
@@ -115,3 +115,13 @@ class Job:
     @property
     def length(self) -> float:
         return self.attended or self.sequence
+
+    @property
+    def autocast(self) -> bool:
+        """bf16 products over fp32 weights, whose residual stream is fp32; frozen weights are bf16 under every engine."""
+        return self.engine == "ddp" and self.method == "full"
+
+    @property
+    def scored(self) -> float:
+        """Mean over layers of the tokens that attention computes scores for, per token: eager attention skips none."""
+        return self.sequence if self.attention == "eager" else self.shape.attended(self.length)

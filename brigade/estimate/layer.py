@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .shape import ModelShape
+from .shape import Family, ModelShape
 
-Kernels = frozenset[str]  # of "norm", "rotary", "mlp": which of them are one kernel each
+Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
 EAGER: Kernels = frozenset()
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
+MEGATRON: Kernels = FUSED | {"experts", "softmax"}
 Attention = Literal["eager", "flash1", "flash2", "flash3"]
 Kind = Literal["product", "attention", "pointwise"]
 
@@ -31,6 +32,7 @@ class Op:
     shape: of a product, (inner, outer) width of its weight
     moved, moved_back: bytes read and written, forward and backward
     kept: bytes for the backward pass
+    back: bytes that its own backward pass needs besides, at its peak
     split: tensor parallelism divides it by itself (else only sequence parallelism does)
     gathered: under tensor parallelism it is gathered over the ranks before the next product
     experts: how many weights of that shape the tokens are spread over
@@ -43,6 +45,7 @@ class Op:
     moved: float = 0.0
     moved_back: float = 0.0
     kept: float = 0.0
+    back: float = 0.0
     split: bool = True
     gathered: bool = False
     experts: int = 0
@@ -50,27 +53,37 @@ class Op:
 
 def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attended: float, *,
               moe: bool = False, repeat_kv: bool = False, dropout: bool = False,
-              adapters: bool = False) -> Iterator[Op]:  # fmt: skip
-    """The forward pass of one layer.
+              autocast: bool = False, adapters: bool = False) -> Iterator[Op]:  # fmt: skip
+    """The forward pass of one layer, in the order in which it runs.
 
     attended: tokens that a token's attention sees at most (the sample's length, or the window); on average it sees half
     repeat_kv: keys and values are repeated to the queries' number before attention (SDPA in Transformers)
+    autocast: products in bf16 over an fp32 residual stream, of which every product makes a bf16 copy of its own
     adapters: LoRA on every linear layer, experts aside
     """
-    h, q, kv = shape.hidden, shape.query_width, shape.key_value_width
-    for number in range(shape.family.norms):
-        yield _norm(f"norm{number}", h, "norm" in kernels, split=False)
-        if number < 2:  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-            yield Op(f"norm{number} out", "pointwise", kept=2 * h, split=False, gathered=True)
+    h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    readers = (1 if family.fused_qkv else 3, 2 if family.gated and not family.fused_gate else 1) if autocast else (1, 1)
+
+    def norm(number: int) -> Iterator[Op]:
+        into_product = number < 2  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
+        yield _norm(f"norm{number}", h, family, kernels, split=False, stream=autocast and into_product)
+        if into_product:
+            yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False, gathered=True)
+
+    yield from norm(0)
     yield Op("qkv", "product", 2 * h * (q + kv), (h, q + kv))
     turned = q + kv / 2
-    if shape.family.qk_norm:
-        yield _norm("qk norm", turned, "norm" in kernels)
-    if shape.family.rotary:
+    if family.qk_norm:
+        yield _norm("qk norm", turned, family, kernels)
+    if family.rotary:
         moved = (4 if "rotary" in kernels else 20) * turned
-        yield Op("rotary", "pointwise", moved=moved, moved_back=moved)
-    yield from _attention(shape, attention, attended, repeat_kv, dropout)
+        # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
+        sliced = family.fused_qkv and not (repeat_kv or (attention == "eager" and shape.kv_heads != shape.heads))
+        yield Op("rotary", "pointwise", moved=moved, moved_back=moved, kept=2 * turned * sliced)
+    yield from _attention(shape, kernels, attention, attended, repeat_kv, dropout)
     yield Op("out", "product", 2 * q * h, (q, h))
+    if family.norms == 4:
+        yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, kept=2 * h * dropout, split=False)
     if adapters:
         # Each layer's input is read again, and what the adapter gives is written, scaled and added to the layer's own output.
@@ -78,56 +91,82 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
         if not moe:
             outer, inner = outer + (3 if shape.family.gated else 2) * shape.ffn, inner + h + shape.ffn
         yield Op("adapters", "pointwise", moved=10 * outer + 2 * inner, moved_back=10 * outer + 4 * inner)
+    if family.norms > 1:  # else attention and MLP read the same one side by side
+        yield from norm(1)
     if not moe:
-        yield from _mlp(shape, shape.ffn, kernels, 1)
-        return
-    if shape.shared_ffn:
-        yield from _mlp(shape, shape.shared_ffn, kernels, 1)
-    experts, top = shape.experts, shape.top_k
-    yield Op("router", "product", 2 * h * experts, (h, experts), kept=8 * experts, split=False)
-    # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added.
-    yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top)
-    yield from _mlp(shape, shape.expert_ffn, kernels, top, experts)
+        yield from _mlp(shape, shape.ffn, kernels, 1, autocast=autocast)
+    else:
+        if shape.shared_ffn:
+            yield from _mlp(shape, shape.shared_ffn, kernels, 1)
+        experts, top = shape.experts, shape.top_k
+        yield Op("router", "product", 2 * h * experts, (h, experts), kept=4 * experts, split=False)
+        yield from _mlp(shape, shape.expert_ffn, kernels, top, experts)
+        # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added: autograd keeps
+        # the copies and the outputs, and goes back through the weighted outputs' gradients and what it multiplies them with.
+        yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top, back=6 * h * top)
+    if family.norms == 4:
+        yield from norm(3)
 
 
-def _norm(name: str, width: float, fused: bool, split: bool = True) -> Op:
-    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back half as much again."""
-    if fused:
-        return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=2 * width, split=split)
-    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=6 * width, split=split)
+def keeps_input(shape: ModelShape, kernels: Kernels, autocast: bool) -> bool:
+    """Whether the first norm keeps the residual stream itself, and not an fp32 copy."""
+    return "norm" in kernels or shape.family.layer_norm or autocast
 
 
-def _attention(shape: ModelShape, kind: Attention, attended: float, repeat_kv: bool, dropout: bool) -> Iterator[Op]:
+def _norm(name: str, width: float, family: Family, kernels: Kernels, split: bool = True, stream: bool = False) -> Op:
+    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back half as much again.
+
+    stream: it reads an fp32 residual stream, and keeps that instead of a copy
+    """
+    if "norm" in kernels or family.layer_norm:
+        kept = (4 if stream else 2) * width
+        return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=kept, split=split)
+    normalised = 4 if family.fp32_norm or stream else 2  # what the weight multiplies
+    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=(4 + normalised) * width, split=split)
+
+
+def _attention(shape: ModelShape, kernels: Kernels, kind: Attention, attended: float, repeat_kv: bool,
+               dropout: bool) -> Iterator[Op]:  # fmt: skip
+    """Kept: queries, keys, values and the output; of the scores a number per head and token, or in eager attention all."""
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
+    keys_values = 4 * q if repeat_kv else 2 * kv
     if kind != "eager":
-        keys_values = 4 * q if repeat_kv else 2 * kv
         yield Op("attention", "attention", 4 * q * attended / 2, kept=2 * q + keys_values + 2 * q + 4 * heads,
                  moved=2 * keys_values * repeat_kv)  # fmt: skip
         return
-    # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. Autograd keeps softmax's output,
-    # and with dropout its mask and its output (5 a s of Korthikanti et al., section 4.1). The mask saves no products.
-    passes, kept = (11, 5) if dropout else (8, 2)
+    # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. The mask saves no products.
+    if "softmax" in kernels:
+        # In bf16, and with dropout its mask and its output: 5 a s of Korthikanti et al., section 4.1.
+        passes, kept, back = (11, 5, 2) if dropout else (8, 2, 2)
+    elif shape.family.sinks:  # gpt-oss: softmax in bf16 over scores and sink, of which the product reads a slice
+        passes, kept, back, keys_values = 12, 2, 4, 4 * q
+    else:  # eager_attention_forward: softmax in fp32, and its bf16 copy, which the product reads
+        passes, kept, back = (21, 7, 6) if dropout else (18, 6, 6)
+        keys_values = 4 * q if shape.kv_heads > 1 else 2 * kv  # repeated, but for one head, which all queries can share
     scores = heads * attended
-    yield Op(
-        "scores",
-        "attention",
-        4 * q * attended,
-        kept=kept * scores,
-        moved=passes * scores,
-        moved_back=1.5 * passes * scores,
-    )
-    yield Op("attention", "pointwise", kept=2 * q + 2 * kv + 2 * q)
+    yield Op("scores", "attention", 4 * q * attended, kept=kept * scores, back=back * scores, moved=passes * scores,
+             moved_back=1.5 * passes * scores)  # fmt: skip
+    yield Op("attention", "pointwise", kept=2 * q + keys_values + 2 * q)
 
 
-def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int, experts: int = 0) -> Iterator[Op]:
-    """Kept: gate, up and their product, and without a kernel of its own the activated gate."""
-    h, gated = shape.hidden, shape.family.gated
-    into = 2 if gated else 1
-    kept, moved = ((6, 6) if "mlp" in kernels else (8, 10)) if gated else (4, 4)
+def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int, experts: int = 0,
+         autocast: bool = False) -> Iterator[Op]:  # fmt: skip
+    """Kept: gate, up and their product, and without a kernel of its own the activated gate.
+
+    On the way back there are the product's gradient and those of its two factors, but no longer the product. A kernel of its
+    own writes the two over what it kept. Under autocast the layer's gradient has a bf16 copy while `down` goes back.
+    """
+    h, family = shape.hidden, shape.family
+    into = 2 if family.gated else 1
+    kept, moved, back = ((6, 6, 0) if "mlp" in kernels else (8, 10, 4)) if family.gated else (4, 4, 2)
+    if family.clamped and "experts" not in kernels:
+        # Gate and up in one tensor, each clamped, sigmoid, gate x sigmoid, up + 1, and the product.
+        kept, moved, back = 14, 28, 4
     wide = times * width
     yield Op("up", "product", 2 * h * into * wide, (h, into * width), experts=experts)
-    yield Op("activation", "pointwise", moved=moved * wide, moved_back=1.7 * moved * wide, kept=kept * wide)
-    yield Op("down", "product", 2 * wide * h, (width, h), experts=experts)
+    yield Op("activation", "pointwise", moved=moved * wide, moved_back=1.7 * moved * wide, kept=kept * wide,
+             back=back * wide)  # fmt: skip
+    yield Op("down", "product", 2 * wide * h, (width, h), back=2 * wide + 2 * h * autocast, experts=experts)
 
 
 def kept_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True, keep_gathered: bool = False,
@@ -141,3 +180,16 @@ def kept_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True, k
         divided = (op.split or sequence_parallel) and not (op.gathered and keep_gathered)
         total += 0.0 if op.name in without else op.kept / (tensor if divided else 1)
     return total
+
+
+def back_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True) -> float:
+    """Bytes per token that one layer's backward pass needs at its peak beyond what the layer keeps.
+
+    What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
+    """
+    freed = peak = 0.0
+    for op in reversed(ops):
+        share = tensor if op.split or sequence_parallel else 1
+        peak = max(peak, op.back / share - freed)
+        freed += op.kept / share
+    return peak

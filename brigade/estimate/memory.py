@@ -8,16 +8,18 @@ all gradients are there and no activation. The peak is the largest of them, over
 from dataclasses import dataclass, fields
 
 from .job import Job
-from .layer import kept_bytes, layer_ops
+from .layer import back_bytes, keeps_input, kept_bytes, layer_ops
 from .states import OPTIMIZER_BYTES, StateBytesPerRank, model_states
+from .trace import Traced
 
 GIB = 2**30
 # Bytes per token and word of the vocabulary at the loss.
-# full: bf16 logits (2), their fp32 copy (4), log-softmax (4) and its gradient (4): transformers/loss/loss_utils.py
+# full: where the caller holds its outputs, bf16 logits (2), and log-softmax (4), the gradient that comes in (4) and its own (4):
+#   transformers/loss/loss_utils.py; released: without the logits, as Trainer lets them go before the backward pass (traced 12)
 # compiled: the fp32 copy is never made whole, its gradient replaces log-softmax (12 in a torchtune run with and without)
 # kernel: bf16 logits and their gradient, by one kernel (Megatron's vocabulary-parallel cross-entropy, flash-attn's)
 # chunked: bf16 logits, and of one chunk of eight the rest; fused: neither (Liger, cut cross-entropy)
-LOGIT_BYTES = {"full": 14.0, "compiled": 12.0, "kernel": 4.0, "chunked": 3.0, "fused": 0.0}
+LOGIT_BYTES = {"full": 14.0, "released": 12.0, "compiled": 12.0, "kernel": 4.0, "chunked": 3.0, "fused": 0.0}
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
@@ -75,47 +77,47 @@ def stage_parameters(job: Job, layers: int, *, first: bool, last: bool) -> float
 
 
 def activation_bytes(job: Job) -> tuple[float, float]:
-    """(what one layer keeps, what computing one layer back needs besides) per micro-batch, mean over layers."""
+    """(what one layer keeps, mean over layers; what the backward pass of a layer needs besides) per micro-batch.
+
+    With checkpointing a layer keeps what it begins with, and what it computes again comes to what it needs.
+    """
     s, t = job.shape, job.tokens
-    attended = s.attended(job.length)
     without = RECOMPUTED if job.checkpointing == "attention" else frozenset()
-    whole = 0.0
+    whole = back = 0.0
     for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
         if count:
-            ops = list(
-                layer_ops(
-                    s, job.kernels, job.attention, attended, moe=moe, repeat_kv=job.repeat_kv, dropout=job.dropout
-                )
-            )
+            ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
+                                 dropout=job.dropout, autocast=job.autocast))  # fmt: skip
             kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
             whole += kept * t * count / s.layers
-    boundary = 2 * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
-    width = s.expert_ffn * s.top_k if s.moe_layers else s.ffn
-    back = (
-        6 * width / job.tensor + 4 * s.hidden
-    ) * t  # gradients of the MLP's three tensors and of the residual stream
+            back = max(back, back_bytes(ops, job.tensor, job.sequence_parallel) * t)
+    boundary = (4 if job.autocast else 2) * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
-        return (0.0 if job.offload_activations else kept), whole + back
+        shared = boundary if keeps_input(s, job.kernels, job.autocast) else 0.0  # which the layer begins with as well
+        return (0.0 if job.offload_activations else kept), whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         return (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + 2 * s.ffn) * t / job.tensor, whole / 2 + back
     return whole, back
 
 
 def logit_bytes(job: Job) -> float:
+    """Of final norm, logits and loss at their peak, per micro-batch."""
     if job.loss == "fused":
         return FUSED_LOSS_BYTES * job.tokens
-    return LOGIT_BYTES[job.loss] * job.tokens * job.shape.vocab / job.tensor
+    norm = 2 if "norm" in job.kernels or job.shape.family.layer_norm else 6  # bytes of its input, as in a layer
+    norm_bytes = norm * job.shape.hidden * job.tokens / (job.tensor if job.sequence_parallel else 1)
+    return norm_bytes + LOGIT_BYTES[job.loss] * job.tokens * job.shape.vocab / job.tensor
 
 
-def memory(job: Job) -> Memory:
-    """The fullest rank at its peak."""
+def memory(job: Job, traced: Traced | None = None) -> Memory:
+    """The fullest rank at its peak; activations and logits by formula, or as `traced` on one rank that holds every layer."""
     layers = stage_layers(job)
-    peaks = [moment for place, count in enumerate(layers) for moment in _moments(job, place, count)]
+    peaks = [moment for place, count in enumerate(layers) for moment in _moments(job, place, count, traced)]
     return max(peaks, key=lambda moment: moment.allocated)
 
 
-def _moments(job: Job, place: int, layers: int) -> list[Memory]:
+def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[Memory]:
     """The three moments of one pipeline stage."""
     engine, s = job.conventions, job.shape
     first, last = place == 0, place == job.pipeline - 1
@@ -124,6 +126,10 @@ def _moments(job: Job, place: int, layers: int) -> list[Memory]:
     states, held = _states(job, trained, _frozen_bytes(job, psi))
     kept, back = activation_bytes(job)
     kept *= layers * min(job.pipeline - place, job.accumulation)
+    logits = logit_bytes(job) if last else 0.0
+    if traced:
+        kept, back = traced.kept, traced.back
+        logits = traced.loss if job.loss == "released" else logits
     buffers = _buffers(job, psi, first=first, last=last)
     begun = 0.0 if job.step_in_backward else held
     waiting = held if engine.held or job.accumulation > 1 else 0.0
@@ -136,7 +142,7 @@ def _moments(job: Job, place: int, layers: int) -> list[Memory]:
     at_step = 0.0 if job.step_in_backward else states.gradients
     last_layer = back if job.checkpointing == "full" else 0.0
     return [
-        Memory(weights, waiting + head, optimizer, kept, logit_bytes(job) if last else 0.0, buffers),
+        Memory(weights, waiting + head, optimizer, kept, logits, buffers),
         Memory(weights, waiting or begun / max(layers, 1), optimizer, kept + back, 0.0, buffers),
         Memory(weights, max(at_step, begun), optimizer, last_layer, 0.0, buffers if job.stage < 3 else 0.0),
     ]

@@ -30,7 +30,11 @@ class Family:
     gated: gate, up and down projections (SwiGLU, GEGLU), against up and down
     norms: of hidden width per layer; qk_norm: one more of head width for queries and for keys
     qkv_bias, out_bias, mlp_bias, expert_bias, router_bias: whether those projections have biases
-    norm_bias: LayerNorm, against RMSNorm; sinks: a learned number per head (gpt-oss)
+    norm_bias: of LayerNorm; layer_norm: torch's, which is one kernel, against an RMSNorm written in Python
+    fp32_norm: the RMSNorm's weight multiplies in fp32
+    fused_qkv: queries, keys and values are slices of one product; fused_gate: gate and up are
+    sinks: a learned number per head (gpt-oss); clamped: its experts' activation
+    eager: the model has neither SDPA nor FlashAttention in Transformers
     tied: whether the embedding is the head where the config does not say (`tie_word_embeddings` is True by default)
     positions: how many learned position embeddings; rotary: queries and keys are turned
     defaults: what the config class assumes where a published config leaves a number out
@@ -45,7 +49,13 @@ class Family:
     expert_bias: bool = False
     router_bias: bool = False
     norm_bias: bool = False
+    layer_norm: bool = False
+    fp32_norm: bool = False
+    fused_qkv: bool = False
+    fused_gate: bool = False
     sinks: bool = False
+    clamped: bool = False
+    eager: bool = False
     tied: bool = False
     positions: int = 0
     rotary: bool = True
@@ -54,17 +64,20 @@ class Family:
 
 LLAMA = Family()
 FAMILIES: dict[str, Family] = {
-    "llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "phi3": LLAMA, "granite": LLAMA, "smollm3": Family(tied=True),
+    "llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "granite": LLAMA, "smollm3": Family(tied=True),
+    "phi3": Family(fused_qkv=True, fused_gate=True),
     "qwen2": Family(qkv_bias=True), "qwen2_moe": Family(qkv_bias=True),
     "qwen3": Family(qk_norm=True), "qwen3_moe": Family(qk_norm=True),
-    "gemma": Family(tied=True), "gemma2": Family(norms=4, tied=True),
-    "gemma3_text": Family(norms=4, qk_norm=True, tied=True, defaults=(
+    "gemma": Family(tied=True, fp32_norm=True), "gemma2": Family(norms=4, tied=True, fp32_norm=True, eager=True),
+    "gemma3_text": Family(norms=4, qk_norm=True, tied=True, fp32_norm=True, defaults=(
         ("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256))),
-    "gpt_oss": Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True, sinks=True),
-    "gpt2": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, tied=True, positions=1024,
-                   rotary=False),
-    "mpt": Family(gated=False, tied=True, rotary=False),
-    "gpt_neox": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True),
+    "gpt_oss": Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True, sinks=True, clamped=True,
+                      fp32_norm=True, eager=True),
+    "gpt2": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, layer_norm=True, fused_qkv=True,
+                   tied=True, positions=1024, rotary=False),
+    "mpt": Family(gated=False, layer_norm=True, fused_qkv=True, tied=True, rotary=False),
+    "gpt_neox": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, layer_norm=True,
+                       fused_qkv=True),
 }  # fmt: skip
 
 
@@ -293,44 +306,68 @@ def _vision(vision: Mapping[str, Any] | None, hidden: int) -> int:
     return int(vision["num_hidden_layers"]) * layer + embeddings + 2 * width + width * hidden + width
 
 
-def known_shape(name: str) -> ModelShape | None:
-    """The model of that name, if a recipe here has its config.json: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
+def known_recipe(name: str) -> Path | None:
+    """The recipe whose config.json is that model's: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     for path in sorted(RECIPES.glob("*/config.json")):
         if "".join(letter for letter in path.parent.name if letter.isalnum()) == plain:
-            return shape_of(read_config(path), str(path), path.parent.name)
+            return path.parent
     return None
 
 
-def named_shape(name: str) -> ModelShape:
-    """A model by a recipe's folder, a folder or file with a config.json, or its name on the Hub.
+def known_shape(name: str) -> ModelShape | None:
+    """The shape of known_recipe(name)."""
+    recipe = known_recipe(name)
+    return shape_of(read_config(recipe), str(recipe), recipe.name) if recipe else None
+
+
+def named_config(name: str) -> tuple[dict[str, Any], str, str]:
+    """(config.json, where it is, short name) of a model: a recipe's folder, a folder or file, or a name on the Hub.
 
     Raises UserError where there is none, or the Hub cannot be asked.
     """
     path = Path(name).expanduser()
-    for candidate in (path, RECIPES / name):
-        if candidate.is_file() or (candidate / "config.json").is_file():
-            return shape_of(
-                read_config(candidate), str(candidate), candidate.name if candidate.is_dir() else candidate.parent.name
-            )
-    if shape := known_shape(name.rpartition("/")[2]):
-        return shape
+    for found in (path, RECIPES / name):
+        if found.is_file() or (found / "config.json").is_file():
+            return read_config(found), str(found), found.name if found.is_dir() else found.parent.name
+    if recipe := known_recipe(name.rpartition("/")[2]):
+        return read_config(recipe), str(recipe), recipe.name
     from huggingface_hub import hf_hub_download
 
     try:
-        found = hf_hub_download(name, "config.json")
+        downloaded = hf_hub_download(name, "config.json")
     except Exception as error:
         raise UserError(f"model {name!r}", f"no folder or recipe here has that name, and the Hub does not give its config.json: "
                         f"{(str(error).strip().splitlines() or [type(error).__name__])[0][:120]}",
                         "name a folder with a config.json, or check name, network and HF_TOKEN") from None  # fmt: skip
-    return shape_of(read_config(Path(found)), name, name)
+    return read_config(Path(downloaded)), name, name
+
+
+def named_shape(name: str) -> ModelShape:
+    """A model by what named_config takes. An architecture that FAMILIES lacks is built once, without weights (measured.py)."""
+    return described(*named_config(name))
+
+
+def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
+    """shape_of, or for an architecture that FAMILIES lacks the model's own dimensions."""
+    if (config.get("text_config") or config).get("model_type", config.get("model_type")) in FAMILIES:
+        return shape_of(config, place, name)
+    from .measured import shape_from_model
+
+    return shape_from_model(config, name)
 
 
 def lora_parameters(shape: ModelShape, rank: int) -> int:
     """Of adapters of `rank` on every linear layer but the head; experts are no linear layers (docs/methods.md)."""
-    h, q, kv = shape.hidden, shape.query_width, shape.key_value_width
-    attention = (h + q) + 2 * (h + kv // 2) + (q + h)
-    mlps = 3 if shape.family.gated else 2
-    dense = shape.dense_layers * mlps * (h + shape.ffn)
-    shared = shape.moe_layers * mlps * (h + shape.shared_ffn) if shape.shared_ffn else 0
+    if adapted := getattr(shape, "adapted", 0):
+        return rank * adapted
+    h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    attention = (h + q + kv if family.fused_qkv else (h + q) + 2 * (h + kv // 2)) + (q + h)
+
+    def mlp(width: int) -> int:
+        into = (h + 2 * width if family.fused_gate else 2 * (h + width)) if family.gated else h + width
+        return into + width + h
+
+    dense = shape.dense_layers * mlp(shape.ffn)
+    shared = shape.moe_layers * mlp(shape.shared_ffn) if shape.shared_ffn else 0
     return rank * (shape.layers * attention + dense + shared)

@@ -12,17 +12,17 @@ from typing import Any
 from ..errors import UserError
 from .estimate import Estimate, estimate
 from .job import Checkpointing, Job, Loss
-from .layer import EAGER, FUSED
+from .layer import EAGER, FUSED, MEGATRON
 from .shape import FAMILIES, LLAMA, Family, ModelShape, known_shape, lora_parameters
 
 # How a framework computes: the first name that is found in the row's `framework`.
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("composer", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1", "loss": "kernel"}),
     ("nanotron", {"engine": "nanotron", "kernels": frozenset(("norm", "rotary"))}),
-    ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "sequence_parallel": False,
+    ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "sequence_parallel": False,
                             "dropout": True}),
-    ("megatron-lm", {"engine": "megatron-2022", "kernels": FUSED, "attention": "eager", "dropout": True}),
-    ("megatron", {"engine": "megatron", "kernels": FUSED, "attention": "flash3", "stage": 1, "loss": "kernel"}),
+    ("megatron-lm", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "dropout": True}),
+    ("megatron", {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}),
     ("automodel", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),

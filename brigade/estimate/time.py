@@ -89,7 +89,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
     s = job.shape
-    ops = list(layer_ops(s, job.kernels, job.attention, s.attended(job.length), moe=moe, repeat_kv=job.repeat_kv,
+    ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
                          dropout=job.dropout, adapters=job.method != "full"))  # fmt: skip
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
