@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..estimate.estimate import Estimate
-    from ..estimate.search import Candidate, Cluster, Wanted
+    from ..estimate.job import Job
+    from ..estimate.search import Candidate, Cluster, Traces, Wanted
+    from ..estimate.trace import Traced
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--global_batch_size", type=int, metavar="N", help="sequences per step (default: 128, or one per GPU)"
+    )
+    what.add_argument(
+        "--trace", action="store_true", help="activations and logits from a trace of the model's own code"
     )
     batch = parser.add_argument_group("many configurations")
     batch.add_argument(
@@ -86,14 +91,61 @@ def _choose(options: argparse.Namespace) -> int:
 
     cluster = _cluster(options)
     wanted = _wanted(options, cluster.gpus)
-    ranked = search.candidates(wanted, cluster)
+    traces = _tracer(options.model) if options.trace else search.by_formula
+    ranked = search.candidates(wanted, cluster, traces)
     winner = search.chosen(ranked)
     Console().print(_comparison(wanted, cluster, ranked, winner))
     if winner is None:
-        print(f"Nothing fits. The smallest change that does: {search.smallest_change(wanted, cluster)}.")
+        print(f"Nothing fits. The smallest change that does: {search.smallest_change(wanted, cluster, traces)}.")
         return 1
     _describe(winner.estimate)
+    if options.trace:
+        _both(winner.estimate.job, traces(winner.estimate.job))
     return 0
+
+
+def _tracer(model: str) -> "Traces":
+    """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
+    import functools
+
+    from ..estimate.shape import named_config
+    from ..estimate.trace import Asked, Traced, asked, trace
+
+    config = named_config(model)[0]
+
+    @functools.cache
+    def one_row(wanted: Asked) -> Traced | None:
+        try:
+            return trace(config, wanted)
+        except UserError:
+            if wanted.autocast:  # some models' experts compute in one precision alone
+                return None
+            raise
+
+    def traces(job: "Job") -> Traced | None:
+        wanted = asked(job)
+        row = one_row(wanted) if wanted else None
+        return row and row.times(job.micro_batch)
+
+    return traces
+
+
+def _both(job: "Job", found: "Traced | None") -> None:
+    """Formula and trace side by side, of a micro-batch."""
+    from ..estimate.memory import GIB, activation_bytes, logit_bytes
+
+    if found is None:
+        print("trace    this configuration cannot be traced: its activations and logits are by formula")
+        return
+    kept, back = activation_bytes(job)
+    figures = [("kept by layers", kept * job.shape.layers, found.kept), ("beside, backward", back, found.back)]
+    figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
+    print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
+    for what, guess, seen in figures:
+        off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
+        print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
+    if job.loss == "fused":
+        print(f"{'':9}logits and loss: by formula; Liger's fused loss is a Triton kernel that no trace runs")
 
 
 def _comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", winner: "Candidate | None") -> "Table":

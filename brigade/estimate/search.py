@@ -1,7 +1,7 @@
 """The choice: every strategy, micro-batch, checkpointing and set of kernels for one model on one cluster, and why each lost."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import UserError
@@ -12,11 +12,19 @@ from .layer import EAGER, FUSED, Kernels
 from .memory import GIB
 from .shape import ModelShape
 from .strategies import CHOICES, Choice
+from .trace import Traced
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-KERNELS: dict[str, tuple[Kernels, Loss]] = {"torch": (EAGER, "full"), "Liger": (FUSED, "fused")}
+KERNELS: dict[str, tuple[Kernels, Loss]] = {"torch": (EAGER, "released"), "Liger": (FUSED, "fused")}
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 MARGIN = 0.05  # of the card that a written recipe leaves free
+
+
+Traces = Callable[[Job], Traced | None]
+
+
+def by_formula(job: Job) -> None:
+    """No trace of any job."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +88,16 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[tuple[str
                     shard=node if choice.group and choice.engine == "fsdp2" else 0,
                     hpz=node if choice.group and choice.engine == "zero" else 0,
                     offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
-                    trained=wanted.trained, gpu=cluster.gpu, node_size=node, link=cluster.link,
+                    attention="eager" if wanted.shape.family.eager else "flash2", trained=wanted.trained, gpu=cluster.gpu,
+                    node_size=node, link=cluster.link,
                 )  # fmt: skip
 
 
-def candidates(wanted: Wanted, cluster: Cluster) -> list[Candidate]:
-    """Each strategy's best: the fastest configuration that fits, or where none does the one that lacks least. Best first."""
+def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
+    """Each strategy's best: the fastest configuration that fits, or where none does the one that lacks least. Best first.
+
+    traces: the trace of a configuration that takes the formulas' place, if it has one
+    """
     gpu(cluster.gpu)
     if wanted.batch % cluster.gpus:
         near = math.ceil(wanted.batch / cluster.gpus) * cluster.gpus
@@ -98,7 +110,9 @@ def candidates(wanted: Wanted, cluster: Cluster) -> list[Candidate]:
             continue
         if choice.group and cluster.nodes == 1:
             continue
-        found = [Candidate(choice, name, estimate(job)) for name, job in jobs(wanted, cluster, choice)]
+        found = [
+            Candidate(choice, name, estimate(job, traced=traces(job))) for name, job in jobs(wanted, cluster, choice)
+        ]
         fitting = [candidate for candidate in found if candidate.fits]
         best.append(
             min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib)
@@ -142,25 +156,25 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     return f"{slower:.0%} slower: micro-batch {result.job.micro_batch} against {winner.estimate.job.micro_batch}"
 
 
-def smallest_change(wanted: Wanted, cluster: Cluster) -> str:
+def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> str:
     """What is the least to change where nothing fits: more nodes, LoRA, or shorter sequences."""
     ways = []
     for nodes in (2, 4, 8, 16, 32, 64):
         if nodes > cluster.nodes:
             more = replace(cluster, nodes=nodes)
             batch = math.ceil(wanted.batch / more.gpus) * more.gpus
-            if chosen(candidates(replace(wanted, batch=batch), more)):
+            if chosen(candidates(replace(wanted, batch=batch), more, traces)):
                 ways.append(f"{nodes} nodes instead of {cluster.nodes}")
                 break
     length = wanted.length // 2
     while length >= 512:
-        if chosen(candidates(replace(wanted, length=length), cluster)):
+        if chosen(candidates(replace(wanted, length=length), cluster, traces)):
             ways.append(f"sequences of {length:,} tokens instead of {wanted.length:,}")
             break
         length //= 2
     if wanted.method == "full":
         adapters = replace(wanted, method="lora", trained=wanted.shape.parameters // 200)
-        if chosen(candidates(adapters, cluster)):
+        if chosen(candidates(adapters, cluster, traces)):
             ways.append("LoRA instead of training all weights")
     return (
         " or ".join(ways)

@@ -1,0 +1,271 @@
+"""The trace of a model's own code: what it counts, that the formulas agree with it, and that it is remembered."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from brigade.__main__ import main
+from brigade.errors import UserError
+from brigade.estimate import measured, stand_ins, traced_model
+from brigade.estimate.job import Job
+from brigade.estimate.layer import FUSED
+from brigade.estimate.memory import activation_bytes, logit_bytes, memory
+from brigade.estimate.shape import FAMILIES, described, lora_parameters, shape_of
+from brigade.estimate.trace import Asked, asked, trace
+
+LENGTH = 512
+SMALL = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 32, "vocab_size": 1000, "tie_word_embeddings": True}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+SPARSE = {"num_local_experts": 8, "num_experts_per_tok": 2}
+OLD = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000}
+NEOX = OLD | {"intermediate_size": 256}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
+    return tmp_path / "traces"
+
+
+def config(family="llama", **values):
+    return {"model_type": family, **SMALL, **values}
+
+
+# ---- counting ----------------------------------------------------------------------------------------------------
+def test_live_counts_what_a_hand_can():
+    """relu(x @ a) @ b of 8 rows: the product is freed, relu's output (8 x 32) stays for both backward passes."""
+    with FakeTensorMode():
+        x, a, b = torch.empty(8, 16), torch.empty(16, 32, requires_grad=True), torch.empty(32, 4, requires_grad=True)
+        saved: dict[int, int] = {}
+
+        def pack(tensor):
+            if tensor.untyped_storage()._cdata not in {t.untyped_storage()._cdata for t in (x, a, b)}:
+                saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with traced_model.Live([x, a, b]) as live, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = torch.relu(x @ a) @ b
+            assert live.now == 4 * (8 * 32 + 8 * 4)
+            assert live.peak == 4 * (2 * 8 * 32)  # product and relu's output, before the small result
+            assert live.now - out.untyped_storage().nbytes() == sum(saved.values())
+            live.reset()
+            out.sum().backward(inputs=[a])
+            assert live.peak > 4 * (8 * 32 + 8 * 4)
+            a.grad = None
+            del out
+        assert live.now == 0
+
+
+def test_a_view_is_its_storage_and_a_weight_is_no_activation():
+    with FakeTensorMode():
+        weight = torch.empty(64, 64)
+        with traced_model.Live([weight]) as live:
+            halves = torch.empty(10, 8).chunk(2, dim=1)
+            turned = weight.t()
+            half = weight.to(torch.bfloat16)  # autocast's copy, which the formulas count with the weights
+            assert live.now == 10 * 8 * 4
+            del halves
+            assert live.now == 0
+            del turned, half
+
+
+def test_flash_keeps_what_its_kernels_keep():
+    """Queries, keys, values, output in bf16, and per head and token a log-sum-exp in fp32; SDPA on a CPU keeps the same."""
+    rows, heads, kv_heads, size = 2, 4, 2, 16
+
+    def kept(attend):
+        with FakeTensorMode():
+            q, k, v = (torch.empty(rows, n, LENGTH, size, dtype=torch.bfloat16, requires_grad=True)
+                       for n in (heads, kv_heads, kv_heads))  # fmt: skip
+            with traced_model.Live([]) as live:
+                out = attend(q.clone(), k.clone(), v.clone())
+                found = live.now
+            del out
+        return found
+
+    by_hand = rows * LENGTH * (2 * size * (heads + 2 * kv_heads + heads) + 4 * heads)
+    assert kept(lambda q, k, v: stand_ins.flash(None, q, k, v, None)[0]) == by_hand
+    # The CPU's kernel pads nothing here and saves the same five tensors, where no mask makes it take another.
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    assert kept(lambda q, k, v: sdpa(q, k, v, is_causal=True, enable_gqa=True)) == pytest.approx(by_hand, rel=0.01)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_fake_tensors_count_as_real_ones(autocast):
+    """The same model with data, on a CPU: every storage of the trace is one that a run allocates."""
+    wanted = Asked(64, autocast, attention="eager")
+    with torch.device("cpu"), stand_ins.flash_known():
+        real = traced_model.run(config(), wanted)
+    assert real == traced_model.measure(config(), wanted)
+
+
+# ---- formula against trace ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kernels", [frozenset(), FUSED], ids=["torch", "fused"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("engine", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_formula_and_trace_agree(family, engine, checkpointing, kernels):
+    """Within 2 % of what the layers keep, and 10 % of the rest, where small terms (row sums, the final norm) weigh most."""
+    document = config(family)
+    job = Job(shape_of(document, "x"), LENGTH, 3, engine=engine, checkpointing=checkpointing, kernels=kernels)
+    job = replace(job, loss="released")
+    found = trace(document, asked(job), job.micro_batch)
+    kept, back = activation_bytes(job)
+    assert found.layers[0] == pytest.approx(kept, rel=0.02)
+    # What layers share is in found.kept: the rotary tables, and the embeddings where the first norm copies them.
+    shared = 3 * LENGTH * (SMALL["hidden_size"] * 8 + 2 * 4 * SMALL["head_dim"])
+    assert job.shape.layers * found.layers[0] <= found.kept <= job.shape.layers * found.layers[0] + shared
+    assert back == pytest.approx(found.back, rel=0.1)
+    assert logit_bytes(job) == pytest.approx(found.loss, rel=0.1)
+
+
+@pytest.mark.parametrize("family, values", [("gemma3_text", {"sliding_window": 64}), ("phi3", {"pad_token_id": 0}),
+                                            ("qwen3_moe", EXPERTS), ("gpt_oss", SPARSE), ("gpt_neox", NEOX)])  # fmt: skip
+def test_layers_of_other_families_agree(family, values):
+    document = {"model_type": family, **(values if values is NEOX else SMALL | values)}
+    for attention in ("flash2", "eager"):
+        job = Job(shape_of(document, "x"), LENGTH, attention=attention)
+        found = trace(document, asked(job))
+        assert activation_bytes(job)[0] == pytest.approx(sum(found.layers) / len(found.layers), rel=0.06), attention
+
+
+def test_mixed_layers_are_counted_by_kind():
+    document = config("qwen3_moe", **EXPERTS, mlp_only_layers=[0, 3])
+    dense, moe = trace(document, Asked(LENGTH)).layers
+    assert dense != moe
+    whole = trace(document, Asked(LENGTH)).kept
+    fewer = trace(document | {"num_hidden_layers": 4}, Asked(LENGTH)).kept  # the fifth has experts
+    assert whole - fewer == moe
+
+
+def test_rows_of_a_micro_batch_are_as_many_times_one():
+    one, two = (trace(config(), Asked(LENGTH), rows) for rows in (1, 2))
+    assert two.kept == 2 * one.kept and two.loss == 2 * one.loss
+
+
+def test_the_trace_stands_in_memory():
+    document = config()
+    job = Job(shape_of(document, "x"), LENGTH, 2, loss="released")
+    found = trace(document, asked(job), 2)
+    most = memory(job, replace(found, kept=1e9, loss=7e8))
+    assert (most.activations, most.logits) == (1e9, 7e8)
+    assert asked(replace(job, tensor=2)) is None and asked(replace(job, checkpointing="half")) is None
+
+
+# ---- remembering -------------------------------------------------------------------------------------------------
+READ = """
+import json, sys
+from brigade.estimate.trace import Asked, trace
+found = trace(json.loads(sys.argv[1]), Asked(512))
+print(found.kept, "torch" in sys.modules)
+"""
+
+
+def test_a_second_call_imports_no_torch(cache):
+    document = config()
+    found = trace(document, Asked(LENGTH))
+    command = [sys.executable, "-c", READ, json.dumps(document)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [str(found.kept), "False"]
+
+
+def test_a_trace_leaves_the_config_as_it_was():
+    document = config(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=1e4)
+    before = json.dumps(document)
+    trace(document, Asked(LENGTH))
+    assert json.dumps(document) == before
+
+
+def test_another_config_or_version_is_traced_again(cache, monkeypatch):
+    def files():
+        return len(list(cache.glob("*.json")))
+
+    trace(config(), Asked(LENGTH))
+    trace(config(), Asked(LENGTH))
+    assert files() == 1
+    trace(config(intermediate_size=384), Asked(LENGTH))
+    trace(config(), Asked(LENGTH, checkpointing=True))
+    assert files() == 3
+    monkeypatch.setattr("brigade.estimate.trace.version", lambda package: "0")
+    trace(config(), Asked(LENGTH))
+    assert files() == 4
+
+
+def test_a_refusal_is_remembered(cache, monkeypatch):
+    document = config("qwen3_moe", **EXPERTS)
+    for _ in range(2):
+        with pytest.raises(UserError, match="cannot be traced"):
+            trace(document, Asked(LENGTH, autocast=True))  # the experts' product takes bf16 alone
+        monkeypatch.setattr(traced_model, "measure", None)
+    assert len(list(cache.glob("*.json"))) == 1
+
+
+def test_a_plan_without_a_trace_imports_no_torch():
+    code = "import sys; from brigade.__main__ import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "plan", "recipes/qwen3-8b", "--gpu", "H100 80GB"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_plan_shows_both_engines(capsys):
+    assert main(["plan", "recipes/qwen3-0.6b", "--gpu", "H100 80GB", "--max_length", "1024", "--trace"]) == 0
+    said = capsys.readouterr().out
+    assert "formula" in said and "traced" in said and "kept by layers" in said
+
+
+def test_a_broken_cache_is_made_anew(cache):
+    found = trace(config(), Asked(LENGTH))
+    next(cache.glob("*.json")).write_text("{")
+    assert trace(config(), Asked(LENGTH)) == found
+
+
+# ---- any architecture --------------------------------------------------------------------------------------------
+DEEPSEEK = {**OLD, "intermediate_size": 96, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
+            "v_head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 2,
+            "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("family, values", [
+    ("falcon", OLD), ("starcoder2", SMALL), ("olmo2", SMALL), ("gpt_bigcode", OLD), ("bloom", OLD), ("cohere2", SMALL),
+    ("deepseek_v3", DEEPSEEK), ("olmoe", SMALL | EXPERTS),
+])  # fmt: skip
+def test_an_unknown_architecture_is_described(family, values):
+    document = {"model_type": family, **values}
+    assert family not in FAMILIES
+    shape = described(document, "x")
+    with torch.device("meta"):
+        assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
+    assert 0 <= shape.final_norm <= 4 * shape.hidden  # nothing is left that is neither embedding, head nor layer
+    assert shape.layers == values["num_hidden_layers"] and shape.active <= shape.parameters
+    assert memory(Job(shape, LENGTH)).activations > 0 and lora_parameters(shape, 8) == 8 * shape.adapted
+    assert trace(document, Asked(LENGTH)).kept > 0
+
+
+def test_experts_of_an_unknown_architecture():
+    shape = described({"model_type": "deepseek_v3", **DEEPSEEK}, "x")
+    assert (shape.experts, shape.top_k, shape.moe_layers, shape.expert_ffn, shape.shared_ffn) == (8, 2, 2, 64, 64)
+    assert (shape.head_dim, shape.kv_heads) == (32, 4)
+    assert shape.parameters - shape.active == 2 * 6 * 3 * 64 * 64
+
+
+@pytest.mark.parametrize("family, values", [("llama", SMALL), ("qwen3", SMALL), ("gpt2", OLD), ("qwen3_moe", SMALL | EXPERTS),
+                                            ("gpt_neox", NEOX), ("phi3", SMALL | {"pad_token_id": 0})])  # fmt: skip
+def test_measured_and_known_shapes_agree(family, values):
+    document = {"model_type": family, **values}
+    known, seen = shape_of(document, "x"), measured.shape_from_model(document)
+    for name in ("parameters", "active", "embedding", "head", "kv_heads", "head_dim", "ffn", "expert", "largest_layer"):
+        assert getattr(known, name) == getattr(seen, name), name
+    assert known.family.gated == seen.family.gated and known.family.layer_norm == seen.family.layer_norm
+    assert lora_parameters(known, 8) == lora_parameters(seen, 8)
+
+
+@pytest.mark.parametrize("family, says", [("mamba", "linear_attention"), ("rwkv", "RwkvBlock"), ("t5", "cannot build"),
+                                          ("none", "not known")])  # fmt: skip
+def test_what_cannot_be_described_says_so(family, says):
+    with pytest.raises(UserError, match=says):
+        described({"model_type": family}, "x")
