@@ -1,0 +1,117 @@
+"""Activations and logits: the formulas of brigade/estimate beside a trace of the models' own code. No GPU is needed, or used.
+
+python -m benchmarks.traced            # traces -> benchmarks/results/traced.jsonl, docs/traced.md
+python -m benchmarks.traced --draw     # the page from the results that are there
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from brigade.estimate.job import Job
+from brigade.estimate.layer import FUSED
+from brigade.estimate.memory import activation_bytes, logit_bytes
+from brigade.estimate.shape import known_recipe, read_config, shape_of
+from brigade.estimate.trace import asked, versions
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results" / "traced.jsonl"
+PAGE = REPOSITORY / "docs" / "traced.md"
+TEMPLATE = Path(__file__).with_name("traced_page.md")
+MODELS = ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-0.6b", "qwen3-8b", "gemma-3-1b-it", "phi-4", "qwen3-30b-a3b",
+          "gpt-oss-20b")  # fmt: skip
+LENGTH = 4096
+# name -> what of a Job is another than FSDP2 in bf16 with flash attention, torch's own kernels and no checkpointing
+CASES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "bf16, checkpointing": {"checkpointing": "full"},
+    "bf16, eager attention": {"attention": "eager"},
+    "bf16, Liger": {"kernels": FUSED},
+    "autocast": {"engine": "ddp"},
+    "autocast, checkpointing": {"engine": "ddp", "checkpointing": "full"},
+}
+Row = dict[str, Any]
+
+
+def rows() -> Iterator[Row]:
+    """Each model and case, traced anew: bytes per token."""
+    from brigade.errors import UserError
+    from brigade.estimate.traced_model import measure
+
+    for model in MODELS:
+        recipe = known_recipe(model)
+        assert recipe
+        config = read_config(recipe)
+        shape = shape_of(config, model, model)
+        for case, traits in CASES.items():
+            job = replace(Job(shape, LENGTH, loss="released"), **traits)
+            wanted = asked(job)
+            assert wanted
+            kept, back = activation_bytes(job)
+            row: Row = {"model": model, "case": case, "length": LENGTH, "layers": shape.layers, "vocabulary": shape.vocab,
+                        "formula": {"kept": kept / LENGTH, "back": back / LENGTH, "loss": logit_bytes(job) / LENGTH}}  # fmt: skip
+            began = time.perf_counter()
+            try:
+                found = measure(config, wanted)
+            except UserError as error:
+                yield row | {"traced": None, "reason": error.problem, "versions": versions()}
+                continue
+            figures = {"kept": found.kept / shape.layers, "back": found.back, "loss": found.loss}
+            seconds = round(time.perf_counter() - began, 1)
+            yield row | {"traced": {name: value / LENGTH for name, value in figures.items()}, "seconds": seconds,
+                         "versions": versions()}  # fmt: skip
+
+
+def table(results: list[Row]) -> str:
+    heads = [f"{part}: {engine}" if engine == "formula" else engine for part in ("kept per layer", "beside, backward", "loss")
+             for engine in ("formula", "traced", "off by")]  # fmt: skip
+    lines = ["| model | case | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
+    for row in results:
+        cells = [row["model"], row["case"]]
+        for part in ("kept", "back", "loss"):
+            scale, digits = (row["vocabulary"], 2) if part == "loss" else (1, 0)
+            guess = row["formula"][part]
+            if row["traced"] is None:
+                cells += [f"{guess / scale:,.{digits}f}", "not traced", ""]
+                continue
+            seen = row["traced"][part]
+            off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
+            cells += [f"{guess / scale:,.{digits}f}", f"{seen / scale:,.{digits}f}", off]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def page(results: list[Row]) -> str:
+    traced = [row for row in results if row["traced"]]
+    errors = [abs(row["formula"]["kept"] / row["traced"]["kept"] - 1) for row in traced]
+    # What a micro-batch needs at most beside the states: all layers with the loss on top, or with a layer's backward pass.
+    whole = [abs(_most(row, "formula") / _most(row, "traced") - 1) for row in traced]
+    seconds = [row["seconds"] for row in traced]
+    return TEMPLATE.read_text().format(
+        table=table(results), count=len(traced), length=f"{LENGTH:,}", median=f"{100 * statistics.median(errors):.1f}",
+        worst=f"{100 * max(errors):.1f}", whole=f"{100 * statistics.median(whole):.1f}",
+        whole_worst=f"{100 * max(whole):.1f}", slowest=f"{max(seconds):.0f}", typical=f"{statistics.median(seconds):.1f}",
+        versions=", ".join(f"{name} {number}" for name, number in results[0]["versions"].items()),
+        reasons="; ".join(sorted({row["reason"] for row in results if not row["traced"]})),
+    )  # fmt: skip
+
+
+def _most(row: Row, engine: str) -> float:
+    return row[engine]["kept"] * row["layers"] + max(row[engine]["back"], row[engine]["loss"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", action="store_true", help="write the page alone")
+    if not parser.parse_args().draw:
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    PAGE.write_text(page([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()
