@@ -97,7 +97,6 @@ def page(results: list[Row]) -> str:
         worst=f"{100 * max(errors):.1f}", whole=f"{100 * statistics.median(whole):.1f}",
         whole_worst=f"{100 * max(whole):.1f}", slowest=f"{max(seconds):.0f}", typical=f"{statistics.median(seconds):.1f}",
         versions=", ".join(f"{name} {number}" for name, number in results[0]["versions"].items()),
-        reasons="; ".join(sorted({row["reason"] for row in results if not row["traced"]})),
     )  # fmt: skip
 
 
