@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         ranks.start(world, alone=strategy.kind != "single")
         machine.check(settings, strategy, world)
         config = models.load_config(settings)
+        models.check_beside(settings, config)
         tokenizer = models.load_tokenizer(settings, config)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)

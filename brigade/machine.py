@@ -7,6 +7,7 @@ from typing import Any
 from . import optimizers
 from .cluster import World
 from .errors import UserError
+from .estimate import hardware
 from .flags import Settings
 from .strategy import Strategy, deepspeed
 
@@ -16,6 +17,7 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
     import torch
 
     training, model = settings.recipe.training, settings.recipe.model
+    hardware.catalogue()  # a calibration file of the user's that is broken is told now, and not at the first log line
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < world.local_size:
         problem = f"{world.local_size} ranks on this host, but {torch.cuda.device_count()} GPUs"

@@ -10,12 +10,23 @@ from .data import builtin
 from .data.cache import cache_directory
 from .data.sources import BUILT_IN
 from .errors import UserError
+from .estimate.shape import ALIASES, read_config
 from .flags import Settings
 from .recipe import REPOSITORY
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# What of a config.json gives a model its shapes.
+SHAPES = (
+    "model_type",
+    *ALIASES,
+    "head_dim",
+    "tie_word_embeddings",
+    "shared_expert_intermediate_size",
+    "attention_bias",
+)
 
 
 def location(settings: Settings) -> str:
@@ -45,6 +56,27 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
         raise UserError(settings.place("max_length"), f"{data.max_length} tokens, but the model has positions for {positions}",
                         f"set max_length to at most {positions}")  # fmt: skip
     return config
+
+
+def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
+    """Raises UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's.
+
+    A model that a flag names is another one on purpose, and beside a run.yaml lies what that run saved.
+    """
+    beside = settings.recipe_path.with_name("config.json")
+    by_flag = settings.sources.get("model_name_or_path", "").startswith("flag")
+    if by_flag or settings.recipe_path.name == "run.yaml" or not beside.is_file():
+        return
+    document = read_config(beside)
+    text, ours = document.get("text_config") or document, config.get_text_config()
+    for field in SHAPES:
+        names = (field, *ALIASES.get(field, ()))
+        there = next((text[name] for name in names if text.get(name) is not None), None)
+        here = next((value for name in names if (value := getattr(ours, name, None)) is not None), None)
+        if there is not None and here is not None and there != here:
+            raise UserError(f"{beside}: {field}", f"{there!r} here, but {here!r} in the model that the recipe names, "
+                            f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied",
+                            "put the model's own config.json there, or remove it")  # fmt: skip
 
 
 def load_tokenizer(settings: Settings, config: "PreTrainedConfig") -> "PreTrainedTokenizerBase":

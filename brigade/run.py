@@ -143,6 +143,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
             directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f".{RECORD}").touch()
+        promise = _promise_before(directory)
     except OSError as error:
         raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
                         "give another --output_dir") from None  # fmt: skip
@@ -163,14 +164,22 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "versions": versions(),
         "commit": git_commit(),
     }
-    _write_record(directory, {**recipe, "run": record})
+    _write_record(directory, {**recipe, "run": record | promise})
 
 
-def record_ds_config(run: Run, ds_config: dict[str, Any]) -> None:
-    """Add to run.yaml what DeepSpeed's engine really runs with, once every "auto" is filled."""
+def _promise_before(directory: Path) -> dict[str, Any]:
+    """A run that continues keeps what was measured, until it has measured anew."""
+    path = directory / RECORD
+    old = (read_yaml(path).get("run") or {}) if path.exists() else {}
+    return {"promise": old["promise"]} if "promise" in old else {}
+
+
+def add_to_record(run: Run, key: str, value: Any) -> None:
+    """Add to run.yaml's record what is known only while the run goes on: `ds_config`, what DeepSpeed's engine really runs with
+    once every "auto" is filled; `promise`, predicted and measured figures."""
     if run.world.speaks:
         document = read_yaml(run.directory / RECORD)
-        document["run"]["ds_config"] = json.loads(json.dumps(ds_config, default=str))
+        document["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
 
 

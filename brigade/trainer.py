@@ -20,10 +20,11 @@ from .errors import UserError
 from .evaluation import EvaluatingTrainer
 from .models import parameter_count
 from .optimizers import clip_, whole_parameter_optimizer
-from .run import Run, record_ds_config
+from .run import Run, add_to_record
 from .watch.early_stopping import EarlyStopping
 from .watch.meter import Meter, model_shape
 from .watch.progress import Progress
+from .watch.promise import PromiseKept
 
 
 class Trainer(EvaluatingTrainer):
@@ -74,6 +75,8 @@ class Trainer(EvaluatingTrainer):
         if training.early_stopping_patience:
             self.add_callback(EarlyStopping(training.early_stopping_patience))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
+        trained = parameter_count(model, trained=True)
+        self.add_callback(PromiseKept(run, self.meter, model.config, trained, self.collate.padding_free))
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
@@ -129,7 +132,7 @@ class Trainer(EvaluatingTrainer):
             ranks.barrier()  # the others look for windows where the host's first rank makes them
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_deepspeed_enabled:
-            record_ds_config(self.run, self.deepspeed.config)
+            add_to_record(self.run, "ds_config", self.deepspeed.config)
         if self.run.strategy.kind == "ddp":
             hook = self.run.settings.recipe.training.ddp_comm_hook
             self.power_sgd = compression.register(self.model_wrapped, hook, max_steps)

@@ -3,3 +3,4 @@
 import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["BRIGADE_CALIBRATION"] = ""  # nor with what somebody measured here

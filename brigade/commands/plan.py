@@ -1,10 +1,12 @@
 """`python -m brigade plan MODEL --hostfile H --gpu KIND`: does it fit, how fast is it, and which strategy is the one."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..estimate import calibration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--trace", action="store_true", help="activations and logits from a trace of the model's own code"
     )
+    own = parser.add_argument_group("your own cluster")
+    own.add_argument(
+        "--calibrate", nargs="+", type=Path, metavar="RUN",
+        help="output directories of runs: fold what they measured into factors for their GPU and network, and stop",
+    )  # fmt: skip
+    own.add_argument(
+        "--calibration", type=Path, metavar="FILE",
+        help="where the factors lie, with your own GPU kinds (default: $BRIGADE_CALIBRATION, ~/.config/brigade/calibration.yaml)",
+    )  # fmt: skip
     batch = parser.add_argument_group("many configurations")
     batch.add_argument(
         "--table", type=Path, metavar="CSV", help="estimate each row (columns as benchmarks/data/published.csv)"
@@ -50,12 +61,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.calibration:
+        if not options.calibrate and not options.calibration.is_file():
+            raise UserError("flag --calibration", f"there is no file {str(options.calibration)!r}",
+                            "--calibrate RUN ... makes one")  # fmt: skip
+        os.environ[calibration.VARIABLE] = str(options.calibration)
+    if options.calibrate:
+        return _calibrate(options.calibrate)
     if options.table:
         return _table(options)
     if not options.model:
         example = "python -m brigade plan recipes/qwen3-8b --hostfile hostfiles/2x8 --gpu 'H100 80GB'"
         raise UserError("plan", "no model is named", example)
     return _choose(options)
+
+
+def _calibrate(folders: list[Path]) -> int:
+    from ..estimate.calibrate import calibrate
+
+    file = calibration.where()
+    if file is None:
+        raise UserError(
+            f"${calibration.VARIABLE}",
+            "it is empty: there is no file to keep factors in",
+            "name one: --calibration FILE",
+        )
+    print(*calibrate(folders, file), sep="\n")
+    print(f"Wrote {file}: yours to edit, and to delete. {calibration.VARIABLE} names another, or none.")
+    return 0
 
 
 def _table(options: argparse.Namespace) -> int:
@@ -182,6 +215,10 @@ def _describe(result: "Estimate") -> None:
           f"{result.context / GIB:.1f}. In four runs of five torch allocates {low:.1f} to {high:.1f} GiB")  # fmt: skip
     print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
           f"{parts(result.time, 1, 0.005)}")  # fmt: skip
+    factors = calibration.factors(result.gpu.kind)
+    if factors:
+        said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
+        print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")
     days = 1e9 / (result.tokens_per_second_per_gpu * result.job.gpus) / 86400
     print(f"duration a billion tokens take {days:.2f} days, {24 * days * result.job.gpus:,.0f} GPU-hours")
 

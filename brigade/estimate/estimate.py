@@ -86,7 +86,8 @@ def intervals() -> dict[str, Any]:
 
 
 def estimate(job: Job, device: Gpu | None = None, traced: Traced | None = None) -> Estimate:
-    """By formula, in milliseconds; activations and logits as `traced`. Raises UserError for an unknown GPU."""
+    """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
+    runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
     import math
 
     device = device or gpu(job.gpu)

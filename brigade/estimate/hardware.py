@@ -1,4 +1,4 @@
-"""The catalogue of accelerators (hardware.yaml), and model FLOPs utilisation."""
+"""The catalogue of accelerators (hardware.yaml, and the user's own kinds), and model FLOPs utilisation."""
 
 import functools
 import re
@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ..errors import UserError
+from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
@@ -20,7 +21,11 @@ ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody h
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of accelerator. Units as hardware.yaml states them."""
+    """One kind of accelerator. Units as hardware.yaml states them.
+
+    efficiency, network: factors that the user's own runs gave (calibration.py): of all speeds inside a node, and of the
+        bandwidth between nodes
+    """
 
     kind: str
     memory_gib: float
@@ -33,6 +38,8 @@ class Gpu:
     source: str
     sustained: float = SUSTAINED
     attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    efficiency: float = 1.0
+    network: float = 1.0
 
     @property
     def product_rate(self) -> float:
@@ -46,9 +53,14 @@ class Gpu:
 
 
 @functools.cache
-def catalogue() -> dict[str, dict[str, Any]]:
-    """Kind of GPU -> what hardware.yaml says of it."""
+def _published() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(CATALOGUE.read_text())["gpus"]
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Kind of GPU -> what the user's own file says of it, or hardware.yaml. Raises UserError where the file is broken."""
+    own = calibration.gpus()
+    return own | {kind: entry for kind, entry in _published().items() if kind not in own}
 
 
 def gpu(kind: str) -> Gpu:
@@ -59,11 +71,23 @@ def gpu(kind: str) -> Gpu:
     wanted = _plain(kind)
     for key, entry in catalogue().items():
         if wanted in {_plain(name) for name in (key, *entry["names"])} or re.fullmatch(entry["driver"], kind):
-            values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
-            return Gpu(**{"kind": key, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]} | values)
+            return _gpu(key, entry)
     known = ", ".join(catalogue())
     raise UserError(f"GPU kind {kind!r}", f"it is not in the catalogue; known are {known}",
-                    f"name one of them, or add an entry to {CATALOGUE.parent.name}/{CATALOGUE.name}")  # fmt: skip
+                    f"name one of them, or describe it under gpus: in {calibration.where()}")  # fmt: skip
+
+
+def gpu_of_device(device_name: str) -> Gpu | None:
+    """The GPU to which a driver gives that name, or None for an unknown one: half-sisters have longer names."""
+    return next(
+        (_gpu(kind, entry) for kind, entry in catalogue().items() if re.fullmatch(entry["driver"], device_name)), None
+    )
+
+
+def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
+    values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
+    measured = calibration.factors(kind)
+    return Gpu(**{"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]} | values | measured)
 
 
 def _plain(name: str) -> str:

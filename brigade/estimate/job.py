@@ -32,6 +32,7 @@ class Job:
 
     engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
+    labelled: share of the tokens that have logits: with padding_free those alone that a label follows
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
@@ -59,6 +60,7 @@ class Job:
     hpz: int = 0
     offload: str = ""
     attended: float = 0
+    labelled: float = 1.0
     checkpointing: Checkpointing = "none"
     every: int = 1
     offload_activations: bool = False

@@ -89,4 +89,6 @@ def links(gpu: Gpu, named: str, node_size: int) -> Links:
     efa = "EFA" in named
     match = re.search(r"([\d,.]+) ?G(?:bit|b|bps)?/?s", named)
     gbit = float(match[1].replace(",", "")) if match else NODE_GBIT.get(gpu.kind, 100)
-    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, gbit / 8 * (1 if efa else LINE_SHARE) * 1e9, efa, node_size)
+    # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
+    node = gbit / 8 * (1 if efa else LINE_SHARE) * 1e9 * gpu.network / gpu.efficiency
+    return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, efa, node_size)

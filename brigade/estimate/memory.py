@@ -104,10 +104,10 @@ def activation_bytes(job: Job) -> tuple[float, float]:
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
     if job.loss == "fused":
-        return FUSED_LOSS_BYTES * job.tokens
+        return FUSED_LOSS_BYTES * job.tokens * job.labelled
     norm = 2 if "norm" in job.kernels or job.shape.family.layer_norm else 6  # bytes of its input, as in a layer
     norm_bytes = norm * job.shape.hidden * job.tokens / (job.tensor if job.sequence_parallel else 1)
-    return norm_bytes + LOGIT_BYTES[job.loss] * job.tokens * job.shape.vocab / job.tensor
+    return norm_bytes + LOGIT_BYTES[job.loss] * job.tokens * job.labelled * job.shape.vocab / job.tensor
 
 
 def memory(job: Job, traced: Traced | None = None) -> Memory:

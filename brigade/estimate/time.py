@@ -105,7 +105,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
 
 
 def step_time(job: Job, device: Gpu | None = None) -> StepTime:
-    """An optimizer step of `job`. device: default is the catalogue's."""
+    """An optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
     g, s = device or gpu(job.gpu), job.shape
     net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
     stream = g.hbm_gb_s * 1e9 * STREAM
@@ -116,8 +116,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
             forward, backward, again = (
                 sum_ + part * count / s.layers for sum_, part in zip((forward, backward, again), parts, strict=True)
             )
-    head = 3 * product_seconds(g, t, s.hidden, s.vocab / job.tensor)
-    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * s.vocab / job.tensor / stream
+    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / job.tensor)
+    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * s.vocab / job.tensor / stream
     layers = stage_layers(job)
     psi = [stage_parameters(job, n, first=i == 0, last=i == p - 1) for i, n in enumerate(layers)]
     trained = job.trained / job.tensor / p if job.trained else max(psi)
@@ -143,7 +143,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
     offload = _offload(job, g, stepped, psi[slowest], compute)
-    return StepTime(compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
+    whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
+    return StepTime(*(part / g.efficiency for part in whole))
 
 
 def _tensor(job: Job, net: Links) -> tuple[float, bool]:

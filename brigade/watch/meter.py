@@ -16,11 +16,15 @@ class Meter:
     """Counts what happens between two calls of `report`; pauses during evaluation and checkpoints.
 
     `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
+    first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; paused_ever: seconds since the start
     """
 
     def __init__(self, parameters: int, layers: int | None, hidden_size: int | None) -> None:
         self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
-        self.device_name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        self.device_name = device_name()
+        self.first: list[tuple[list[About], float]] = []
+        self.first_steps, self.paused_ever = 10, 0.0
+        self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
         self.waited = self.paused = 0.0
         self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
@@ -28,6 +32,7 @@ class Meter:
     def start(self) -> None:
         """Start the clock with the first step of training; later calls do nothing."""
         if self.began is None:
+            self._see_memory(training=False)
             self._reset()
 
     def _reset(self) -> None:
@@ -39,6 +44,8 @@ class Meter:
         """Add one optimizer step's micro-batches of this rank (padding and filler samples do not count)."""
         self.steps += 1
         self.waited += waited
+        if len(self.first) < self.first_steps:
+            self.first.append((micro_batches, waited))
         for about in micro_batches:
             self.tokens += about.tokens
             self.squared_lengths += about.squared_lengths
@@ -49,10 +56,28 @@ class Meter:
     def pause(self):
         """Time spent here is not training."""
         began = time.perf_counter()
+        self._see_memory(training=True)
         try:
             yield
         finally:
+            self._see_memory(training=False)
             self.paused += time.perf_counter() - began
+            self.paused_ever += time.perf_counter() - began
+
+    def _see_memory(self, training: bool) -> None:
+        """Take down the peak since the last look, and whether it was training's or an evaluation's, and begin anew."""
+        now = peak_memory_gib()
+        self._peak = max(self._peak, now)
+        if training and self.began is not None:
+            self._training_peak = max(self._training_peak, now)
+        if torch.cuda.is_available():
+            self._reserved = max(self._reserved, torch.cuda.max_memory_reserved() / 2**30)
+            torch.cuda.reset_peak_memory_stats()
+
+    def training_peak_gib(self) -> float:
+        """GiB: peak_memory_gib() of training steps alone."""
+        self._see_memory(training=True)
+        return self._training_peak
 
     def report(self) -> dict[str, float]:
         """Figures since the last report, over all ranks; a collective. Then start anew.
@@ -69,9 +94,9 @@ class Meter:
         now = time.perf_counter()
         seconds = max(now - (self.began or now) - self.paused, 1e-9)
         gpu = torch.cuda.is_available()
-        reserved = torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0
-        counted = (self.tokens, self.squared_lengths, self.waited, peak_memory_gib(), self.supervised, self.slots)
-        rows = ranks.gather((*counted, reserved))
+        self._see_memory(training=True)
+        counted = (self.tokens, self.squared_lengths, self.waited, self._peak, self.supervised, self.slots)
+        rows = ranks.gather((*counted, self._reserved))
         tokens = [row[0] for row in rows]
         steps = max(self.steps, 1)
         figures = {
@@ -97,8 +122,13 @@ class Meter:
         return figures
 
 
+def device_name() -> str:
+    """As its driver calls the GPU, or `cpu`."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 def peak_memory_gib() -> float:
-    """GiB: the most that torch's CUDA allocator has had allocated, or without a GPU the process's peak resident set."""
+    """GiB: the most that torch's CUDA allocator has had allocated since the last look, or without a GPU the process's peak resident set."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,115 @@
+"""A run of train.py as a Job: from its recipe, strategy, batch and ranks; and a Job as plain values, for run.yaml. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from ..adapters import method as method_of
+from ..errors import UserError
+from ..recipe import Batch
+from ..schema import Recipe
+from ..strategy import Strategy
+from .job import Job, Method
+from .layer import EAGER, FUSED, Attention
+from .shape import Family, ModelShape, lora_parameters, shape_of
+
+# What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
+ATTENTION: dict[str, Attention] = {
+    "auto": "flash2", "varlen": "flash2", "sdpa": "flash2", "flex_attention": "flash2", "flash_attention_2": "flash2",
+    "flash_attention_3": "flash3", "eager": "eager",
+}  # fmt: skip
+
+
+class NoPromise(Exception):
+    """Why the formulas say nothing of a run, in a few words."""
+
+
+def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, node_size: int, config: Mapping[str, Any],
+               gpu: str, *, trained: int = 0, place: str = "config.json") -> Job:  # fmt: skip
+    """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
+
+    config: the model's config.json; place: its name in messages; trained: parameters of the adapters where that is known,
+    else counted for adapters on all linear layers
+    Raises NoPromise for what the formulas do not know.
+    """
+    training, model = recipe.training, recipe.model
+    _check(recipe, strategy, ranks)
+    try:
+        shape = shape_of(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
+    except UserError as error:
+        raise NoPromise(f"{error.place}: {error.problem}") from None
+    method: Method = "full" if not model.use_peft else "qlora" if model.load_in_4bit else "lora"
+    if method != "full" and not trained:
+        if model.lora_target_modules != "all-linear" or model.lora_modules_to_save:
+            raise NoPromise("the formulas count adapters on all linear layers alone")
+        trained = lora_parameters(shape, model.lora_r)
+    fused = training.use_liger_kernel or training.torch_compile
+    return Job(
+        shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
+        checkpointing="full" if training.activation_checkpointing else "none", kernels=FUSED if fused else EAGER,
+        attention=ATTENTION[model.attn_implementation],
+        loss="fused" if training.use_liger_kernel else "compiled" if training.torch_compile else "full",
+        trained=trained if method != "full" else 0, optimizer=training.optim, **_engine(strategy, node_size),
+    )  # fmt: skip
+
+
+def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
+    """Raises NoPromise for what no formula covers."""
+    training = recipe.training
+    zero = (strategy.ds_config or {}).get("zero_optimization", {})
+    lacking = {
+        "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
+        "they know no DoRA": method_of(recipe.model).endswith("dora"),
+        f"they do not know what ddp_comm_hook {training.ddp_comm_hook} saves": training.ddp_comm_hook != "none"
+        and ranks > 1,
+        "they do not know ZeRO++'s quantised weights and gradients": any(
+            zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights")
+        ),
+        "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
+        "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
+    }
+    if reason := next((reason for reason, holds in lacking.items() if holds), None):
+        raise NoPromise(f"the formulas say nothing of it: {reason}")
+
+
+def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
+    """A Job's engine, stage, shard, hpz and offload."""
+    if strategy.is_fsdp:
+        return {"engine": "fsdp2", "stage": 3, "shard": strategy.shard if strategy.kind == "hsdp" else 0}
+    if strategy.ds_config is None:
+        return {"engine": "ddp", "stage": 0}
+    zero = strategy.ds_config["zero_optimization"]
+    hpz = zero.get("zero_hpz_partition_size", 1)
+    hpz = node_size if hpz == "auto" else hpz
+    devices = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
+    offload = "nvme" if "nvme" in devices.values() else "all" if devices["param"] != "none" else (
+        "optimizer" if devices["optimizer"] != "none" else "")  # fmt: skip
+    return {"engine": "zero", "stage": zero["stage"], "hpz": hpz if hpz > 1 else 0, "offload": offload}
+
+
+def record(job: Job) -> dict[str, Any]:
+    """A Job as YAML holds it: what differs from the defaults."""
+    values = {
+        field.name: getattr(job, field.name) for field in fields(Job) if getattr(job, field.name) != field.default
+    }
+    family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
+    family.pop("defaults", None)  # what a config leaves out; the shape has it all
+    values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
+
+
+def job_of_record(values: Mapping[str, Any], place: str) -> Job:
+    """The Job that record() wrote. Raises UserError at `place` for what it did not."""
+    try:
+        shape = dict(values["shape"])
+        shape["family"] = Family(**shape.get("family", {}))
+        known: dict[str, Any] = dict(values) | {"shape": ModelShape(**shape)}
+        return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise UserError(place, f"it is no configuration that this version of Brigade writes ({error})",
+                        "run the recipe once more") from None  # fmt: skip
+
+
+def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
+    """`job` with what its rows were: `tokens` of a micro-batch, the mean length that they attend to, the share with logits."""
+    return replace(job, sequence=max(1, round(tokens / job.micro_batch)), attended=attended, labelled=labelled)
