@@ -19,11 +19,11 @@ from . import calibration
 from .hardware import Gpu, gpu
 from .job import Job
 from .runs import job_of_record
-from .time import step_time
+from .time import StepTime, step_time
 
 RECORD = "run.yaml"
 NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
-TELLS = 1.03  # how much slower the slowest of those networks has to make a step before a run says anything of it
+TELLS = 0.1  # of a step that has to wait for the network: where computing hides it, noise would decide its factor
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ def network(run: MeasuredRun, bare: Gpu) -> float | None:
     """The factor on the bandwidth between nodes that does so, given `bare`'s efficiency; None where none does, or where
     computing hides the network."""
 
-    def seconds(factor: float) -> float:
-        return step_time(run.job, replace(bare, network=factor)).total
+    def step(factor: float) -> StepTime:
+        return step_time(run.job, replace(bare, network=factor))
 
     low, high = NETWORK
-    if not seconds(high) < run.seconds < seconds(low) or seconds(low) < TELLS * seconds(high):
+    if not step(high).total < run.seconds < step(low).total:
         return None
     for _ in range(50):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if seconds(middle) > run.seconds else (low, middle)
-    return math.sqrt(low * high)
+        low, high = (middle, high) if step(middle).total > run.seconds else (low, middle)
+    return low if step(low).across > TELLS * run.seconds else None
 
 
 def calibrate(folders: list[Path], file: Path) -> list[str]:

@@ -34,6 +34,11 @@ def where() -> Path | None:
     return Path(named).expanduser() if named else None
 
 
+def named() -> str:
+    """The file's name in messages."""
+    return str(where() or f"a file that {VARIABLE} names")
+
+
 def gpus() -> dict[str, dict[str, Any]]:
     """Kinds of GPU that the user describes, as hardware.yaml does."""
     return _current()["gpus"]
@@ -58,6 +63,10 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
 
 def read(path: Path) -> dict[str, Any]:
     """{"gpus": ..., "factors": ...} of a file. Raises UserError with the key for what does not belong there."""
+    if path.is_file() and not any(
+        line.strip() and line[0] != "#" for line in path.open(encoding="utf-8", errors="replace")
+    ):
+        return {"gpus": {}, "factors": {}}  # comments alone
     document = read_yaml(path)
     for section in document:
         if section not in ("gpus", "factors"):

@@ -74,7 +74,7 @@ def gpu(kind: str) -> Gpu:
             return _gpu(key, entry)
     known = ", ".join(catalogue())
     raise UserError(f"GPU kind {kind!r}", f"it is not in the catalogue; known are {known}",
-                    f"name one of them, or describe it under gpus: in {calibration.where()}")  # fmt: skip
+                    f"name one of them, or describe it under gpus: in {calibration.named()}")  # fmt: skip
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:

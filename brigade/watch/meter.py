@@ -128,7 +128,7 @@ def device_name() -> str:
 
 
 def peak_memory_gib() -> float:
-    """GiB: the most that torch's CUDA allocator has had allocated since the last look, or without a GPU the process's peak resident set."""
+    """GiB: the most that torch's allocator has had on the GPU since the last look, or the process's peak resident set."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

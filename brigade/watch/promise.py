@@ -59,7 +59,7 @@ class PromiseKept(TrainerCallback):
         name, promised, job, reason = device_name(), None, None, ""
         device = hardware.gpu_of_device(name)
         if device is None:
-            reason = f"the catalogue does not know device {name!r}; describe it under gpus: in {calibration.where()}"
+            reason = f"the catalogue does not know device {name!r}; describe it under gpus: in {calibration.named()}"
         else:
             try:
                 job = self._job(device.kind)

@@ -1,0 +1,237 @@
+"""A run as a Job, what is promised of it, and what is said where it comes out otherwise."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from brigade import models
+from brigade.estimate import hardware, promise, runs
+from brigade.estimate.engines import ENGINES
+from brigade.estimate.layer import EAGER, FUSED
+from brigade.estimate.shape import lora_parameters
+from brigade.recipe import REPOSITORY, Batch
+from brigade.strategy import Strategy
+
+CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
+BATCH = Batch(64, 2, 2, 16, 1e-5)
+SINGLE = Strategy("single", "single", "the world size")
+FSDP2 = Strategy("fsdp2", "fsdp2", "a test", shard=16)
+HALF = {"bf16": True, "global_batch_size": 64}
+
+
+def zero(stage, **more):
+    return Strategy(f"zero{stage}", f"zero{stage}", "a test", {"zero_optimization": {"stage": stage, **more}})
+
+
+@pytest.fixture
+def job(load):
+    """job(strategy, training={...}, ...): the Job of 16 ranks, eight on a host."""
+
+    def make(strategy=SINGLE, training=None, model=None, ranks=16, **more):
+        recipe = load(training=HALF | (training or {}), model=model or {}).recipe
+        return runs.job_of_run(recipe, strategy, BATCH, ranks, 8, CONFIG, "H100 80GB", **more)
+
+    return make
+
+
+@pytest.mark.parametrize("strategy, wanted", [
+    (SINGLE, ("ddp", 0, 0, 0, "")),
+    (Strategy("ddp", "ddp", "a test"), ("ddp", 0, 0, 0, "")),
+    (zero(1), ("zero", 1, 0, 0, "")),
+    (zero(2, offload_optimizer={"device": "cpu"}), ("zero", 2, 0, 0, "optimizer")),
+    (zero(3, offload_optimizer={"device": "none"}), ("zero", 3, 0, 0, "")),
+    (zero(3, zero_hpz_partition_size="auto"), ("zero", 3, 0, 8, "")),
+    (zero(3, zero_hpz_partition_size=4), ("zero", 3, 0, 4, "")),
+    (zero(3, zero_hpz_partition_size=1), ("zero", 3, 0, 0, "")),
+    (zero(3, offload_optimizer={"device": "cpu"}, offload_param={"device": "cpu"}), ("zero", 3, 0, 0, "all")),
+    (zero(3, offload_optimizer={"device": "nvme"}, offload_param={"device": "cpu"}), ("zero", 3, 0, 0, "nvme")),
+    (FSDP2, ("fsdp2", 3, 0, 0, "")),
+    (Strategy("hsdp", "hsdp", "a test", replicate=2, shard=8), ("fsdp2", 3, 8, 0, "")),
+])  # fmt: skip
+def test_every_strategy_has_its_engine(job, strategy, wanted):
+    made = job(strategy)
+    assert (made.engine, made.stage, made.shard, made.hpz, made.offload) == wanted and made.engine in ENGINES
+
+
+def test_the_shipped_ds_configs_are_known(job):
+    offloads = {
+        "zero2_offload": "optimizer",
+        "zero3_offload": "optimizer",
+        "zero3_offload_param": "all",
+        "zero3_nvme": "nvme",
+    }
+    for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
+        config = json.loads(path.read_text())
+        stage = config["zero_optimization"]["stage"]
+        strategy = Strategy(f"zero{stage}", path.stem, "a test", config)
+        if path.stem == "zeropp":
+            with pytest.raises(runs.NoPromise, match="quantised"):
+                job(strategy)
+            continue
+        made = job(strategy)
+        assert made.offload == offloads.get(path.stem, "") and made.stage == stage, path.stem
+
+
+def test_batch_ranks_and_rows_are_the_runs(job):
+    made = job()
+    assert (made.micro_batch, made.accumulation, made.data, made.node_size, made.nodes) == (2, 2, 16, 8, 2)
+    assert made.sequence == 2048 and made.shape.parameters == 8_190_735_360 and made.gpu == "H100 80GB"
+
+
+@pytest.mark.parametrize("training, kernels, loss", [
+    ({}, EAGER, "full"), ({"torch_compile": True}, FUSED, "compiled"), ({"use_liger_kernel": True}, FUSED, "fused"),
+    ({"use_liger_kernel": True, "torch_compile": True}, FUSED, "fused"),
+])  # fmt: skip
+def test_kernels_and_loss(job, training, kernels, loss):
+    made = job(training=training)
+    assert (made.kernels, made.loss, made.checkpointing) == (kernels, loss, "none")
+    assert job(training=training | {"activation_checkpointing": True}).checkpointing == "full"
+
+
+def test_adapters(job):
+    made = job(model={"use_peft": True, "lora_r": 8})
+    assert (made.method, made.trained) == ("lora", lora_parameters(made.shape, 8))
+    made = job(model={"use_peft": True, "load_in_4bit": True, "lora_target_modules": ["q_proj"]}, trained=1000)
+    assert (made.method, made.trained) == ("qlora", 1000)
+    assert job().trained == 0
+
+
+@pytest.mark.parametrize("changes, reason", [
+    ({"training": {"bf16": False}}, "fp32"),
+    ({"model": {"use_peft": True, "use_dora": True}}, "DoRA"),
+    ({"model": {"use_peft": True, "lora_target_modules": ["q_proj"]}}, "all linear layers"),
+    ({"training": {"ddp_comm_hook": "power_sgd"}}, "power_sgd"),
+    ({"strategy": zero(3, zero_quantized_weights=True)}, "quantised"),
+    ({"strategy": replace(FSDP2, fsdp={"cpu_offload": True})}, "offloads"),
+    ({"strategy": replace(FSDP2, fsdp={"reshard_after_forward": False})}, "gathered"),
+])  # fmt: skip
+def test_what_the_formulas_do_not_know_gets_no_promise(job, changes, reason):
+    with pytest.raises(runs.NoPromise, match=reason):
+        job(**changes)
+
+
+def test_nor_does_an_unknown_architecture(load):
+    with pytest.raises(runs.NoPromise, match=r"config.json: model_type: 'mamba'"):
+        runs.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": zero(3, zero_hpz_partition_size=8)},
+                                     {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}}])  # fmt: skip
+def test_a_job_survives_run_yaml(job, changes):
+    made = runs.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
+    assert runs.job_of_record(yaml.safe_load(yaml.safe_dump(runs.record(made))), "here") == made
+
+
+def test_a_record_of_another_version(mistake):
+    assert "run.yaml: run.promise.job" in mistake(
+        runs.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.promise.job"
+    )
+    assert "no configuration" in mistake(runs.job_of_record, ["shape"], "run.yaml: run.promise.job")
+
+
+# ---- what is told ------------------------------------------------------------------------------------------------
+PROMISE = promise.Promise(promise.Figures(39.8, 2.2), (36, 44), (1.9, 2.6))
+
+
+def told(memory=41.2, seconds=2.31, data=0.0, promised=PROMISE, reason=""):
+    return promise.told(promised, promise.Measured(10, 4, seconds, data, memory), reason)
+
+
+def test_one_line_where_it_came_as_promised():
+    assert told() == ["after 10 steps: 41.2 GiB allocated at most (promised 39.8, 36.0 to 44.0), "
+                      "2.31 s per step (promised 2.20, 1.90 to 2.60)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("figures, words", [
+    ({"memory": 50}, "more memory"), ({"memory": 20}, "less memory"), ({"seconds": 3}, "slower"), ({"seconds": 1}, "faster"),
+    ({"seconds": 3, "data": 1.0}, "waits for data during 33%"), ({"memory": 50, "seconds": 3}, "too tight, and it is slower"),
+])  # fmt: skip
+def test_one_sentence_where_it_did_not(figures, words):
+    line, sentence = told(**figures)
+    assert (
+        line.startswith("after 10 steps: ") and words in sentence and sentence.count(". ") == 0 and sentence[-1] == "."
+    )
+
+
+def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_promise_the_reason():
+    assert told(memory=None) == ["after 10 steps: 2.31 s per step (promised 2.20, 1.90 to 2.60)"]
+    assert told(promised=None, reason="fp32", seconds=0.0123) == [
+        "after 10 steps: 41.2 GiB allocated at most, 0.0123 s per step; no promise: fp32"
+    ]
+
+
+def test_memory_is_that_of_the_largest_micro_batch(job):
+    usual = runs.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
+    largest = runs.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
+    device = hardware.gpu("H100 80GB")
+    both, small = promise.promise(usual, largest, device), promise.promise(usual, usual, device)
+    assert (
+        both.figures.step_time == small.figures.step_time and both.figures.allocated_gib > small.figures.allocated_gib
+    )
+    assert both.memory[0] < both.figures.allocated_gib < both.memory[1]
+    entry = promise.entry(both, promise.Measured(10, 4, 2.0, 0.1, 50.0), device)
+    assert entry["measured"]["allocated_gib"] == 50.0 and entry["predicted"]["step_time"] == pytest.approx(
+        both.figures.step_time, 1e-4
+    )
+    assert yaml.safe_load(yaml.safe_dump(entry)) == entry
+
+
+def test_logits_without_a_label_cost_nothing(job):
+    whole = runs.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
+    some = replace(whole, labelled=0.25)
+    device = hardware.gpu("H100 80GB")
+    assert (
+        promise.promise(some, some, device).figures.step_time < promise.promise(whole, whole, device).figures.step_time
+    )
+
+
+# ---- the config.json beside a recipe -----------------------------------------------------------------------------
+@pytest.fixture
+def beside(load, tmp_path):
+    """beside({"hidden_size": 64}, *flags): the tiny recipe's settings, with its config.json so changed beside it."""
+
+    def make(changes, *argv):
+        settings = load(*argv, data={"max_length": 256})
+        config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text()) | changes
+        settings.recipe_path.with_name("config.json").write_text(json.dumps(config))
+        return settings
+
+    return make
+
+
+def test_the_models_own_config_beside_the_recipe(beside):
+    settings = beside({"rope_theta": 5.0, "bos_token_id": 7})  # neither changes a shape
+    models.check_beside(settings, models.load_config(settings))
+
+
+@pytest.mark.parametrize("field, value", [
+    ("hidden_size", 64), ("num_hidden_layers", 2), ("num_key_value_heads", 6), ("vocab_size", 4100),
+    ("tie_word_embeddings", False), ("model_type", "qwen3"),
+])  # fmt: skip
+def test_another_models_config_is_refused(beside, mistake, field, value):
+    settings = beside({field: value})
+    config = models.load_config(settings)
+    message = mistake(models.check_beside, settings, config)
+    assert (
+        f"recipe/config.json: {field}" in message and repr(value) in message and repr(getattr(config, field)) in message
+    )
+    assert "recipe was copied" in message and "remove it" in message
+
+
+def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tmp_path):
+    settings = beside({"hidden_size": 64}, "--model_name_or_path", "recipes/tiny")
+    models.check_beside(settings, models.load_config(settings))
+    settings = beside({"hidden_size": 64})
+    settings.recipe_path = settings.recipe_path.with_name("run.yaml")
+    models.check_beside(settings, models.load_config(settings))
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("recipes/*/config.json")), ids=lambda path: path.parent.name)
+def test_config_classes_keep_what_the_shipped_configs_say(load, path):
+    from transformers import AutoConfig
+
+    settings = load()
+    settings.recipe_path = path.with_name("full.yaml")
+    models.check_beside(settings, AutoConfig.from_pretrained(path.parent))
