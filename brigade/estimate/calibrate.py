@@ -147,6 +147,7 @@ def _write(file: Path, factors: dict[str, Any]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text.rstrip("\n") + "\n" + section, encoding="utf-8")
         temporary.replace(file)
+        calibration.once.cache_clear()
     except OSError as error:
         raise UserError(
             str(file), f"it cannot be written: {error.strerror}", "name another file: --calibration FILE"

@@ -50,15 +50,13 @@ def factors(kind: str) -> dict[str, float]:
 
 
 def _current() -> dict[str, Any]:
-    path = where()
-    if path is None or not path.exists():
-        return {"gpus": {}, "factors": {}}
-    return _read(path, path.stat().st_mtime_ns)
+    return once(where())
 
 
 @functools.cache
-def _read(path: Path, changed: int) -> dict[str, Any]:
-    return read(path)
+def once(path: Path | None) -> dict[str, Any]:
+    """read(), once in a process: who edits the file while a run goes on does not disturb it."""
+    return read(path) if path and path.exists() else {"gpus": {}, "factors": {}}
 
 
 def read(path: Path) -> dict[str, Any]:

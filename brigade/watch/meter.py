@@ -55,6 +55,8 @@ class Meter:
     @contextmanager
     def pause(self):
         """Time spent here is not training."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what it still computes belongs to the steps
         began = time.perf_counter()
         self._see_memory(training=True)
         try:

@@ -56,20 +56,21 @@ class PromiseKept(TrainerCallback):
         """seen: the largest figure of any rank"""
         allocated = seen["allocated"] if torch.cuda.is_available() else None
         measured = promise.Measured(STEPS, WARM_UP, seen["seconds"], seen["waited"], allocated)
-        name, promised, job, reason = device_name(), None, None, ""
+        name, promised, usual, reason = device_name(), None, None, ""
         device = hardware.gpu_of_device(name)
         if device is None:
             reason = f"the catalogue does not know device {name!r}; describe it under gpus: in {calibration.named()}"
         else:
             try:
-                job = self._job(device.kind)
-                usual, largest = self._as_seen(job, seen)
-                promised, job = promise.promise(usual, largest, device), usual
+                usual, largest = self._as_seen(self._job(device.kind), seen)
+                promised = promise.promise(usual, largest, device)
             except runs.NoPromise as error:
                 reason = str(error)
+            except Exception as error:  # a run that trains does not end for an estimate's sake
+                reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         print(*promise.told(promised, measured, reason), sep="\n", flush=True)
         entry = promise.entry(promised, measured, device, reason)
-        add_to_record(self.run, "promise", entry | ({"job": runs.record(job)} if promised and job else {}))
+        add_to_record(self.run, "promise", entry | ({"job": runs.record(usual)} if promised and usual else {}))
 
     def _job(self, kind: str) -> Job:
         run, recipe = self.run, self.run.settings.recipe

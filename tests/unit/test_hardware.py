@@ -2,6 +2,7 @@
 
 import pytest
 
+from brigade.estimate import calibration
 from brigade.estimate.hardware import catalogue, flops_per_token, mfu, peak_tflops
 
 
@@ -10,7 +11,7 @@ from brigade.estimate.hardware import catalogue, flops_per_token, mfu, peak_tflo
     ("NVIDIA A100-SXM4-40GB", 312), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100 80GB PCIe", 312),
     ("NVIDIA A100-PCIE-40GB", 312),
     ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
-    ("NVIDIA B200", 2250), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA A10G", 70),
+    ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA A10G", 70),
     ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71),
 ])  # fmt: skip
 def test_known_names(name, tflops):
@@ -18,7 +19,7 @@ def test_known_names(name, tflops):
 
 
 @pytest.mark.parametrize("name", [
-    "", "cpu", "Tesla V100-SXM2-16GB", "NVIDIA A10", "NVIDIA GB200", "AMD Instinct MI300X", "NVIDIA H20", "NVIDIA H800",
+    "", "cpu", "Tesla V100-SXM2-16GB", "NVIDIA A10", "AMD Instinct MI300X", "NVIDIA H20", "NVIDIA H800",
     "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
 ])  # fmt: skip
 def test_unknown_names(name):
@@ -38,7 +39,11 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
 
 def test_every_entry_has_peak_and_source():
     for name, entry in catalogue().items():
-        assert set(entry) == {"bf16_tflops", "source"} and entry["bf16_tflops"] > 0 and entry["source"], name
+        numbers = [entry[key] for key in calibration.NUMBERS]
+        assert (
+            set(entry) - {"matmul_tflops"} == {*calibration.NUMBERS, "driver", "names", "source"} and entry["source"]
+        ), name
+        assert min(numbers) > 0 and entry.get("matmul_tflops", 1) < entry["bf16_tflops"], name
 
 
 def test_flops_of_a_token_by_hand():

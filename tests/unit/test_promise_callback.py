@@ -1,0 +1,142 @@
+"""When the callback measures and what of: with a clock, a GPU's counters and ranks that are made up."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from brigade import ranks
+from brigade.data.collate import About
+from brigade.estimate import hardware
+from brigade.watch import meter as meters
+from brigade.watch import promise as promises
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A GPU whose allocator's peak since the last reset is card.peak, in GiB."""
+    card = SimpleNamespace(peak=0.0, reserved=0.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: card.peak * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: card.reserved * 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: setattr(card, "peak", 1.0))
+    return card
+
+
+def about(slots, supervised=10):
+    return About(tokens=slots - 4, squared_lengths=slots * 50, supervised=supervised, slots=slots, step_supervised=None)
+
+
+def test_memory_of_training_is_not_that_of_loading_and_evaluating(card):
+    meter = meters.Meter(1000, 2, 8)
+    card.peak, card.reserved = 70.0, 75.0  # while it was loaded
+    with meter.pause():
+        card.peak = 60.0  # evaluated before the first step
+    meter.start()
+    card.peak = 40.0
+    with meter.pause():
+        card.peak = 50.0
+    assert meter.training_peak_gib() == 40.0
+    card.peak, card.reserved = 42.0, 60.0
+    figures = meter.report()
+    assert (figures["peak_memory_gib"], figures["reserved_memory_gib"]) == (70.0, 75.0)  # since the start, as ever
+    assert meter.training_peak_gib() == 42.0
+
+
+def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypatch):
+    meter, told = meters.Meter(1000, 2, 8), []
+    run = SimpleNamespace(world=SimpleNamespace(speaks=True))
+    callback = promises.PromiseKept(run, meter, None, 0, True)
+    monkeypatch.setattr(callback, "_tell", told.append)
+    other = {"seconds": 3.5, "allocated": 1.0, "largest": 400}
+    monkeypatch.setattr(ranks, "gather", lambda row: [row, row | other] if isinstance(row, dict) else [row])
+    for step in range(1, 14):
+        meter.start()
+        meter.count([about(100), about(300 if step == 2 else 120, supervised=30)], 0.25)
+        card.peak = 30.0
+        clock.now += 20.0 if step <= 4 else 2.0  # the first compile
+        callback.on_step_end(None, None, None)
+        if step == 7:
+            with meter.pause():
+                clock.now += 100.0
+                card.peak = 90.0
+        if step == 8:
+            meter.report()  # logging changes nothing
+    (seen,) = told
+    assert (
+        seen["seconds"] == 3.5 and seen["waited"] == 0.25 and seen["allocated"] == 30.0
+    )  # the slowest and fullest rank's
+    assert seen["tokens"] == 110 and seen["largest"] == 400 and seen["labelled"] == pytest.approx(40 / 220)
+    assert seen["attended"] == pytest.approx(220 * 50 / 212) and meter.first == []
+
+
+def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
+    meter, told = meters.Meter(1000, 2, 8), []
+    callback = promises.PromiseKept(SimpleNamespace(world=SimpleNamespace(speaks=True)), meter, None, 0, True)
+    monkeypatch.setattr(callback, "_tell", told.append)
+    for step in range(1, 11):
+        meter.start()
+        meter.count([about(100)], 0.0)
+        clock.now += 20.0 if step <= 4 else 2.0
+        callback.on_step_end(None, None, None)
+        with meter.pause():
+            clock.now += 7.0
+    assert [seen["seconds"] for seen in told] == [pytest.approx(2.0)]
+
+
+@pytest.mark.parametrize("error, reason", [
+    (promises.runs.NoPromise("they know no DoRA"), "they know no DoRA"),
+    (ZeroDivisionError("by zero"), "formulas fail on it (ZeroDivisionError: by zero)"),
+])  # fmt: skip
+def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, error, reason):
+    kept = {}
+    callback = promises.PromiseKept(
+        SimpleNamespace(world=SimpleNamespace(speaks=True)), meters.Meter(1, 1, 1), None, 0, True
+    )
+
+    def fail(kind):
+        assert kind == hardware.gpu("H200").kind
+        raise error
+
+    monkeypatch.setattr(callback, "_job", fail)
+    monkeypatch.setattr(promises, "add_to_record", lambda run, key, value: kept.update({key: value}))
+    callback._tell({"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
+    assert (
+        "30.0 GiB allocated at most, 2.00 s per step; no promise: " in (said := capsys.readouterr().out)
+        and reason in said
+    )
+    assert reason in kept["promise"]["none"] and kept["promise"]["measured"]["allocated_gib"] == 30.0
+
+
+@pytest.mark.parametrize("implementation, padding_free, attended", [
+    ("varlen", True, 300.0), ("flash_attention_3", False, 300.0), ("sdpa", True, 2 * 4000), ("sdpa", False, 2 * 1000),
+    ("eager", False, 1000),
+])  # fmt: skip
+def test_what_masks_hide_is_computed_all_the_same(implementation, padding_free, attended):
+    from brigade.estimate.job import Job
+    from brigade.estimate.shape import named_shape
+
+    config = SimpleNamespace(_attn_implementation=implementation)
+    callback = promises.PromiseKept(SimpleNamespace(), meters.Meter(1, 1, 1), config, 0, padding_free)
+    job = Job(named_shape("qwen3-8b"), 2048, 4, attention=promises.runs.ATTENTION[implementation])
+    seen = {"tokens": 4000.0, "attended": 300.0, "labelled": 0.5, "largest": 6000.0, "most_labelled": 1500.0}
+    usual, largest = callback._as_seen(job, seen)
+    assert (usual.sequence, largest.sequence, usual.attended) == (1000, 1500, attended)
+    assert (usual.labelled, largest.labelled) == ((0.5, 0.25) if padding_free else (1.0, 1.0))
