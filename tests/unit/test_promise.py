@@ -10,7 +10,7 @@ from brigade import models
 from brigade.estimate import hardware, promise, runs
 from brigade.estimate.engines import ENGINES
 from brigade.estimate.layer import EAGER, FUSED
-from brigade.estimate.shape import lora_parameters
+from brigade.estimate.shape import lora_parameters, read_config, shape_of
 from brigade.recipe import REPOSITORY, Batch
 from brigade.strategy import Strategy
 
@@ -234,4 +234,6 @@ def test_config_classes_keep_what_the_shipped_configs_say(load, path):
 
     settings = load()
     settings.recipe_path = path.with_name("full.yaml")
-    models.check_beside(settings, AutoConfig.from_pretrained(path.parent))
+    config = AutoConfig.from_pretrained(path.parent)
+    models.check_beside(settings, config)
+    assert shape_of(config.to_dict(), "the run's", "it") == shape_of(read_config(path), "the file's", "it")
