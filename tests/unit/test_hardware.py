@@ -37,13 +37,12 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
     assert peak_tflops(name) is None
 
 
-def test_every_entry_has_peak_and_source():
+def test_every_entry_has_numbers_and_source():
+    optional = {"matmul_tflops", "sustained", "attention_tflops"}
     for name, entry in catalogue().items():
-        numbers = [entry[key] for key in calibration.NUMBERS]
-        assert (
-            set(entry) - {"matmul_tflops"} == {*calibration.NUMBERS, "driver", "names", "source"} and entry["source"]
-        ), name
-        assert min(numbers) > 0 and entry.get("matmul_tflops", 1) < entry["bf16_tflops"], name
+        assert set(entry) - optional == {*calibration.NUMBERS, "driver", "names", "source"} and entry["source"], name
+        assert min(entry[key] for key in calibration.NUMBERS) > 0, name
+        assert entry.get("matmul_tflops", 1) <= entry["bf16_tflops"], name
 
 
 def test_flops_of_a_token_by_hand():
