@@ -16,7 +16,8 @@ from typing import Any
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.memory import activation_bytes, logit_bytes
-from brigade.estimate.shape import known_recipe, read_config, shape_of
+from brigade.estimate.names import known_config
+from brigade.estimate.shape import read_config, shape_of
 from brigade.estimate.trace import asked, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -44,7 +45,7 @@ def rows() -> Iterator[Row]:
     from brigade.estimate.traced_model import measure
 
     for model in MODELS:
-        recipe = known_recipe(model)
+        recipe = known_config(model)
         assert recipe
         config = read_config(recipe)
         shape = shape_of(config, model, model)

@@ -75,7 +75,9 @@ class EvaluatingTrainer(transformers.Trainer):
         questions = answers.choose(self.eval_dataset, self.run.settings.recipe.training.eval_answers)
         self.model_wrapped.eval()
         # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
-        given = answers.generate(self.model, self.processing_class, questions, self.run.world, self.args.device)
+        # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
+        with self.accelerator.autocast():
+            given = answers.generate(self.model, self.processing_class, questions, self.run.world, self.args.device)
         self.model_wrapped.train()
         if self.run.world.speaks:
             entries = answers.entries(self.processing_class, questions, given, self.state.global_step)

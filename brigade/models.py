@@ -191,7 +191,7 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
         source,
         trust_remote_code=settings.recipe.model.trust_remote_code,
         dtype=dtype,
-        quantization_config=adapters.quantization(settings, dtype),
+        quantization_config=adapters.quantization(settings, dtype) or _dequantised(source),
         **options,
     )
     for module in model.modules():
@@ -200,6 +200,18 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _dequantised(source: str) -> Any:
+    """What has weights that were published in MXFP4 (gpt-oss) loaded in the run's own precision, or None.
+
+    Transformers cannot train them as they are (quantizers/quantizer_mxfp4.py: is_trainable), and keeps them so wherever the
+    `kernels` package is installed.
+    """
+    from transformers import Mxfp4Config
+
+    published = json.loads((Path(source) / "config.json").read_text()).get("quantization_config") or {}
+    return Mxfp4Config(dequantize=True) if published.get("quant_method") == "mxfp4" else None
 
 
 def half_or_full(settings: Settings) -> "torch.dtype":

@@ -100,7 +100,8 @@ def model_config(settings: Settings) -> dict[str, Any]:
 
 def shrink(config: dict[str, Any]) -> dict[str, Any]:
     """The same architecture with tiny sizes; the ratio of query heads to key-value heads is kept."""
-    tiny = {key: TINY.get(key, value) for key, value in config.items()}
+    # Random weights are in no published quantisation (gpt-oss has MXFP4).
+    tiny = {key: TINY.get(key, value) for key, value in config.items() if key != "quantization_config"}
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and shared:
         tiny["num_key_value_heads"] = max(1, TINY["num_attention_heads"] * shared // heads)

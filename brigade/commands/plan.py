@@ -9,12 +9,7 @@ from ..errors import UserError
 from ..estimate import calibration
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..estimate.estimate import Estimate
-    from ..estimate.job import Job
-    from ..estimate.search import Candidate, Cluster, Traces, Wanted
-    from ..estimate.trace import Traced
+    from ..estimate.search import Cluster, Wanted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--trace", action="store_true", help="activations and logits from a trace of the model's own code"
     )
+    what.add_argument(
+        "--liger", action="store_true", help="with Liger's kernels, which requirements.txt does not install"
+    )
+    what.add_argument(
+        "--margin", type=float, default=0.05, metavar="SHARE", help="of each GPU to leave free (default: 0.05)"
+    )
     own = parser.add_argument_group("your own cluster")
     own.add_argument(
         "--calibrate", nargs="+", type=Path, metavar="RUN",
@@ -53,6 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration", type=Path, metavar="FILE",
         help="where the factors lie, with your own GPU kinds (default: $BRIGADE_CALIBRATION, ~/.config/brigade/calibration.yaml)",
     )  # fmt: skip
+    recipes = parser.add_argument_group("recipes")
+    recipes.add_argument(
+        "--write", type=Path, metavar="PATH", help="write the chosen strategy as a recipe: a folder, or a .yaml file"
+    )
+    recipes.add_argument(
+        "--headers", action="store_true", help="write the headers of all recipes and recipes/README.md anew"
+    )
+    recipes.add_argument(
+        "--check", action="store_true", help="with --headers: write nothing, exit 1 if one is out of date"
+    )
     batch = parser.add_argument_group("many configurations")
     batch.add_argument(
         "--table", type=Path, metavar="CSV", help="estimate each row (columns as benchmarks/data/published.csv)"
@@ -68,8 +79,12 @@ def run(options: argparse.Namespace) -> int:
         os.environ[calibration.VARIABLE] = str(options.calibration)
     if options.calibrate:
         return _calibrate(options.calibrate)
+    if options.check and not options.headers:
+        raise UserError("flag --check", "it says how --headers works", "add --headers")
     if options.table:
         return _table(options)
+    if options.headers:
+        return _headers(options.check)
     if not options.model:
         example = "python -m brigade plan recipes/qwen3-8b --hostfile hostfiles/2x8 --gpu 'H100 80GB'"
         raise UserError("plan", "no model is named", example)
@@ -116,111 +131,46 @@ def _table(options: argparse.Namespace) -> int:
     return 0
 
 
+def _headers(check: bool) -> int:
+    from ..estimate.write import refresh
+
+    changed = refresh(check)
+    print(
+        "\n".join(f"{path} is out of date" if check else f"Wrote {path}" for path in changed)
+        or "All headers are up to date."
+    )
+    return 1 if check and changed else 0
+
+
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
     from rich.console import Console
 
-    from ..estimate import search
+    from ..estimate import search, show
 
     cluster = _cluster(options)
     wanted = _wanted(options, cluster.gpus)
-    traces = _tracer(options.model) if options.trace else search.by_formula
+    traces = show.tracer(options.model) if options.trace else search.by_formula
     ranked = search.candidates(wanted, cluster, traces)
     winner = search.chosen(ranked)
-    Console().print(_comparison(wanted, cluster, ranked, winner))
+    Console().print(show.comparison(wanted, cluster, ranked, winner))
     if winner is None:
         print(f"Nothing fits. The smallest change that does: {search.smallest_change(wanted, cluster, traces)}.")
         return 1
-    _describe(winner.estimate)
+    show.describe(winner.estimate)
     if options.trace:
-        _both(winner.estimate.job, traces(winner.estimate.job))
+        show.both(winner.estimate.job, traces(winner.estimate.job))
+    if not options.liger:
+        show.with_liger(wanted, cluster, winner)
+    if options.write:
+        from ..estimate import write
+        from ..estimate.names import config_of
+        from ..estimate.recipe import source_of
+
+        found = write.write(winner, wanted, source_of(options.model), config_of(options.model), options.write,
+                            options.lora_r, options.hostfile)  # fmt: skip
+        print("\n".join(f"Wrote {path}" for path in found) or "The recipe is there already, unchanged.")
     return 0
-
-
-def _tracer(model: str) -> "Traces":
-    """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
-    import functools
-
-    from ..estimate.shape import named_config
-    from ..estimate.trace import Asked, Traced, asked, trace
-
-    config = named_config(model)[0]
-
-    @functools.cache
-    def one_row(wanted: Asked) -> Traced | None:
-        try:
-            return trace(config, wanted)
-        except UserError:
-            if wanted.autocast:  # some models' experts compute in one precision alone
-                return None
-            raise
-
-    def traces(job: "Job") -> Traced | None:
-        wanted = asked(job)
-        row = one_row(wanted) if wanted else None
-        return row and row.times(job.micro_batch)
-
-    return traces
-
-
-def _both(job: "Job", found: "Traced | None") -> None:
-    """Formula and trace side by side, of a micro-batch."""
-    from ..estimate.memory import GIB, activation_bytes, logit_bytes
-
-    if found is None:
-        print("trace    this configuration cannot be traced: its activations and logits are by formula")
-        return
-    kept, back = activation_bytes(job)
-    figures = [("kept by layers", kept * job.shape.layers, found.kept), ("beside, backward", back, found.back)]
-    figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
-    print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
-    for what, guess, seen in figures:
-        off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
-        print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
-    if job.loss == "fused":
-        print(f"{'':9}logits and loss: by formula; Liger's fused loss is a Triton kernel that no trace runs")
-
-
-def _comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", winner: "Candidate | None") -> "Table":
-    """The best ten, and why each is not the one."""
-    from rich.table import Table
-
-    from ..estimate.search import reason
-
-    shape, device = wanted.shape, ranked[0].estimate.gpu
-    title = (f"{shape.name}: {shape.parameters / 1e9:.2f} B parameters, {wanted.method}, {wanted.batch} x {wanted.length:,} "
-             f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
-    table = Table("strategy", "micro-batch", "recomputes", "kernels", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU",
-                  "MFU", "why", title=title)  # fmt: skip
-    for candidate in ranked[:10]:
-        result, style = candidate.estimate, "bold green" if candidate is winner else "" if candidate.fits else "dim"
-        again = "layers" if result.job.checkpointing == "full" else "nothing"
-        speed = (f"{result.tokens_per_second_per_gpu:,.0f}", f"{result.mfu:.0f}%") if candidate.fits else ("", "")
-        table.add_row(candidate.choice.name, str(result.job.micro_batch), again, candidate.kernels,
-                      f"{result.device_gib:.0f}", *speed, reason(candidate, winner), style=style)  # fmt: skip
-    return table
-
-
-def _describe(result: "Estimate") -> None:
-    """One configuration in parts."""
-    from ..estimate.memory import GIB
-
-    def parts(of: object, unit: float, least: float) -> str:
-        values = {name: getattr(of, name) / unit for name in of.__dataclass_fields__}  # type: ignore[attr-defined]
-        return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
-
-    low, high = result.memory_interval()
-    fast, slow = result.time_interval()
-    print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, context "
-          f"{result.context / GIB:.1f}. In four runs of five torch allocates {low:.1f} to {high:.1f} GiB")  # fmt: skip
-    print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
-          f"{parts(result.time, 1, 0.005)}")  # fmt: skip
-    factors = calibration.factors(result.gpu.kind)
-    if factors:
-        said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
-        print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")
-    days = 1e9 / (result.tokens_per_second_per_gpu * result.job.gpus) / 86400
-    print(f"duration a billion tokens take {days:.2f} days, {24 * days * result.job.gpus:,.0f} GPU-hours")
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
@@ -241,8 +191,9 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
 
 
 def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
+    from ..estimate.names import named_shape
+    from ..estimate.recipe import source_of, trained_parameters
     from ..estimate.search import Wanted
-    from ..estimate.shape import lora_parameters, named_shape
 
     shape = named_shape(options.model)
     batch = options.global_batch_size if options.global_batch_size is not None else max(128, gpus)
@@ -250,5 +201,13 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     for flag, size in sizes.items():
         if size < 1:
             raise UserError(f"flag --{flag}", f"{size} is not a whole number above 0", "give at least 1")
-    trained = lora_parameters(shape, options.lora_r) if options.method != "full" else 0
-    return Wanted(shape, options.max_length, batch, options.method, trained)
+    if options.method == "qlora" and shape.experts:
+        share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
+        raise UserError("flag --method", f"qlora would quantise little: bitsandbytes takes linear layers, and {share:.0%} of "
+                        "the weights are experts, which Transformers holds in 3D parameters", "use --method lora")  # fmt: skip
+    whole = source_of(options.model).trained_whole(shape)
+    trained = trained_parameters(shape, options.method, options.lora_r, whole)
+    if not 0 <= options.margin < 1:
+        raise UserError("flag --margin", f"{options.margin} is no share of a GPU", "give at least 0 and less than 1")
+    kernels = "Liger" if options.liger else "torch"
+    return Wanted(shape, options.max_length, batch, options.method, trained, kernels=kernels, margin=options.margin)

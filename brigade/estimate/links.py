@@ -39,6 +39,11 @@ class Links:
     efa: bool
     node_size: int
 
+    @property
+    def gbit(self) -> float:
+        """Line rate of a node's network cards together, Gbit/s."""
+        return self.node * 8e-9 / (1 if self.efa else LINE_SHARE)
+
     def crosses(self, ranks: int, stride: int = 1) -> bool:
         """Whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
         return ranks > 1 and ranks * stride > self.node_size

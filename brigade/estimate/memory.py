@@ -110,6 +110,12 @@ def logit_bytes(job: Job) -> float:
     return norm_bytes + LOGIT_BYTES[job.loss] * job.tokens * job.labelled * job.shape.vocab / job.tensor
 
 
+def held_states(job: Job) -> StateBytesPerRank:
+    """What one rank holds of the model in the optimizer's step. Without pipeline and tensor parallelism."""
+    psi = job.shape.parameters
+    return _states(job, job.trained or psi, _frozen_bytes(job, psi))[0]
+
+
 def memory(job: Job, traced: Traced | None = None) -> Memory:
     """The fullest rank at its peak; activations and logits by formula, or as `traced` on one rank that holds every layer."""
     layers = stage_layers(job)
@@ -175,13 +181,18 @@ def gradient_bytes(job: Job) -> float:
 
 
 def _frozen_bytes(job: Job, psi: float) -> float:
-    """The weights under adapters: bf16, or four bits with nested constants but for embedding and head (QLoRA)."""
+    """The weights under adapters: bf16, or in linear layers four bits with nested constants (QLoRA).
+
+    Experts are no linear layers: Transformers holds those of a layer in one 3D parameter, and gives bitsandbytes nn.Linear
+    alone (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
+    """
     if job.method == "full":
         return 0.0
     if job.method == "lora":
         return 2 * psi
-    ends = (job.shape.embedding + job.shape.head) / job.tensor / job.pipeline
-    return 2 * ends + 0.516 * (psi - ends)
+    s = job.shape
+    whole = (s.embedding + s.head + s.moe_layers * s.experts * s.expert) / job.tensor / job.pipeline
+    return 2 * whole + 0.516 * (psi - whole)
 
 
 def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:

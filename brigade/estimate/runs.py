@@ -11,13 +11,19 @@ from ..schema import Recipe
 from ..strategy import Strategy
 from .job import Job, Method
 from .layer import EAGER, FUSED, Attention
-from .shape import Family, ModelShape, lora_parameters, shape_of
+from .names import described
+from .shape import Family, ModelShape, lora_parameters
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
     "auto": "flash2", "varlen": "flash2", "sdpa": "flash2", "flex_attention": "flash2", "flash_attention_2": "flash2",
     "flash_attention_3": "flash3", "eager": "eager",
 }  # fmt: skip
+
+
+def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
+    """What train.py computes attention with: eager where a model knows nothing else (brigade/attention.py)."""
+    return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
 
 
 class NoPromise(Exception):
@@ -35,7 +41,7 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
     training, model = recipe.training, recipe.model
     _check(recipe, strategy, ranks)
     try:
-        shape = shape_of(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
+        shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
         raise NoPromise(f"{error.place}: {error.problem}") from None
     method: Method = "full" if not model.use_peft else "qlora" if model.load_in_4bit else "lora"
@@ -47,8 +53,8 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
     return Job(
         shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
         checkpointing="full" if training.activation_checkpointing else "none", kernels=FUSED if fused else EAGER,
-        attention=ATTENTION[model.attn_implementation],
-        loss="fused" if training.use_liger_kernel else "compiled" if training.torch_compile else "full",
+        attention=attention_of(shape, model.attn_implementation),
+        loss="fused" if training.use_liger_kernel else "compiled" if training.torch_compile else "released",
         trained=trained if method != "full" else 0, optimizer=training.optim, **_engine(strategy, node_size),
     )  # fmt: skip
 

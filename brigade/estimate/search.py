@@ -9,15 +9,18 @@ from .estimate import Estimate, estimate
 from .hardware import gpu
 from .job import Job, Loss, Method
 from .layer import EAGER, FUSED, Kernels
+from .links import links
 from .memory import GIB
+from .runs import attention_of
 from .shape import ModelShape
 from .strategies import CHOICES, Choice
+from .time import cpu_adam_seconds
 from .trace import Traced
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 KERNELS: dict[str, tuple[Kernels, Loss]] = {"torch": (EAGER, "released"), "Liger": (FUSED, "fused")}
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
-MARGIN = 0.05  # of the card that a written recipe leaves free
+SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 
 
 Traces = Callable[[Job], Traced | None]
@@ -43,7 +46,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to train: sequences of `length` tokens, `batch` of them per optimizer step; trained: adapters' parameters."""
+    """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
+
+    trained: adapters' parameters, 0 for all weights; kernels: a key of KERNELS; margin: share of each card to leave free
+    """
 
     shape: ModelShape
     length: int = 4096
@@ -51,15 +57,19 @@ class Wanted:
     method: Method = "full"
     trained: int = 0
     attended: float = 0
+    kernels: str = "torch"
+    margin: float = 0.05
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy with its best micro-batch, checkpointing and kernels."""
+    """A strategy with its best micro-batch and checkpointing. refused: why it is not to be taken, whatever it needs."""
 
     choice: Choice
     kernels: str
     estimate: Estimate
+    margin: float
+    refused: str = ""
 
     @property
     def seconds(self) -> float:
@@ -67,30 +77,32 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.estimate.spare_gib >= MARGIN * self.estimate.gpu.memory_gib and not self.lacks_host_memory
-
-    @property
-    def lacks_host_memory(self) -> bool:
-        return False
+        return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib and not self.refused
 
 
-def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[tuple[str, Job]]:
-    """(kernels' name, configuration) of one strategy."""
-    node = cluster.node_size
+def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[Job]:
+    """The configurations of one strategy."""
+    node, (kernels, loss) = cluster.node_size, KERNELS[wanted.kernels]
+    shape, attention = wanted.shape, attention_of(wanted.shape)
     for micro in MICRO_BATCHES:
         if wanted.batch % (micro * cluster.gpus):
             continue
-        for name, (kernels, loss) in KERNELS.items():
-            for checkpointing in ("none", "full"):
-                yield name, Job(
-                    wanted.shape, wanted.length, micro, wanted.batch // micro // cluster.gpus, method=wanted.method,
-                    engine=choice.engine, stage=choice.stage, data=cluster.gpus, attended=wanted.attended,
-                    shard=node if choice.group and choice.engine == "fsdp2" else 0,
-                    hpz=node if choice.group and choice.engine == "zero" else 0,
-                    offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
-                    attention="eager" if wanted.shape.family.eager else "flash2", trained=wanted.trained, gpu=cluster.gpu,
-                    node_size=node, link=cluster.link,
-                )  # fmt: skip
+        for checkpointing in ("none", "full"):
+            yield Job(
+                shape, wanted.length, micro, wanted.batch // micro // cluster.gpus, method=wanted.method,
+                engine=choice.engine, stage=choice.stage, data=cluster.gpus, attended=wanted.attended, attention=attention,
+                shard=node if choice.group and choice.engine == "fsdp2" else 0,
+                hpz=node if choice.group and choice.engine == "zero" else 0,
+                offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
+                trained=wanted.trained, gpu=cluster.gpu, node_size=node, link=cluster.link,
+            )  # fmt: skip
+
+
+def trap(shape: ModelShape, choice: Choice) -> str:
+    """Why a strategy that would fit is not to be taken, or ""."""
+    if shape.experts and choice.engine == "zero" and choice.stage == 3:
+        return "may hang, as ranks route to different experts (lint: recipe-moe-zero3)"
+    return ""
 
 
 def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
@@ -110,8 +122,10 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
             continue
         if choice.group and cluster.nodes == 1:
             continue
+        why = trap(wanted.shape, choice)
         found = [
-            Candidate(choice, name, estimate(job, traced=traces(job))) for name, job in jobs(wanted, cluster, choice)
+            Candidate(choice, wanted.kernels, estimate(job, traced=traces(job)), wanted.margin, why)
+            for job in jobs(wanted, cluster, choice)
         ]
         fitting = [candidate for candidate in found if candidate.fits]
         best.append(
@@ -121,8 +135,12 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
 
 
 def chosen(ranked: list[Candidate]) -> Candidate | None:
-    """The simplest strategy that is within 5 % of the fastest, or None where nothing fits."""
+    """The simplest strategy that is within 5 % of the fastest, or None where nothing fits.
+
+    Offload is for what fits in no other way: it lives on the host's memory and cores, which nobody has described here.
+    """
     fitting = [candidate for candidate in ranked if candidate.fits]
+    fitting = [candidate for candidate in fitting if not candidate.choice.offload] or fitting
     if not fitting:
         return None
     near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]
@@ -134,17 +152,25 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if candidate is winner:
         return "chosen"
     result = candidate.estimate
+    if candidate.refused:
+        return candidate.refused
     if not candidate.fits:
         parts = {name: getattr(result.memory, name) for name in result.memory.__dataclass_fields__}
         largest = max(parts, key=lambda name: parts[name])
-        lacks = MARGIN * result.gpu.memory_gib - result.spare_gib
+        lacks = candidate.margin * result.gpu.memory_gib - result.spare_gib
         return f"out of memory by {lacks:.0f} GiB: {largest} take {parts[largest] / GIB:.0f}"
+    if winner and candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:
+        return f"faster by formula, but offload is for what fits in no other way, and {winner.choice.name} does"
     if winner is None or candidate.seconds <= NEAR * winner.seconds:
         return f"as fast, but {winner.choice.name if winner else 'another'} is simpler"
+    network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
+    if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
+        network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
+    adam = cpu_adam_seconds(result.job)
     waits = {
-        "for the network": result.time.across, "for the links inside a node": result.time.inside,
-        "for offloaded states": result.time.offload, "for Python to launch kernels": result.time.launches,
-        "in the optimizer": result.time.optimizer,
+        network: result.time.across, "for the links inside a node": result.time.inside,
+        "for the CPU's Adam": adam, "for offloaded states": result.time.offload - adam,
+        "for Python to launch kernels": result.time.launches, "in the optimizer": result.time.optimizer,
     }  # fmt: skip
     most = max(waits, key=lambda name: waits[name])
     slower = candidate.seconds / winner.seconds - 1

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..errors import UserError
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Other names that config classes have for the same number.
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
@@ -304,57 +303,6 @@ def _vision(vision: Mapping[str, Any] | None, hidden: int) -> int:
     positions = (int(vision["image_size"]) // patch) ** 2
     embeddings = width * 3 * patch * patch + width + positions * width
     return int(vision["num_hidden_layers"]) * layer + embeddings + 2 * width + width * hidden + width
-
-
-def known_recipe(name: str) -> Path | None:
-    """The recipe whose config.json is that model's: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
-    plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    for path in sorted(RECIPES.glob("*/config.json")):
-        if "".join(letter for letter in path.parent.name if letter.isalnum()) == plain:
-            return path.parent
-    return None
-
-
-def known_shape(name: str) -> ModelShape | None:
-    """The shape of known_recipe(name)."""
-    recipe = known_recipe(name)
-    return shape_of(read_config(recipe), str(recipe), recipe.name) if recipe else None
-
-
-def named_config(name: str) -> tuple[dict[str, Any], str, str]:
-    """(config.json, where it is, short name) of a model: a recipe's folder, a folder or file, or a name on the Hub.
-
-    Raises UserError where there is none, or the Hub cannot be asked.
-    """
-    path = Path(name).expanduser()
-    for found in (path, RECIPES / name):
-        if found.is_file() or (found / "config.json").is_file():
-            return read_config(found), str(found), found.name if found.is_dir() else found.parent.name
-    if recipe := known_recipe(name.rpartition("/")[2]):
-        return read_config(recipe), str(recipe), recipe.name
-    from huggingface_hub import hf_hub_download
-
-    try:
-        downloaded = hf_hub_download(name, "config.json")
-    except Exception as error:
-        raise UserError(f"model {name!r}", f"no folder or recipe here has that name, and the Hub does not give its config.json: "
-                        f"{(str(error).strip().splitlines() or [type(error).__name__])[0][:120]}",
-                        "name a folder with a config.json, or check name, network and HF_TOKEN") from None  # fmt: skip
-    return read_config(Path(downloaded)), name, name
-
-
-def named_shape(name: str) -> ModelShape:
-    """A model by what named_config takes. An architecture that FAMILIES lacks is built once, without weights (measured.py)."""
-    return described(*named_config(name))
-
-
-def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
-    """shape_of, or for an architecture that FAMILIES lacks the model's own dimensions."""
-    if (config.get("text_config") or config).get("model_type", config.get("model_type")) in FAMILIES:
-        return shape_of(config, place, name)
-    from .measured import shape_from_model
-
-    return shape_from_model(config, name)
 
 
 def lora_parameters(shape: ModelShape, rank: int) -> int:

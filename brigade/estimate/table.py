@@ -13,7 +13,8 @@ from ..errors import UserError
 from .estimate import Estimate, estimate
 from .job import Checkpointing, Job, Loss
 from .layer import EAGER, FUSED, MEGATRON
-from .shape import FAMILIES, LLAMA, Family, ModelShape, known_shape, lora_parameters
+from .names import known_shape
+from .shape import FAMILIES, LLAMA, Family, ModelShape, lora_parameters
 
 # How a framework computes: the first name that is found in the row's `framework`.
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [

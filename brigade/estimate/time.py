@@ -189,12 +189,18 @@ def _data(job: Job, net: Links, forward: float, backward: float, psi: float, tra
     return reduce - hidden + gather
 
 
+def cpu_adam_seconds(job: Job) -> float:
+    """Seconds per step of the host's own optimizer step where states are offloaded: all of a node's shards."""
+    trained = job.trained or job.shape.parameters
+    return trained / job.shard_ranks * min(job.node_size, job.gpus) / CPU_ADAM if job.offload else 0.0
+
+
 def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
     """Seconds per step that offloading adds: gradients down and weights up, the host's Adam, and weights up for every pass."""
     if not job.offload:
         return 0.0
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
-    seconds = 4 * stepped / pcie + stepped * here / CPU_ADAM
+    seconds = 4 * stepped / pcie + cpu_adam_seconds(job)
     if job.offload in ("all", "nvme"):
         shard = 2 * psi / job.shard_ranks
         rate = pcie if job.offload == "all" else NVME / here

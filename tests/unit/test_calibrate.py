@@ -10,7 +10,7 @@ from brigade.__main__ import main
 from brigade.estimate import calibrate, calibration, hardware, runs
 from brigade.estimate.estimate import estimate
 from brigade.estimate.job import Job
-from brigade.estimate.shape import named_shape
+from brigade.estimate.names import named_shape
 
 KIND = "H100 80GB"
 INSIDE = Job(named_shape("qwen3-8b"), 4096, engine="fsdp2", stage=3, data=8, checkpointing="full", gpu=KIND)

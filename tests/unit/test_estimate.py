@@ -15,7 +15,8 @@ from brigade.estimate.hardware import catalogue, gpu
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.memory import GIB, memory, stage_layers
-from brigade.estimate.shape import FAMILIES, ModelShape, named_shape, shape_of
+from brigade.estimate.names import named_shape
+from brigade.estimate.shape import FAMILIES, ModelShape, shape_of
 from brigade.estimate.states import model_states
 
 ROOT = Path(__file__).parents[2]

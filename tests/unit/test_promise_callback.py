@@ -131,7 +131,7 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
 ])  # fmt: skip
 def test_what_masks_hide_is_computed_all_the_same(implementation, padding_free, attended):
     from brigade.estimate.job import Job
-    from brigade.estimate.shape import named_shape
+    from brigade.estimate.names import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
     callback = promises.PromiseKept(SimpleNamespace(), meters.Meter(1, 1, 1), config, 0, padding_free)

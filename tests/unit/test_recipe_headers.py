@@ -1,4 +1,4 @@
-"""A recipe's header says what is so: its commands can be typed, its batch multiplies, its figures are the formulas'."""
+"""A recipe's header says what is so: its commands can be typed, its batch multiplies, its figures are the planner's."""
 
 import re
 import shlex
@@ -12,12 +12,19 @@ from transformers import AutoConfig
 
 from brigade import adapters, flags, models
 from brigade.cluster import World, read_hostfile
+from brigade.estimate.header import CONFIGS, load
+from brigade.estimate.names import named_shape
+from brigade.estimate.recipe import sources
 from brigade.estimate.states import model_states
+from brigade.estimate.write import planned_recipes, refresh
 from brigade.recipe import batch_arithmetic, read_yaml
 from brigade.strategy import choose
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("recipes/*/*.yaml"))
+PLANNED = [recipe for recipe in RECIPES if "tiny" not in recipe]
+FOLDERS = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("recipes/*/config.json")} - {"recipes/tiny"}
+every_planned = pytest.mark.parametrize("recipe", PLANNED)
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
@@ -91,28 +98,61 @@ def test_every_path_is_there(recipe):
     assert paths and all((ROOT / path).is_file() for path in paths)
 
 
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if "tiny" not in recipe])
-def test_the_figures_are_the_formulas(recipe):
-    hardware = " ".join(header(recipe)["Hardware"])
-    assert "by formula, not measured" in hardware.lower()
-    micro, _, ranks = batch(recipe)[2][0]
+@every_planned
+def test_it_fits_with_a_margin_that_the_header_states(recipe):
+    result = load(Path(recipe)).estimate
+    assert result.spare_gib >= 0.05 * result.gpu.memory_gib
+    memory = " ".join(header(recipe)["Memory"])
+    assert f"{result.spare_gib:.1f} GiB ({result.spare_gib / result.gpu.memory_gib:.0%}) to spare" in memory
+    assert "estimated by the planner (python -m brigade plan), not measured" in Path(recipe).read_text()
+
+
+@every_planned
+def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
+    """Counted on the model itself, on the meta device; the planner counts by formula."""
+    memory = " ".join(header(recipe)["Memory"])
+    ranks = batch(recipe)[2][0][2]
     settings, strategy = settings_and_strategy(recipe, ranks)
     section, frozen = settings.recipe.model, 0.0
-    config = AutoConfig.from_pretrained(str(Path(recipe).parent))
-    model = adapters.empty_model(settings, config)
+    model = adapters.empty_model(settings, AutoConfig.from_pretrained(str(Path(recipe).parent)))
     trained = whole = models.parameter_count(model)
-    assert f"{whole / 1e9:.2f} B" in hardware or section.load_in_4bit
+    assert f"{whole:,} parameters" in memory
     if section.use_peft:
         head = model.get_output_embeddings()
-        linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head)
-        frozen = 2 * whole
-        if section.load_in_4bit:
-            frozen = linear * (4 + 0.127) / 8 + 2 * (whole - linear)
-            assert f"{linear / 1e9:.2f} B" in hardware and f"{(whole - linear) / 1e9:.2f} B" in hardware
-        trained = models.parameter_count(adapters.wrap(model, settings, ""), trained=True)
-        assert f"{trained:,} trained parameters" in hardware
+        layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        linear = sum(m.weight.numel() for m in layers)
+        frozen = linear * (4 + 0.127) / 8 + 2 * (whole - linear) if section.load_in_4bit else 2 * whole
+        trained = section.lora_r * sum(m.in_features + m.out_features for m in layers)
+        trained += len(section.lora_modules_to_save) * head.weight.numel()
+        if whole < 1e10:  # PEFT says the same, but takes half a minute for the largest
+            assert models.parameter_count(adapters.wrap(model, settings, ""), trained=True) == trained
+        assert f"{trained:,} trained beside them" in memory
     states = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
-    assert f"= {states.total / 2**30:.1f} GiB of model states" in hardware
-    length = settings.recipe.data.max_length
-    logits = f"{14.5 * config.vocab_size * micro * length / 2**30:.1f} GiB for the {f'{micro} x ' if micro > 1 else ''}{length:,}"
-    assert f"{config.vocab_size:,} takes 14.5 bytes per token and word = {logits} tokens" in hardware
+    stated = float(re.search(r"([\d.]+) GiB of model states", memory)[1])
+    assert stated == pytest.approx(states.total / 2**30, rel=0.005, abs=0.06)
+
+
+def test_headers_and_table_are_the_planners():
+    """`python -m brigade plan --headers` mends it."""
+    assert refresh(check=True) == []
+
+
+def test_recipes_cover_sizes_methods_and_clusters():
+    planned = planned_recipes()
+    assert len({(p.estimate.job.shape.name, p.estimate.job.method, p.cluster) for p in planned}) >= 24
+    assert {p.estimate.job.gpus for p in planned} >= {1, 8, 16, 32, 128}
+    sizes = [p.estimate.job.shape.parameters for p in planned]
+    assert min(sizes) < 0.6e9 and max(sizes) > 400e9
+
+
+@pytest.mark.parametrize("folder", sorted({str(Path(recipe).parent) for recipe in PLANNED} | FOLDERS))
+def test_parameters_are_the_published_number(folder):
+    source = sources()[Path(folder).name]
+    assert named_shape(folder).parameters == pytest.approx(source.parameters, rel=1e-3)
+    assert source.config in CONFIGS and source.counted in ("published", "shapes")
+
+
+def test_a_config_of_unclear_origin_says_so():
+    assert sources()["phi-4"].config == "values" and sources()["llama-3.1-405b"].config == "copy"
+    for recipe in ("recipes/phi-4/lora.yaml", "recipes/llama-3.1-405b/full.yaml"):
+        assert "No revision is pinned" in " ".join(header(recipe)["Model"])

@@ -15,7 +15,8 @@ from brigade.estimate import measured, stand_ins, traced_model
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.memory import activation_bytes, logit_bytes, memory
-from brigade.estimate.shape import FAMILIES, described, lora_parameters, shape_of
+from brigade.estimate.names import described
+from brigade.estimate.shape import FAMILIES, lora_parameters, shape_of
 from brigade.estimate.trace import Asked, asked, trace
 
 LENGTH = 512

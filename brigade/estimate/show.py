@@ -1,0 +1,112 @@
+"""What `plan` prints: strategies side by side, one configuration in parts, formula beside trace."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from . import calibration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .estimate import Estimate
+    from .job import Job
+    from .search import Candidate, Cluster, Traces, Wanted
+    from .trace import Traced
+
+
+def tracer(model: str) -> "Traces":
+    """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
+    import functools
+
+    from .names import named_config
+    from .trace import Asked, Traced, asked, trace
+
+    config = named_config(model)[0]
+
+    @functools.cache
+    def one_row(wanted: Asked) -> Traced | None:
+        try:
+            return trace(config, wanted)
+        except UserError:
+            if wanted.autocast:  # some models' experts compute in one precision alone
+                return None
+            raise
+
+    def traces(job: "Job") -> Traced | None:
+        wanted = asked(job)
+        row = one_row(wanted) if wanted else None
+        return row and row.times(job.micro_batch)
+
+    return traces
+
+
+def both(job: "Job", found: "Traced | None") -> None:
+    """Formula and trace side by side, of a micro-batch."""
+    from .memory import GIB, activation_bytes, logit_bytes
+
+    if found is None:
+        print("trace    this configuration cannot be traced: its activations and logits are by formula")
+        return
+    kept, back = activation_bytes(job)
+    figures = [("kept by layers", kept * job.shape.layers, found.kept), ("beside, backward", back, found.back)]
+    figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
+    print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
+    for what, guess, seen in figures:
+        off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
+        print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
+    if job.loss == "fused":
+        print(f"{'':9}logits and loss: by formula; Liger's fused loss is a Triton kernel that no trace runs")
+
+
+def with_liger(wanted: "Wanted", cluster: "Cluster", winner: "Candidate") -> None:
+    """What fused kernels would bring, which need a package that requirements.txt leaves out."""
+    from . import search
+
+    other = search.chosen(search.candidates(replace(wanted, kernels="Liger"), cluster))
+    if other:
+        speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
+        print(f"liger    with liger-kernel installed and use_liger_kernel: {other.choice.name}, micro-batch "
+              f"{other.estimate.job.micro_batch}, {speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it")  # fmt: skip
+
+
+def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", winner: "Candidate | None") -> "Table":
+    """The best ten, and why each is not the one."""
+    from rich.table import Table
+
+    from .search import reason
+
+    shape, device = wanted.shape, ranked[0].estimate.gpu
+    title = (f"{shape.name}: {shape.parameters / 1e9:.2f} B parameters, {wanted.method}, {wanted.batch} x {wanted.length:,} "
+             f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
+    table = Table("strategy", "micro-batch", "recomputes", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU",
+                  "MFU", "why", title=title)  # fmt: skip
+    for candidate in ranked[:10]:
+        result, style = candidate.estimate, "bold green" if candidate is winner else "" if candidate.fits else "dim"
+        again = "layers" if result.job.checkpointing == "full" else "nothing"
+        speed = (f"{result.tokens_per_second_per_gpu:,.0f}", f"{result.mfu:.0f}%") if candidate.fits else ("", "")
+        table.add_row(candidate.choice.name, str(result.job.micro_batch), again, f"{result.device_gib:.0f}",
+                      *speed, reason(candidate, winner), style=style)  # fmt: skip
+    return table
+
+
+def describe(result: "Estimate") -> None:
+    """One configuration in parts."""
+    from .memory import GIB
+
+    def parts(of: object, unit: float, least: float) -> str:
+        values = {name: getattr(of, name) / unit for name in of.__dataclass_fields__}  # type: ignore[attr-defined]
+        return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
+
+    low, high = result.memory_interval()
+    fast, slow = result.time_interval()
+    print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, context "
+          f"{result.context / GIB:.1f}. In four runs of five torch allocates {low:.1f} to {high:.1f} GiB")  # fmt: skip
+    print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
+          f"{parts(result.time, 1, 0.005)}")  # fmt: skip
+    factors = calibration.factors(result.gpu.kind)
+    if factors:
+        said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
+        print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")
+    days = 1e9 / (result.tokens_per_second_per_gpu * result.job.gpus) / 86400
+    print(f"duration a billion tokens take {days:.2f} days, {24 * days * result.job.gpus:,.0f} GPU-hours")

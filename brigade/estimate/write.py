@@ -1,0 +1,202 @@
+"""Recipes that the planner writes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import UserError
+from ..recipe import REPOSITORY
+from .header import Planned, header, load, replaced
+from .job import Job
+from .names import RECIPES
+from .recipe import BESIDE, Source, here
+from .search import Candidate, Wanted
+
+# Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
+# (thinkingmachines.ai/blog/lora), and large models less than small ones.
+RATES = {
+    "full": ((2e9, 2e-5), (1e12, 1e-5)),
+    "lora": ((2e10, 2e-4), (1e12, 1e-4)),
+    "qlora": ((2e10, 2e-4), (1e12, 1e-4)),
+}
+COMMENTS = {
+    "dataset_name": "multi-turn chats; any set with a `messages` column does",
+    "lora_modules_to_save": "the base model has not learned the template's tokens (docs/data.md)",
+    "save_total_limit": "a checkpoint takes {checkpoint}",
+    "hostfile": "one host",
+}
+TEMPLATES = {True: "a base model has none; its tokenizer has the tokens (docs/data.md)",
+             False: "renders as the model's own, which has no generation marks (docs/data.md)"}  # fmt: skip
+OVERVIEW = RECIPES / "README.md"
+
+
+def strategy_keys(candidate: Candidate, nodes: int) -> dict[str, Any]:
+    """Keys of a recipe's `cluster:` that name the strategy: a file of ours, or where none fits the cluster what it would say."""
+    job, file = candidate.estimate.job, candidate.choice.file
+    if file not in ("fsdp2", "hsdp"):
+        return {"ds_config": file} if file else {}
+    path = f"accelerate_configs/{file}_{nodes}x{job.node_size}.yaml"
+    if (REPOSITORY / path).is_file():
+        return {"accelerate_config": path}
+    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+    if file == "hsdp":
+        document["parallelism_config"] = {"dp_replicate_size": nodes, "dp_shard_size": job.node_size}
+    return {"accelerate_config": document}
+
+
+def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, hostfile: str | None) -> dict[str, Any]:
+    """The recipe's keys and values."""
+    job = candidate.estimate.job
+    model: dict[str, Any] = {"model_name_or_path": source.hub}
+    if source.revision:
+        model["revision"] = source.revision
+    if job.method != "full":
+        model |= {"use_peft": True} | ({"load_in_4bit": True} if job.method == "qlora" else {})
+        model |= {"lora_r": rank, "lora_alpha": 2 * rank, "lora_target_modules": "all-linear"}
+        if whole := source.trained_whole(job.shape):
+            model["lora_modules_to_save"] = whole
+    data: dict[str, Any] = {"dataset_name": "trl-lib/Capybara"}
+    if source.template:
+        data["chat_template"] = source.template
+    rate = next(rate for size, rate in RATES[job.method] if job.shape.parameters < size)
+    training: dict[str, Any] = {
+        "global_batch_size": wanted.batch,
+        "per_device_train_batch_size": job.micro_batch,
+        "per_device_eval_batch_size": job.micro_batch,
+        "num_train_epochs": 1,
+        "learning_rate": rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.05,
+        "bf16": True,
+        "activation_checkpointing": job.checkpointing == "full",
+        **({"use_liger_kernel": True} if candidate.kernels == "Liger" else {}),
+        "logging_steps": 10,
+        "eval_steps": 50,
+        "save_steps": 50,
+    }
+    if checkpoint_bytes(job) > 1e11:
+        training["save_total_limit"] = 1
+    nodes = job.gpus // job.node_size
+    cluster = {"hostfile": hostfile, "gpu": candidate.estimate.gpu.kind} | strategy_keys(candidate, nodes)
+    return {
+        "model": model,
+        "data": data | {"max_length": wanted.length, "packing": True},
+        "training": training,
+        "cluster": cluster,
+    }
+
+
+def checkpoint_bytes(job: Job) -> float:
+    """Weights, master weights and moments of what is trained."""
+    return 14.0 * (job.trained or job.shape.parameters)
+
+
+def body(recipe: dict[str, Any], source: Source, job: Job) -> str:
+    """The recipe as YAML, a blank line between sections, with comments where a value wants one."""
+    size = checkpoint_bytes(job)
+    comments = COMMENTS | {"chat_template": TEMPLATES[source.base]}
+    comments["save_total_limit"] = comments["save_total_limit"].format(
+        checkpoint=f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+    )
+    if recipe["cluster"]["hostfile"]:
+        comments["hostfile"] = ""
+    lines = []
+    for section, values in recipe.items():
+        lines += ["", f"{section}:"]
+        for key, value in values.items():
+            text = yaml.safe_dump({key: value}, default_flow_style=True, width=10_000, sort_keys=False).strip()[1:-1]
+            text = f"  {key}: {value:.1e}".replace("e-0", "e-") if key == "learning_rate" else f"  {text}"
+            lines.append(f"{text:<40} # {comments[key]}" if comments.get(key) else text)
+    return "\n".join(lines) + "\n"
+
+
+def write(candidate: Candidate, wanted: Wanted, source: Source, config: Path, to: Path, rank: int,
+          hostfile: str | None) -> list[Path]:  # fmt: skip
+    """Write the recipe to `to` (a folder gets METHOD.yaml) and the model's config.json beside it; returns what it wrote.
+
+    Raises UserError, before anything is written, where a file of another content is in the way.
+    """
+    path = to if to.suffix in (".yaml", ".yml") else to / f"{wanted.method}.yaml"
+    job = candidate.estimate.job
+    if job.shape.other:
+        raise UserError(
+            "flag --write",
+            f"{job.shape.name} carries a vision tower, which chats give no gradient: nothing here has trained such a model",
+            "take one of text alone, or write the recipe by hand and rehearse it",
+        )
+    text = body(recipe_of(candidate, wanted, source, rank, hostfile), source, job)
+    beside, model = path.with_name(BESIDE), config.read_bytes()
+    there = path.exists()
+    if beside.exists() and beside.read_bytes() != model:
+        raise _in_the_way(beside, f"name another folder: --write {path.parent}-2/")
+    if there and (not path.is_file() or replaced(path.read_text(), "") != text):
+        raise _in_the_way(path, f"remove it, or name another file: --write {path.with_name(f'{path.stem}-2.yaml')}")
+    with tempfile.TemporaryDirectory() as folder:  # the header is made from what a run would read
+        draft = Path(folder) / path.name
+        draft.write_text(text, encoding="utf-8")
+        draft.with_name(BESIDE).write_bytes(model)
+        text = header(load(draft, job.link, path)) + text
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(model)
+        if there:
+            return []
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            str(path), f"it cannot be written: {error.strerror}", "name another folder with --write"
+        ) from None
+    return [path, beside]
+
+
+def _in_the_way(path: Path, cure: str) -> UserError:
+    return UserError(here(path), "it is there already with other content, and is not overwritten", cure)
+
+
+# ---- all headers ----
+def planned_recipes() -> list[Planned]:
+    """Every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere."""
+    found = [load(path) for path in sorted(RECIPES.glob("*/*.yaml"))]
+    kept = [planned for planned in found if planned.settings.recipe.cluster.gpu]
+    return sorted(kept, key=lambda p: (p.estimate.job.shape.parameters, p.estimate.job.gpus, p.path))
+
+
+def overview(planned: list[Planned]) -> str:
+    """recipes/README.md."""
+    lines = [
+        "# Recipes",
+        "",
+        "Memory, speed and days are the planner's estimates, not measured; each recipe's header has them in parts and with their",
+        "intervals. `python -m brigade plan --headers` writes this page and all headers, `--check` says which of them are out of",
+        "date. `python -m brigade plan MODEL --hostfile HOSTS --gpu KIND --method METHOD` prints the figures for any other model",
+        "and cluster, and `--write recipes/NAME/` makes a recipe of them.",
+        "",
+        "| model | parameters | trains | on | strategy | GiB of a GPU | tokens/s/GPU | days per 10⁹ tokens | recipe |",
+        "|---|--:|---|---|---|--:|--:|--:|---|",
+    ]
+    for one in planned:
+        result, shape = one.estimate, one.estimate.job.shape
+        active = f", {shape.active / 1e9:.1f} B active" if shape.experts else ""
+        trains = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[result.job.method]
+        name = one.path.removeprefix("recipes/")
+        lines.append(
+            f"| {one.source.name} | {shape.parameters / 1e9:.2f} B{active} | {trains} | {one.cluster} | {one.strategy_name} "
+            f"| {result.device_gib:.0f} of {result.gpu.memory_gib:.0f} | {result.tokens_per_second_per_gpu:,.0f} "
+            f"| {one.days:.2f} | [{name}]({name}) |"
+        )
+    lines += ["", "[tiny/full.yaml](tiny/full.yaml) trains 2 million parameters from scratch, on anything.", ""]
+    return "\n".join(lines)
+
+
+def refresh(check: bool) -> list[str]:
+    """Write all headers and recipes/README.md anew, or only look; returns what was (or would be) changed."""
+    planned, changed = planned_recipes(), []
+    texts = {one.settings.recipe_path: replaced(one.settings.recipe_path.read_text(), header(one)) for one in planned}
+    for path, text in {**texts, OVERVIEW: overview(planned)}.items():
+        if not path.is_file() or path.read_text() != text:
+            changed.append(here(path))
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    return changed

@@ -1,0 +1,124 @@
+"""`plan --write` makes recipes that lint and train.py take, never over a file of another content; and what plan refuses."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brigade import flags
+from brigade.__main__ import main
+from brigade.estimate.header import load
+from brigade.estimate.names import named_shape
+from brigade.estimate.recipe import job_of
+from brigade.estimate.search import Cluster, Wanted, candidates, chosen, reason
+from brigade.lint.report import lint
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = {"1x1": [], "1x8": ["--hostfile", "hostfiles/1x8"], "2x8": ["--hostfile", "hostfiles/2x8"]}
+CASES = [
+    ("qwen3-4b", "full", "1x8", "A100 80GB"), ("qwen3-4b", "lora", "1x1", "H100 80GB"), ("qwen3-4b", "qlora", "1x1", "A10G"),
+    ("llama-3.1-8b", "lora", "1x8", "A100 80GB"), ("gpt-oss-20b", "lora", "2x8", "L40S"), ("qwen3-14b", "full", "1x1", "H200"),
+    ("qwen3-235b-a22b", "lora", "2x8", "H200"), ("llama-3.1-70b", "full", "2x8", "B200"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def plan(*words):
+    return main(["plan", *map(str, words)])
+
+
+def chosen_for(model, cluster, **changes):
+    wanted = replace(Wanted(named_shape(model)), **changes)
+    ranked = candidates(wanted, cluster)
+    return ranked, chosen(ranked)
+
+
+@pytest.mark.parametrize("model, method, cluster, gpu", CASES)
+def test_what_it_writes_is_what_it_planned(model, method, cluster, gpu, tmp_path, capsys):
+    folder = tmp_path / "mine"
+    words = [model, "--method", method, "--gpu", gpu, *CLUSTERS[cluster], "--global_batch_size", 64]
+    assert plan(*words, "--write", folder) == 0
+    path = folder / f"{method}.yaml"
+    assert (folder / "config.json").read_bytes() == (ROOT / "recipes" / model / "config.json").read_bytes()
+    said = capsys.readouterr().out
+    written = load(path)  # as train.py reads it
+    assert f"memory   {written.estimate.device_gib:.1f} GiB on each GPU" in said
+    assert f"time     {written.estimate.time.total:.2f} s per step" in said
+    assert f"{written.estimate.device_gib:.1f} of" in path.read_text()
+    report = lint([str(path)])
+    assert not [finding for finding in report.findings if finding.severity != "note"]
+    assert plan(*words, "--write", folder) == 0 and "there already, unchanged" in capsys.readouterr().out
+
+
+def test_every_comment_fits_the_line_and_the_rate_reads_as_others_do(tmp_path):
+    assert plan("llama-3.1-8b", "--method", "lora", "--gpu", "H100", "--write", tmp_path) == 0
+    text = (tmp_path / "lora.yaml").read_text()
+    lines = [line for line in text.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 130 and "learning_rate: 2.0e-4\n" in text
+    assert "lora_modules_to_save: [embed_tokens, lm_head]" in text and re.search(
+        r"chat_template: llama3 +# a base model", text
+    )
+
+
+def test_a_file_of_another_content_is_left_alone(tmp_path, capsys):
+    words = ["qwen3-4b", "--gpu", "H100 80GB", "--method", "lora", "--write", tmp_path / "lora.yaml"]
+    (tmp_path / "lora.yaml").write_text("model: {model_name_or_path: mine}\ntraining: {global_batch_size: 8}\n")
+    assert plan(*words) == 2
+    assert "not overwritten" in capsys.readouterr().err and "mine" in (tmp_path / "lora.yaml").read_text()
+    (tmp_path / "lora.yaml").unlink()
+    shutil.copy("recipes/phi-4/config.json", tmp_path / "config.json")
+    assert plan(*words) == 2
+    assert "config.json" in capsys.readouterr().err and not (tmp_path / "lora.yaml").exists()
+
+
+def test_a_cluster_without_a_file_of_its_own_gets_the_strategy_in_the_recipe(tmp_path):
+    (tmp_path / "hosts").write_text("".join(f"n{i} slots=4\n" for i in range(3)))
+    words = ["gpt-oss-120b", "--method", "lora", "--gpu", "A100 80GB", "--hostfile", tmp_path / "hosts"]
+    assert plan(*words, "--global_batch_size", 12, "--write", tmp_path) == 0
+    settings = flags.load(["--recipe", str(tmp_path / "lora.yaml")])
+    assert settings.recipe.cluster.accelerate_config["distributed_type"] == "FSDP"
+    assert job_of(settings).engine == "fsdp2" and job_of(settings).gpus == 12
+    assert not lint([str(tmp_path / "lora.yaml")]).counts()["error"]
+
+
+def test_qlora_of_experts_is_refused(capsys):
+    assert plan("qwen3-30b-a3b", "--method", "qlora", "--gpu", "H100 80GB") == 2
+    assert "95% of the weights are experts" in capsys.readouterr().err
+
+
+def test_a_model_with_a_vision_tower_is_planned_but_not_written(tmp_path, capsys):
+    assert plan("gemma-3-4b-it", "--gpu", "H100 80GB", "--method", "lora", "--write", tmp_path) == 2
+    assert "vision tower" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_experts_never_get_zero3():
+    ranked, winner = chosen_for("qwen3-30b-a3b", Cluster("H100 80GB", 8, 2), method="lora", trained=13_369_344)
+    assert (winner and winner.choice.engine == "fsdp2") or winner.choice.stage < 3
+    zero3 = [candidate for candidate in ranked if candidate.choice.engine == "zero" and candidate.choice.stage == 3]
+    assert zero3 and all("recipe-moe-zero3" in reason(candidate, winner) for candidate in zero3)
+
+
+def test_slow_networks_and_the_cpus_adam_are_named():
+    ranked, winner = chosen_for("llama-3.1-8b", Cluster("A100 80GB", 8, 2, "100 Gb/s"))
+    reasons = {candidate.choice.name: reason(candidate, winner) for candidate in ranked}
+    assert "gathers all weights over 100 Gbit/s, which wants 400" in reasons["ZeRO-3"]
+    assert "the CPU's Adam" in reasons["ZeRO-3 offload"]
+
+
+def test_offload_is_for_what_fits_in_no_other_way():
+    _, small = chosen_for("qwen2.5-0.5b", Cluster("RTX 4090", 1, 1), length=2048)
+    _, large = chosen_for("qwen3-14b", Cluster("H200", 1, 1))
+    assert not small.choice.offload and large.choice.offload
+
+
+def test_kernels_are_torchs_unless_asked(capsys):
+    assert plan("qwen3-4b", "--gpu", "H100 80GB", "--method", "lora") == 0
+    assert "--liger plans with it" in capsys.readouterr().out
+    assert plan("qwen3-4b", "--gpu", "H100 80GB", "--method", "lora", "--liger") == 0
+    assert "--liger plans with it" not in capsys.readouterr().out

@@ -1,0 +1,44 @@
+"""gpt-oss is published with its experts in MXFP4, which Transformers cannot train: a run loads them in its own precision."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from brigade import flags, models, rehearse
+
+CONFIG = Path(__file__).parents[2] / "recipes/gpt-oss-20b/config.json"
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A tiny model as the published one lies on the Hub: 32 values of 4 bits share a scale, experts' biases are in bf16."""
+    config = json.loads(CONFIG.read_text())
+    tiny = rehearse.shrink(config)
+    (tmp_path / "config.json").write_text(json.dumps(tiny))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=torch.bfloat16)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inner, outer = tensor.shape
+            tensors[f"{name}_blocks"] = torch.full((experts, outer, inner // 32, 16), 0x22, dtype=torch.uint8)  # 1.0
+            tensors[f"{name}_scales"] = torch.full((experts, outer, inner // 32), 127 - 3, dtype=torch.uint8)  # 2^-3
+        else:
+            tensors[name] = tensor.clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(tiny | {"quantization_config": config["quantization_config"]}))
+    return tmp_path
+
+
+def test_its_experts_can_be_trained(published):
+    settings = flags.load(["--model_name_or_path", str(published), "--bf16"])
+    model = models.load_base(settings, str(published), torch.bfloat16)
+    experts = model.model.layers[0].mlp.experts
+    assert experts.gate_up_proj.dtype == torch.bfloat16 and (experts.gate_up_proj == 0.125).all()
+    assert experts.down_proj.shape == (4, 128, 64) and (experts.down_proj == 0.125).all()
+    assert not model.is_quantized and not hasattr(model.config, "quantization_config")
+    model(torch.arange(8)[None]).logits.sum().backward()
+    assert experts.gate_up_proj.grad is not None
