@@ -70,7 +70,9 @@ class Group:
         for strategy, accumulations in self.cases.items():
             for k in accumulations:
                 measured = (MEASURED_ALONE if self.hosts == 1 else MEASURED)[k]
-                flags = _flags(WARM_UP[k] + len(self.rates) * (1 + measured), MICRO_BATCH * self.ranks * k, evaluated=8)
+                flags = flags_for(
+                    WARM_UP[k] + len(self.rates) * (1 + measured), MICRO_BATCH * self.ranks * k, evaluated=8
+                )
                 found.append({"strategy": strategy, "accumulation": k, "flags": [*flags, *STRATEGIES[strategy][1]],
                               "rates": self.rates, "warm_up": WARM_UP[k], "measured": measured})  # fmt: skip
         return found
@@ -85,7 +87,7 @@ PLAN = (
 QUICK = (Group(2, 1, ("1gbit", "50mbit"), {"DDP": (1,)}),)
 
 
-def _flags(steps: int, global_batch: int, evaluated: int) -> list[str]:
+def flags_for(steps: int, global_batch: int, evaluated: int) -> list[str]:
     """The tiny recipe's model and data, for a number of steps."""
     return ["--max_steps", str(steps), "--global_batch_size", str(global_batch), "--reference_batch_size", str(global_batch),
             "--per_device_train_batch_size", str(MICRO_BATCH), "--max_length", str(LENGTH), "--logging_steps", "1000000",
@@ -179,7 +181,7 @@ def measure(cluster: Cluster, plan: tuple[Group, ...] = PLAN) -> list[Row]:
 def losses(cluster: Cluster) -> list[Row]:
     """Held-out loss before and after the same steps on the same data, for each compression; two ranks on one host."""
     _say("held-out losses")
-    flags = [*_flags(LOSS_STEPS, 2 * MICRO_BATCH, evaluated=100), "--ds_config", "none"]
+    flags = [*flags_for(LOSS_STEPS, 2 * MICRO_BATCH, evaluated=100), "--ds_config", "none"]
     jobs = [{"strategy": name, "accumulation": 1, "flags": [*flags, "--ddp_comm_hook", name], "rates": (None,),
              "warm_up": 0, "measured": LOSS_STEPS - 1} for name in COMPRESSIONS]  # fmt: skip
     return [{"ddp_comm_hook": found["strategy"], "steps": LOSS_STEPS, "held_out_loss_before": found["held_out"][0],

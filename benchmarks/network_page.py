@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from brigade.estimate.traffic import traffic
 from testbed.host import bits_per_second
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"
@@ -17,20 +18,16 @@ NAMES = {"10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "5
 
 
 def volume(kind: str, accumulation: int, hosts: int, per_host: int) -> float:
-    """Elements per parameter that a host sends over its link in one step: rings over all ranks cross each link once.
+    """Elements per parameter that a host sends over its link in one step, in fp32 over gloo.
 
-    kind: "hsdp" is two groups of half the ranks each. Gloo scatters by reducing everything to everybody, so that ZeRO-3
-    and HSDP's groups send 4 per micro-step here and 3 over NCCL (which ds_configs/README.md says).
+    kind: "hsdp" is two groups of half the ranks each
     """
-    k, count = accumulation, hosts * per_host
-    whole = {"ddp": 2, "zero1": 3, "zero2": 2 * k + 1, "zero3": 4 * k}
-    if kind != "hsdp":
-        return whole[kind] * (count - 1) / count
-    shard = count // 2
-    inside = 4 * k * (shard - 1) / shard if shard > per_host else 0
-    return inside + 2 * (2 - 1) / 2 / shard * min(
-        per_host, shard
-    )  # a shard between two groups, from each rank of a host
+    if kind == "hsdp":
+        return (
+            traffic("fsdp2", 1, hosts, per_host, accumulation, half=False, shard=hosts * per_host // 2, gloo=True).total
+            / 4
+        )
+    return traffic(kind, 1, hosts, per_host, accumulation, half=False, gloo=True).total / 4
 
 
 # ---- figures from rows -------------------------------------------------------------------------------------------
@@ -88,7 +85,7 @@ def link_use(rows: list[Row], rate: str) -> float:
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
-def _markdown(head: list[str], lines: list[list[str]]) -> str:
+def markdown(head: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
 
 
@@ -101,14 +98,14 @@ def table(rows: list[Row]) -> str:
         lines.append([strategy, str(k), f"{float(of[0]['megabytes_sent']):.1f}", f"{float(of[0]['megabytes_formula']):.1f}",
                       f"{two(float(of[0]['one_host_seconds']))} s", *(at[rate] for rate in rates)])  # fmt: skip
     head = ["strategy", "accumulation", "MB sent", "by formula", "one host", *(NAMES.get(rate, rate) for rate in rates)]
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def halves(rows: list[Row]) -> str:
     """Below which rate communication is more than half of the step."""
     lines = [[strategy, str(k), two(half_by_rule(of[0])), half_measured(of)]
              for (_, _, strategy, k), of in cases(rows).items()]  # fmt: skip
-    return _markdown(["strategy", "accumulation", "by the rule, Mbit/s", "measured, Mbit/s"], lines)
+    return markdown(["strategy", "accumulation", "by the rule, Mbit/s", "measured, Mbit/s"], lines)
 
 
 def gains(rows: list[Row]) -> str:
@@ -120,14 +117,14 @@ def gains(rows: list[Row]) -> str:
         lines.append(
             [strategy, str(k), *(f"{speed(row) / speed(base):.2f}x" for row, base in zip(of, plain, strict=True))]
         )
-    return _markdown(["strategy", "accumulation", *(NAMES[row["rate"]] for row in plain)], lines)
+    return markdown(["strategy", "accumulation", *(NAMES[row["rate"]] for row in plain)], lines)
 
 
 def loss_table(rows: list[Row]) -> str:
     names = {"none": "fp32", "bf16": "bf16", "fp16": "fp16", "power_sgd": "PowerSGD"}
     lines = [[names[row["ddp_comm_hook"]], f"{float(row['held_out_loss_before']):.3f}",
               f"{float(row['held_out_loss']):.3f}", f"{two(float(row['step_seconds']))} s"] for row in rows]  # fmt: skip
-    return _markdown(["gradients sent as", "loss before", f"after {rows[0]['steps']} steps", "step on one host"], lines)
+    return markdown(["gradients sent as", "loss before", f"after {rows[0]['steps']} steps", "step on one host"], lines)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------

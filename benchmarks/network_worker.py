@@ -21,13 +21,14 @@ from brigade.cluster import world_from_environment
 from brigade.models import parameter_count
 
 
-def sent_bytes(card: str = "eth0") -> int:
-    """Bytes that have left this host's network card, headers included. (/sys/class/net shows another namespace's.)"""
+def sent(card: str = "eth0") -> tuple[int, int]:
+    """(bytes, packets) that have left this host's network card, headers included. (/sys/class/net shows another namespace's.)"""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == card:
-            return int(figures.split()[8])
-    return 0
+            count, packets = figures.split()[8:10]
+            return int(count), int(packets)
+    return 0, 0
 
 
 class Blocks(TrainerCallback):
@@ -38,7 +39,7 @@ class Blocks(TrainerCallback):
 
     def __init__(self, rates: list[str | None], warm_up: int, measured: int, wanted: Path | None) -> None:
         self.rates, self.warm_up, self.length, self.wanted = rates, warm_up, 1 + measured, wanted
-        self.ends: list[tuple[float, int]] = []  # of each step: time, bytes that this host has sent
+        self.ends: list[tuple[float, int, int]] = []  # of each step: time, bytes and packets that this host has sent
 
     def _ask(self, rate: str | None) -> None:
         ranks.barrier()
@@ -56,20 +57,22 @@ class Blocks(TrainerCallback):
             self._ask(self.rates[block])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.ends.append((time.perf_counter(), sent_bytes()))
+        self.ends.append((time.perf_counter(), *sent()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._ask(None)  # what follows is not measured
 
     def results(self) -> list[dict[str, Any]]:
-        """Per block the seconds of each step but the first, and bytes per step and host; a collective."""
+        """Per block the seconds of each step but the first, and bytes and packets per step and host; a collective."""
         found = []
         for block in range(len(self.rates)):
             first = self.warm_up + block * self.length
             ends = self.ends[first : first + self.length]
             seconds = [after[0] - before[0] for before, after in itertools.pairwise(ends)]
-            sent = ranks.gather((ends[-1][1] - ends[0][1]) / len(seconds))
-            found.append({"seconds": seconds, "bytes": sum(sent) / len(sent)})
+            steps = len(seconds)
+            hosts = ranks.gather([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
+            count, packets = (sum(of) / len(hosts) for of in zip(*hosts, strict=True))
+            found.append({"seconds": seconds, "bytes": count, "packets": packets})
         return found
 
 

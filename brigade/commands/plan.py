@@ -64,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes.add_argument(
         "--check", action="store_true", help="with --headers: write nothing, exit 1 if one is out of date"
     )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw memory and speed of the strategies into a new FILE.png or FILE.html",
+    )
     batch = parser.add_argument_group("many configurations")
     batch.add_argument(
         "--table", type=Path, metavar="CSV", help="estimate each row (columns as benchmarks/data/published.csv)"
@@ -81,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
         return _calibrate(options.calibrate)
     if options.check and not options.headers:
         raise UserError("flag --check", "it says how --headers works", "add --headers")
+    if options.table and options.plot:
+        raise UserError("flag --plot", "--table estimates rows and compares no strategies", "leave one of them out")
     if options.table:
         return _table(options)
     if options.headers:
@@ -152,6 +160,10 @@ def _choose(options: argparse.Namespace) -> int:
     wanted = _wanted(options, cluster.gpus)
     traces = show.tracer(options.model) if options.trace else search.by_formula
     ranked = search.candidates(wanted, cluster, traces)
+    if options.plot:
+        from ..estimate import plot
+
+        plot.write(options.plot, wanted, cluster, ranked)
     winner = search.chosen(ranked)
     Console().print(show.comparison(wanted, cluster, ranked, winner))
     if winner is None:

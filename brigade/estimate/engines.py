@@ -17,6 +17,7 @@ class Engine:
     reduced, gathered: on the wire, of gradients and of weights
     bucket: of gradients that one collective reduces; 0: a layer's
     hidden: how much of the reduction goes on behind the backward pass, 0 to 1
+    everywhere: stages 1 and 2 reduce to every rank, not to the owner alone (DeepSpeed: docs/communication.md)
     per_tensor: weights are gathered tensor by tensor after the step (nanotron's ZeRO-1)
     keep_gathered: what tensor parallelism gathered before a product is kept for the backward pass
     cut_by_cost: pipeline stages are cut by cost, of which the head has a part
@@ -35,6 +36,7 @@ class Engine:
     gathered: float = 2.0
     bucket: float = 0.0
     hidden: float = 1.0
+    everywhere: bool = False
     per_tensor: bool = False
     keep_gathered: bool = False
     cut_by_cost: bool = False
@@ -51,7 +53,7 @@ ENGINES = {
     # FSDP with a policy that reduces in bf16 as well
     "fsdp-bf16": Engine(4, 4, 8, held=False, reduced=2),
     # DeepSpeed in bf16: states.py has what lies where; reduces in bf16, in buckets of 5e8 elements; stages 1 and 2 hide none
-    "zero": Engine(2, 2, 12, reduced=2, bucket=1e9, hidden=0.0, accumulated=6),
+    "zero": Engine(2, 2, 12, reduced=2, bucket=1e9, hidden=0.0, everywhere=True, accumulated=6),
     # Weights, gradients and moments in bf16 (torchtune's full recipes)
     "pure": Engine(2, 2, 4, held=False, reduced=2, accumulated=6),
     # bf16 weights, fp32 main gradients into which products add, fp32 master (megatron/core/optimizer/distrib_optimizer.py)

@@ -120,7 +120,7 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
     for choice in CHOICES:
         if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
             continue
-        if choice.group and cluster.nodes == 1:
+        if choice.group and (cluster.nodes == 1 or cluster.node_size == 1):
             continue
         why = trap(wanted.shape, choice)
         found = [

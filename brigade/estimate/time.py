@@ -169,6 +169,9 @@ def _data(job: Job, net: Links, forward: float, backward: float, psi: float, tra
     layers = s.layers / job.pipeline
     if job.stage >= 3:
         gather = layers * net.half(engine.gathered * psi / layers, n, stride)
+        if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
+            inside = layers * net.half(engine.gathered * psi / layers, job.hpz, stride)
+            gather = (gather + (2 * m - 1) * inside) / (2 * m)
         scatter = layers * net.half(engine.reduced * trained / layers, n, stride)
         replicas = ranks // n
         across = layers * net.all_reduce(engine.reduced * trained / n / layers, replicas, stride * n)
@@ -180,7 +183,7 @@ def _data(job: Job, net: Links, forward: float, backward: float, psi: float, tra
     if job.stage == 0:
         reduce, gather = calls * net.all_reduce(payload, ranks, stride), 0.0
     else:
-        reduce = calls * net.half(payload, ranks, stride)
+        reduce = calls * (net.all_reduce if engine.everywhere else net.half)(payload, ranks, stride)
         tensors = 9 * layers if engine.per_tensor else calls
         gather = tensors * net.half(engine.gathered * trained / tensors, ranks, stride)
     if job.stage == 2:

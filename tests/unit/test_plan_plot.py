@@ -1,0 +1,80 @@
+"""`plan --plot`: a PNG or one file of HTML that needs nothing but itself."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from brigade.__main__ import main
+from brigade.errors import UserError
+from brigade.estimate import plot
+from brigade.estimate.names import named_shape
+from brigade.estimate.search import Cluster, Wanted, candidates
+
+
+def draw(path, *more):
+    words = [
+        "plan",
+        "recipes/llama-3.1-8b",
+        "--hostfile",
+        "hostfiles/2x8",
+        "--gpu",
+        "H100 80GB",
+        "--plot",
+        str(path),
+        *more,
+    ]
+    return main(words)
+
+
+def test_a_png_is_a_png(tmp_path):
+    assert draw(tmp_path / "plan.png") == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_needs_no_network_and_says_what_the_picture_says(tmp_path):
+    assert draw(tmp_path / "plan.html") == 0
+    text = (tmp_path / "plan.html").read_text()
+    assert not re.search(r"https?:|<script|@import|url\((?!#)", text)
+    assert "llama-3.1-8b" in text and "2 nodes of 8 x H100 80GB" in text and "full fine-tuning" in text
+    assert "prefers-color-scheme: dark" in text
+    svg = text[text.index("<svg") : text.index("</svg>") + 6]
+    titles = [title.text for title in ElementTree.fromstring(svg.replace("xlink:", "")).iter("title")]
+    assert any(re.fullmatch(r"ZeRO-1: weights [\d.]+ of [\d.]+ GiB", title) for title in titles)
+    assert any(re.fullmatch(r"FSDP2 on 4 nodes, 32 GPUs: [\d,]+ tokens/s, [\d,]+ per GPU", title) for title in titles)
+    assert "does not fit" in svg  # DDP
+    # No ink of its own colour: it would vanish on dark paper.
+    assert all("var(--" in style for style in re.findall(r'<text style="([^"]*)"', svg))
+
+
+@pytest.mark.parametrize("name, said", [
+    ("plan.pdf", "neither in .png nor in .html"), ("plan", "neither in .png nor in .html"),
+    ("nowhere/plan.png", "no folder"), ("there.png", "exists already"),
+])  # fmt: skip
+def test_where_no_picture_can_be_written(tmp_path, capsys, name, said):
+    (tmp_path / "there.png").write_text("mine")
+    assert draw(tmp_path / name) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "there.png").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_parts_add_up_and_more_nodes_are_faster():
+    wanted, cluster = Wanted(named_shape("recipes/llama-3.1-70b")), Cluster("H100 80GB", 8, 2)
+    ranked = candidates(wanted, cluster)
+    for candidate in ranked:
+        assert sum(plot.parts(candidate).values()) == pytest.approx(candidate.estimate.device_gib)
+    lines = plot.curves(wanted, cluster, ranked)
+    assert "DDP" not in lines  # 70 billion parameters fit whole on no GPU
+    assert min(point.nodes for point in lines["ZeRO-3"]) > 2  # it fits from more nodes than are planned
+    for points in lines.values():
+        assert points == sorted(points, key=lambda point: (point.nodes, point.speed))
+
+
+def test_nothing_fits(tmp_path):
+    wanted, cluster = Wanted(named_shape("recipes/llama-3.1-405b"), length=65536, batch=8), Cluster("RTX 4090", 8, 1)
+    ranked = candidates(wanted, cluster)
+    plot.write(tmp_path / "none.png", wanted, cluster, ranked)
+    assert not plot.curves(wanted, cluster, ranked)
+    with pytest.raises(UserError):
+        plot.write(tmp_path / "none.png", wanted, cluster, ranked)
