@@ -124,6 +124,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
     recipe["training"] |= {
         "global_batch_size": 4 * world.size, "reference_batch_size": None, "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 4, "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": None,
+        "eval_answers": min(settings.recipe.training.eval_answers, world.size),  # each rank one
         "logging_steps": 1, "warmup_steps": 0, "report_to": [], "save_total_limit": None,
     }  # fmt: skip
     recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}

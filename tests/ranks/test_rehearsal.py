@@ -10,12 +10,26 @@ import yaml
 
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY, torchrun
+from brigade import adapters, flags, rehearse
+from brigade.estimate.recipe import strategy_of
 
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
 
-CASES = {f"recipe-{path.parent.name}-{path.stem}": ["--recipe", str(path)] for path in RECIPES}
-CASES |= {name: flags for name, flags in parity.STRATEGIES.items() if name != "hsdp"}
+
+def rehearsed(path):
+    """What a rehearsal takes from a recipe. Models that differ in size alone are one tiny model, and rehearsed once."""
+    settings = flags.load(["--recipe", str(REPOSITORY / path)])
+    config, recipe = rehearse.model_config(settings), settings.recipe
+    model, strategy = recipe.model, strategy_of(settings)
+    return (config["model_type"], config.get("tie_word_embeddings"), adapters.method(model), *model.lora_modules_to_save,
+            strategy.name, recipe.training.activation_checkpointing, recipe.data.packing)  # fmt: skip
+
+
+BY_RUN = {rehearsed(path): f"recipe-{path.parent.name}-{path.stem}" for path in reversed(RECIPES)}
+REHEARSED = {path: BY_RUN[rehearsed(path)] for path in RECIPES}
+RECIPE_CASES = {name: ["--recipe", str(path)] for path, name in reversed(REHEARSED.items())}
+CASES = {name: words for name, words in parity.STRATEGIES.items() if name != "hsdp"}
 CASES |= {f"fsdp2-{optim}": [*parity.STRATEGIES["fsdp2"], "--optim", optim] for optim in ("lamb", "lars")}
 CASES |= {f"{name}-bf16-checkpointing": [*parity.STRATEGIES[name], "--bf16", "--activation_checkpointing"]
           for name in ("ddp", "zero2", "zero3", "fsdp2")}  # fmt: skip
@@ -24,19 +38,35 @@ if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def run(cases, folder):
     """What each rehearsal printed, all in one process group of two ranks."""
-    folder = tmp_path_factory.mktemp("rehearsals")
     job = folder / "cases.json"
-    job.write_text(json.dumps({"folder": str(folder), "cases": CASES}))
+    job.write_text(json.dumps({"folder": str(folder), "cases": cases}))
     done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=900)
     return {path.stem: path.read_text() for path in folder.glob("*.txt")} | {"folder": folder}, done
 
 
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    return run(CASES, tmp_path_factory.mktemp("strategies"))
+
+
+@pytest.fixture(scope="module")
+def said_of_recipes(tmp_path_factory):
+    return run(RECIPE_CASES, tmp_path_factory.mktemp("recipes"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=str)
+def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
+    went_well(REHEARSED[path], *said_of_recipes)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rehearsal_goes_well(name, said):
-    texts, done = said
+    went_well(name, *said)
+
+
+def went_well(name, texts, done):
     assert name in texts, done.stderr[-3000:]
     text = texts[name]
     assert "continues" in text and "checkpoint-3" in text
