@@ -4,6 +4,8 @@ Most of Transformers' models make their attention masks from position ids that s
 takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state can be told by nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,7 +73,7 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> str:
     ways = {LENGTHS: lambda: cumulative(lengths)} if by_lengths else {
         POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}  # fmt: skip
     attention.register()
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+    with _unsharded(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         for name, more in ways.items():
             try:
@@ -84,3 +86,16 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> str:
             if torch.allclose(one, other, rtol=0, atol=1e-6):
                 return name
     return NOTHING
+
+
+@contextmanager
+def _unsharded() -> Iterator[None]:
+    """Models are built whole meanwhile: where a ZeRO-3 configuration lives, Transformers would shard the tried one as well."""
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept

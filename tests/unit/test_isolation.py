@@ -26,6 +26,16 @@ def test_the_way_of_an_architecture(family, how, load):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_zero3_configuration_does_not_stand_in_the_way(load):
+    """Transformers shards whatever it builds while one lives; then nothing could be tried, and rows were padded silently."""
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
+
+    lives = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
+    config = AutoConfig.for_model("llama", vocab_size=4321)  # not tried before
+    assert isolation.way(load(model={"attn_implementation": "varlen"}), config) == isolation.LENGTHS
+    assert is_deepspeed_zero3_enabled() and lives.is_zero3()
+
+
 def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
     settings = load(model={"attn_implementation": "sdpa"}, data={"packing": True})
     isolation.check(settings, AutoConfig.for_model("llama"))
