@@ -10,6 +10,7 @@ from .. import flags
 from ..flags import Settings
 from ..strategy import Strategy
 from .estimate import Estimate, estimate
+from .host import host
 from .links import links
 from .memory import GIB, held_states
 from .recipe import Source, here, hosts_of, job_of, source_of, strategy_of
@@ -127,11 +128,17 @@ def _memory(planned: Planned) -> str:
         count += f" and {job.trained:,} trained beside them"
     low, high = result.memory_interval()
     held = held_states(job)
-    lost = result.reserved_gib - result.allocated_gib
+    lost = result.device_gib - result.allocated_gib - result.context / GIB
     return (f"{result.device_gib:.1f} of {total:.1f} GiB on each GPU, {result.spare_gib:.1f} GiB "
             f"({result.spare_gib / total:.0%}) to spare: {parts(result.memory, GIB, 0.05)}, allocator {lost:.2f}, "
             f"context {result.context / GIB:.2f}. In four runs of five torch allocates {low:.0f} to {high:.0f} GiB. "
             f"{count}: {held.total / GIB:.1f} GiB of model states on each GPU.")  # fmt: skip
+
+
+def _host(planned: Planned) -> str:
+    needs = host(planned.estimate.job)
+    return (f"each host needs {needs.loading / GIB:,.0f} GiB of memory while it loads and {needs.training / GIB:,.0f} GiB while "
+            f"it trains; a checkpoint takes {needs.checkpoint / 1e9:,.0f} GB of disk.")  # fmt: skip
 
 
 def _speed(planned: Planned) -> str:
@@ -187,6 +194,7 @@ def header(planned: Planned) -> str:
     entries = {
         "Hardware": [_hardware(planned)],
         "Memory": [_memory(planned)],
+        "Host": [_host(planned)],
         "Speed": [_speed(planned)],
         "Batch": [_batch(planned)],
         "Model": [_model(planned)],

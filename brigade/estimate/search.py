@@ -84,13 +84,17 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[Job]:
     """The configurations of one strategy."""
     node, (kernels, loss) = cluster.node_size, KERNELS[wanted.kernels]
     shape, attention = wanted.shape, attention_of(wanted.shape)
+    tensor, expert = (node if choice.inside == kind else 1 for kind in ("tensor", "expert"))
+    stages = cluster.nodes if choice.pipeline else 1
+    data = cluster.gpus // tensor // stages
     for micro in MICRO_BATCHES:
-        if wanted.batch % (micro * cluster.gpus):
+        if wanted.batch % (micro * data):
             continue
         for checkpointing in ("none", "full"):
             yield Job(
-                shape, wanted.length, micro, wanted.batch // micro // cluster.gpus, method=wanted.method,
-                engine=choice.engine, stage=choice.stage, data=cluster.gpus, attended=wanted.attended, attention=attention,
+                shape, wanted.length, micro, wanted.batch // micro // data, method=wanted.method,
+                engine=choice.engine, stage=choice.stage, data=data, tensor=tensor, pipeline=stages, expert=expert,
+                attended=wanted.attended, attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
@@ -103,6 +107,20 @@ def trap(shape: ModelShape, choice: Choice) -> str:
     if shape.experts and choice.engine == "zero" and choice.stage == 3:
         return "may hang, as ranks route to different experts (lint: recipe-moe-zero3)"
     return ""
+
+
+def possible(shape: ModelShape, cluster: Cluster, choice: Choice) -> bool:
+    """Whether there is anything to shard, replicate or divide in that way."""
+    if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
+        return False
+    if (choice.group or choice.inside) and cluster.node_size == 1:
+        return False
+    if (choice.group or choice.pipeline) and cluster.nodes == 1:
+        return False
+    if choice.pipeline and shape.layers % cluster.nodes:
+        return False
+    divided = {"tensor": shape.heads, "expert": shape.experts}.get(choice.inside, cluster.node_size)
+    return divided > 0 and divided % cluster.node_size == 0
 
 
 def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
@@ -118,9 +136,7 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
         )
     best = []
     for choice in CHOICES:
-        if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
-            continue
-        if choice.group and (cluster.nodes == 1 or cluster.node_size == 1):
+        if not possible(wanted.shape, cluster, choice):
             continue
         why = trap(wanted.shape, choice)
         found = [
@@ -139,7 +155,7 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
 
     Offload is for what fits in no other way: it lives on the host's memory and cores, which nobody has described here.
     """
-    fitting = [candidate for candidate in ranked if candidate.fits]
+    fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.only]
     fitting = [candidate for candidate in fitting if not candidate.choice.offload] or fitting
     if not fitting:
         return None
@@ -159,6 +175,9 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         largest = max(parts, key=lambda name: parts[name])
         lacks = candidate.margin * result.gpu.memory_gib - result.spare_gib
         return f"out of memory by {lacks:.0f} GiB: {largest} take {parts[largest] / GIB:.0f}"
+    if candidate.choice.only:
+        against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
+        return f"estimate only: train.py does not run it{against}"
     if winner and candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:
         return f"faster by formula, but offload is for what fits in no other way, and {winner.choice.name} does"
     if winner is None or candidate.seconds <= NEAR * winner.seconds:

@@ -92,6 +92,7 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
 
 def describe(result: "Estimate") -> None:
     """One configuration in parts."""
+    from .host import host
     from .memory import GIB
 
     def parts(of: object, unit: float, least: float) -> str:
@@ -102,6 +103,9 @@ def describe(result: "Estimate") -> None:
     fast, slow = result.time_interval()
     print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, context "
           f"{result.context / GIB:.1f}. In four runs of five torch allocates {low:.1f} to {high:.1f} GiB")  # fmt: skip
+    needs = host(result.job)
+    print(f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
+          f"{needs.checkpoint / 1e9:,.0f} GB of disk for a checkpoint")  # fmt: skip
     print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
           f"{parts(result.time, 1, 0.005)}")  # fmt: skip
     factors = calibration.factors(result.gpu.kind)

@@ -10,6 +10,7 @@ class Choice:
     engine, stage: as of a Job; group: "node" where states are sharded inside a node and replicated across
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
     file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
+    inside: "tensor" or "expert": what a node's GPUs divide among them; pipeline: each node is a stage
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
 
@@ -20,7 +21,13 @@ class Choice:
     rank: int
     group: str = ""
     offload: str = ""
-    note: str = ""
+    inside: str = ""
+    pipeline: bool = False
+
+    @property
+    def only(self) -> bool:
+        """Estimated, but not run by train.py."""
+        return bool(self.inside) or self.pipeline
 
 
 CHOICES = (
@@ -35,4 +42,7 @@ CHOICES = (
     Choice("ZeRO-3 offload", "zero", 3, "ds_configs/zero3_offload.json", 6, offload="optimizer"),
     Choice("ZeRO-3 offload all", "zero", 3, "ds_configs/zero3_offload_param.json", 7, offload="all"),
     Choice("ZeRO-3 NVMe", "zero", 3, "ds_configs/zero3_nvme.json", 8, offload="nvme"),
+    Choice("TP x FSDP2", "fsdp2", 3, "", 9, inside="tensor"),
+    Choice("EP x FSDP2", "fsdp2", 3, "", 9, inside="expert"),
+    Choice("TP x PP x ZeRO-1", "megatron", 1, "", 9, inside="tensor", pipeline=True),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from brigade.errors import UserError
 from brigade.estimate import table
 from brigade.estimate.estimate import estimate
 from brigade.estimate.hardware import catalogue, gpu
+from brigade.estimate.host import host
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.memory import GIB, memory, stage_layers
@@ -103,6 +104,20 @@ def test_offload_leaves_the_optimizer_on_the_host():
 @given(st.sampled_from(["megatron", "nanotron"]), st.integers(1, 32))
 def test_every_layer_has_a_stage(engine, stages):
     assert sum(stage_layers(job(engine=engine, stage=1, pipeline=stages, accumulation=64))) == LLAMA_8B.layers
+
+
+def test_what_a_host_holds():
+    """Checkpoints of rehearsals have 12 bytes per parameter under DDP and FSDP2, 16 under ZeRO-2 and 14 under ZeRO-3 in bf16."""
+    psi = LLAMA_8B.parameters
+    kinds = {"ddp": 0, "fsdp2": 3}
+    assert {host(job(engine=engine, stage=stage)).checkpoint / psi for engine, stage in kinds.items()} == {12}
+    assert [host(job(engine="zero", stage=stage)).checkpoint / psi for stage in (1, 2, 3)] == [16, 16, 14]
+    plain, offloaded = (host(job(engine="zero", offload=where)) for where in ("", "optimizer"))
+    assert offloaded.training - plain.training == pytest.approx(1.5 * 16 * psi)  # eight ranks of one host
+    loading = [
+        host(job(engine=engine, stage=stage)).loading for engine, stage in (("ddp", 0), ("fsdp2", 3), ("zero", 3))
+    ]
+    assert loading[0] > loading[1] > 4 * psi and loading[2] < 8 * 9e9
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------

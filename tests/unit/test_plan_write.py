@@ -113,6 +113,15 @@ def test_slow_networks_and_the_cpus_adam_are_named():
     assert "the CPU's Adam" in next(reason(c, winner) for c in ranked if c.choice.name == "ZeRO-3 offload")
 
 
+def test_what_train_py_does_not_run_is_an_estimate_only():
+    ranked, winner = chosen_for("llama-3.1-70b", Cluster("H100 80GB", 8, 4))
+    only = {candidate.choice.name: candidate for candidate in ranked if candidate.choice.only}
+    assert only.keys() == {"TP x FSDP2", "TP x PP x ZeRO-1"} and winner and not winner.choice.only
+    assert all(reason(candidate, winner).startswith("estimate only") for candidate in only.values() if candidate.fits)
+    ranked, winner = chosen_for("qwen3-30b-a3b", Cluster("H100 80GB", 8, 2))
+    assert any(candidate.choice.name == "EP x FSDP2" for candidate in ranked) and not winner.choice.only
+
+
 def test_offload_is_for_what_fits_in_no_other_way():
     _, small = chosen_for("qwen2.5-0.5b", Cluster("RTX 4090", 1, 1), length=2048)
     _, large = chosen_for("qwen3-14b", Cluster("H200", 1, 1))
