@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..recipe import REPOSITORY
 from .shape import FAMILIES, ModelShape, read_config, shape_of
 
@@ -37,6 +37,9 @@ def config_of(name: str) -> Path:
             return candidate / "config.json"
     if known := known_config(name.rpartition("/")[2]):
         return known
+    if "/" not in name:  # the Hub's names have an owner's before them
+        folders = [path.parent.name for path in RECIPES.glob("*/config.json")]
+        raise UserError(f"model {name!r}", "no folder or recipe here has that name", did_you_mean(name, folders))
     from huggingface_hub import hf_hub_download
 
     try:

@@ -97,6 +97,11 @@ def test_a_model_with_a_vision_tower_is_planned_but_not_written(tmp_path, capsys
     assert "vision tower" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_a_model_that_nobody_knows(capsys):
+    assert plan("lama-3.1-8b", "--gpu", "H100 80GB") == 2
+    assert "did you mean 'llama-3.1-8b'?" in capsys.readouterr().err
+
+
 def test_experts_never_get_zero3():
     ranked, winner = chosen_for("qwen3-30b-a3b", Cluster("H100 80GB", 8, 2), method="lora", trained=13_369_344)
     assert (winner and winner.choice.engine == "fsdp2") or winner.choice.stage < 3
