@@ -23,6 +23,7 @@ RUNS = {  # name: strategy, flags
     "full-sharded": ("sharded", []),  # ZeRO-3 that never gathers: no *.safetensors anywhere
     "full-fsdp2": ("fsdp2", []),
     "lora-ddp": ("ddp", LORA),
+    "lora-zero2": ("zero2", LORA),
     "lora-zero3": ("zero3", LORA),
     "lora-sharded": ("sharded", LORA),
     "lora-fsdp2": ("fsdp2", LORA),
@@ -33,7 +34,7 @@ RUNS = {  # name: strategy, flags
     "qlora-zero3": ("zero3", QLORA),
     "qlora-fsdp2": ("fsdp2", QLORA),
 }
-FOUR = {"full-hsdp": ("hsdp", []), "qlora-hsdp": ("hsdp", QLORA)}
+FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
 ALL = RUNS | FOUR
 
 

@@ -25,13 +25,13 @@ STRATEGIES = {n: flags for n, flags in parity.STRATEGIES.items() if n != "hsdp" 
 
 
 def case(method, strategy, micro):
-    flags = ["--max_steps", "4", "--optim", "sgd", *METHODS[method], *parity.STRATEGIES.get(strategy, []),
+    flags = ["--max_steps", "6", "--optim", "sgd", *METHODS[method], *parity.STRATEGIES.get(strategy, []),
              "--per_device_train_batch_size", str(micro)]  # fmt: skip
     return {"name": f"{method}-{strategy}", "strategy": strategy, "method": method, "flags": flags}
 
 
 # LoRA under all of them, 4-bit weights under each kind, the other forms of an adapter where weights are sharded.
-UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("fsdp2",))
+UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("ddp", "fsdp2"))
 UNDER |= {"lora": tuple(STRATEGIES), "qlora": ("ddp", "zero2", "zero3", "zero3_offload_param", "fsdp2")}
 CASES = [case(method, strategy, 4) for method in METHODS for strategy in UNDER[method]
          if (method, strategy.partition("_")[0]) not in REFUSED]  # fmt: skip
