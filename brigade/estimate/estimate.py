@@ -1,7 +1,8 @@
 """One configuration's estimate: memory, time and what follows from them, with their intervals."""
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ class Estimate:
         needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length))
         return 100 * self.tokens_per_second_per_gpu * needed / (self.gpu.bf16_tflops * 1e12)
 
+    @property
+    def days(self) -> float:
+        """Per billion tokens, on all GPUs."""
+        return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
+
     def memory_interval(self) -> tuple[float, float]:
         """GiB allocated, between which four of five runs lie."""
         low, high = intervals()["memory"]
@@ -79,6 +85,12 @@ class Estimate:
         return self.time.total * low, self.time.total * high
 
 
+def parts(of: Memory | StepTime, unit: float, least: float) -> str:
+    """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
+    values = {part.name: getattr(of, part.name) / unit for part in fields(of)}
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
+
+
 @functools.cache
 def intervals() -> dict[str, Any]:
     """Factors between which 80 % of measured rows lie; written by benchmarks/planner.py from rows left out of every fit."""
@@ -88,8 +100,6 @@ def intervals() -> dict[str, Any]:
 def estimate(job: Job, device: Gpu | None = None, traced: Traced | None = None) -> Estimate:
     """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
     runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
-    import math
-
     device = device or gpu(job.gpu)
     collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
     return Estimate(job, device, memory(job, traced), step_time(job, device), (CONTEXT_GIB + collectives) * GIB)

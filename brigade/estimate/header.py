@@ -1,7 +1,7 @@
 """A recipe's header: what it is for, and what the planner says of it. One function writes all of them."""
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
@@ -9,7 +9,7 @@ from textwrap import wrap
 from .. import flags
 from ..flags import Settings
 from ..strategy import Strategy
-from .estimate import Estimate, estimate
+from .estimate import Estimate, estimate, parts
 from .host import host
 from .links import links
 from .memory import GIB, held_states
@@ -76,11 +76,6 @@ class Planned:
         name = self.strategy.name
         return FILES.get(name) or NAMES.get(self.strategy.kind) or name.replace("zero", "ZeRO-").replace("_", " ")
 
-    @property
-    def days(self) -> float:
-        """Per billion tokens."""
-        return 1e9 / (self.estimate.tokens_per_second_per_gpu * self.estimate.job.gpus) / 86400
-
 
 def commands(planned: Planned) -> list[str]:
     """What to type: the recipe on its own cluster, and its rehearsal. One GPU has eight as its second way."""
@@ -114,12 +109,6 @@ def _hardware(planned: Planned) -> str:
     return f"{text}."
 
 
-def parts(of: object, unit: float, least: float) -> str:
-    """`weights 15.26, gradients 0.93`: a dataclass' figures from `least` up."""
-    values = {part.name: getattr(of, part.name) / unit for part in fields(of)}  # type: ignore[arg-type]
-    return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
-
-
 def _memory(planned: Planned) -> str:
     result = planned.estimate
     job, total = result.job, result.gpu.memory_gib
@@ -145,10 +134,10 @@ def _speed(planned: Planned) -> str:
     result = planned.estimate
     fast, slow = result.time_interval()
     mfu = f", MFU {result.mfu:.0f}%" if result.job.method == "full" else ""  # its convention is that of all weights
-    hours = 24 * planned.days * result.job.gpus
+    days, hours = result.days, 24 * result.days * result.job.gpus
     return (f"{result.time.total:.2f} s per step ({fast:.2f} to {slow:.2f} in four runs of five), "
             f"{result.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}. A billion tokens take "
-            f"{planned.days:.2f} days, {hours:,.0f} GPU-hours. Seconds of a step: {parts(result.time, 1, 0.005)}.")  # fmt: skip
+            f"{days:.2f} days, {hours:,.0f} GPU-hours. Seconds of a step: {parts(result.time, 1, 0.005)}.")  # fmt: skip
 
 
 def _batch(planned: Planned) -> str:

@@ -92,12 +92,9 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
 
 def describe(result: "Estimate") -> None:
     """One configuration in parts."""
+    from .estimate import parts
     from .host import host
     from .memory import GIB
-
-    def parts(of: object, unit: float, least: float) -> str:
-        values = {name: getattr(of, name) / unit for name in of.__dataclass_fields__}  # type: ignore[attr-defined]
-        return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
     low, high = result.memory_interval()
     fast, slow = result.time_interval()
@@ -112,5 +109,4 @@ def describe(result: "Estimate") -> None:
     if factors:
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
         print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")
-    days = 1e9 / (result.tokens_per_second_per_gpu * result.job.gpus) / 86400
-    print(f"duration a billion tokens take {days:.2f} days, {24 * days * result.job.gpus:,.0f} GPU-hours")
+    print(f"duration a billion tokens take {result.days:.2f} days, {24 * result.days * result.job.gpus:,.0f} GPU-hours")

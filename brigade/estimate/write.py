@@ -9,6 +9,7 @@ import yaml
 from ..errors import UserError
 from ..recipe import REPOSITORY
 from .header import Planned, header, load, replaced
+from .host import host
 from .job import Job
 from .names import RECIPES
 from .recipe import BESIDE, Source, here
@@ -76,7 +77,7 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
         "eval_steps": 50,
         "save_steps": 50,
     }
-    if checkpoint_bytes(job) > 1e11:
+    if host(job).checkpoint > 1e11:
         training["save_total_limit"] = 1
     nodes = job.gpus // job.node_size
     cluster = {"hostfile": hostfile, "gpu": candidate.estimate.gpu.kind} | strategy_keys(candidate, nodes)
@@ -88,14 +89,9 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
     }
 
 
-def checkpoint_bytes(job: Job) -> float:
-    """Weights, master weights and moments of what is trained."""
-    return 14.0 * (job.trained or job.shape.parameters)
-
-
 def body(recipe: dict[str, Any], source: Source, job: Job) -> str:
     """The recipe as YAML, a blank line between sections, with comments where a value wants one."""
-    size = checkpoint_bytes(job)
+    size = host(job).checkpoint
     comments = COMMENTS | {"chat_template": TEMPLATES[source.base]}
     comments["save_total_limit"] = comments["save_total_limit"].format(
         checkpoint=f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
@@ -184,7 +180,7 @@ def overview(planned: list[Planned]) -> str:
         lines.append(
             f"| {one.source.name} | {shape.parameters / 1e9:.2f} B{active} | {trains} | {one.cluster} | {one.strategy_name} "
             f"| {result.device_gib:.0f} of {result.gpu.memory_gib:.0f} | {result.tokens_per_second_per_gpu:,.0f} "
-            f"| {one.days:.2f} | [{name}]({name}) |"
+            f"| {one.estimate.days:.2f} | [{name}]({name}) |"
         )
     lines += ["", "[tiny/full.yaml](tiny/full.yaml) trains 2 million parameters from scratch, on anything.", ""]
     return "\n".join(lines)
