@@ -28,7 +28,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
-    ("", {"engine": "fsdp2"}),
+    ("deepspeed", {"engine": "zero"}),
+    ("", {}),  # whatever runs on Transformers: the strategy says the engine
 ]  # fmt: skip
 # Architectures of models that a table describes by their widths alone.
 BY_NAME: list[tuple[str, Family]] = [
@@ -65,6 +66,13 @@ def shape_of_row(row: Mapping[str, str]) -> ModelShape:
                       hidden // heads, integer(row, "vocab", 51200), tied=tied, family=family)  # fmt: skip
 
 
+def _offload(strategy: str) -> str:
+    """What a strategy like `ZeRO-3 + CPU offload (optimizer and parameters)` leaves outside of the GPU."""
+    if "nvme" in strategy:
+        return "nvme"
+    return ("all" if "param" in strategy else "optimizer") if "offload" in strategy else ""
+
+
 def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointing, int, bool]:
     """(what is computed again, of how many layers one, whether what is kept goes to the host)."""
     text = text.lower()
@@ -83,6 +91,12 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     """The configuration that a row of published.csv's format states. Raises Inexpressible."""
     shape = shape_of_row(row)
     traits = dict(next(traits for name, traits in FRAMEWORKS if name in row["framework"].lower()))
+    strategy = row["strategy"].lower()
+    zero = re.search(r"zero-?(\d)", strategy)
+    if "engine" not in traits:
+        traits["engine"] = "zero" if zero and zero[1] != "0" else "ddp" if "ddp" in strategy else "fsdp2"
+    if traits["engine"] == "zero":
+        traits |= {"stage": int(zero[1]) if zero else 0, "offload": _offload(strategy)}
     kernels, precision = (row.get(key, "").lower() for key in ("kernels", "precision"))
     if "unpacked" in kernels:
         raise Inexpressible("samples are padded, and their lengths are not given")
@@ -94,7 +108,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     data, tensor, pipeline, context = (integer(row, key, 1) for key in ("dp", "tp", "pp", "cp"))
     if not (row.get("dp") or "").strip():
         data = max(1, integer(row, "n_gpus") // (tensor * pipeline * context))
-    stage = integer(row, "zero", traits.pop("stage", 0))
+    stage = integer(row, "zero", traits.pop("stage", 3 if "fsdp" in strategy else 0))
     if match := re.search(r"FSDP=(\d+)", row["strategy"]):
         stage = 3 if int(match[1]) > 1 else stage
     micro, batch = integer(row, "mbs"), integer(row, "gbs_seqs", 0)
@@ -111,6 +125,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         traits["optimizer"] = "paged_adamw_8bit" if "paged" in optimizer else "adamw_8bit"
     if (cumulative and "optimizer-in-bwd" in kernels) or "in backward" in optimizer or offloaded:
         traits["step_in_backward"] = True
+    if traits["engine"] == "zero" and stage == 0:
+        traits["engine"] = "ddp"
     return Job(shape, integer(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
                context=context, virtual=integer(row, "vp", 1), shard=shard, checkpointing=how, every=every,
                offload_activations=offloaded, gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss,

@@ -169,6 +169,19 @@ def test_a_row_that_cannot_be_expressed_has_a_reason(change, reason):
     assert reason in found["reason"] and found["pred_mem_gib"] == ""
 
 
+@pytest.mark.parametrize("framework, strategy, zero, wanted", [
+    ("DeepSpeed 0.14", "ZeRO-2", "", ("zero", 2, "")),
+    ("DeepSpeed", "ZeRO-3 + CPU offload (optimizer)", "3", ("zero", 3, "optimizer")),
+    ("TRL", "zero3 offload of parameters", "", ("zero", 3, "all")), ("HF Trainer", "DDP", "0", ("ddp", 0, "")),
+    ("axolotl", "FSDP2", "", ("fsdp2", 3, "")), ("Megatron-DeepSpeed", "3D", "", ("megatron-2022", 0, "")),
+    ("DeepSpeed", "data parallel", "0", ("ddp", 0, "")),
+])  # fmt: skip
+def test_a_row_s_engine(framework, strategy, zero, wanted):
+    row = table.read(ROOT / "benchmarks" / "data" / "published.csv")[0]
+    made = table.job_of_row(row | {"framework": framework, "strategy": strategy, "zero": zero})
+    assert (made.engine, made.stage, made.offload) == wanted and estimate(made).time.total > 0
+
+
 def test_a_table_of_another_format(tmp_path):
     (tmp_path / "a.csv").write_text("model,gpus\nllama,8\n")
     with pytest.raises(UserError, match="lacks the columns dp, grad_acc, mbs, pp, tp, zero"):
