@@ -25,6 +25,7 @@ WORLD_SIZES = (1, 2, 4)
 ACCUMULATIONS = (1, 2, 4)
 GLOBAL_BATCH = 16
 STEPS = 14  # five make an epoch of 67 chats
+LONGEST_ANSWER = 4  # tokens; else generating them would be most of a case's time under ZeRO-3
 
 DDP = ["--ds_config", "none"]
 STRATEGIES: dict[str, list[str]] = {
@@ -115,7 +116,9 @@ def _work(job: Path) -> None:
     sys.path.insert(0, str(REPOSITORY))
     import train
     from brigade.cluster import world_from_environment
+    from brigade.watch import answers
 
+    answers.LONGEST = LONGEST_ANSWER
     todo = json.loads(job.read_text())
     world = world_from_environment()
     for case in todo["cases"]:

@@ -6,6 +6,7 @@ Nothing is downloaded. The text is the documentation that the running Python car
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import inspect
@@ -78,7 +79,7 @@ def ensure(cache: Path) -> BuiltIn:
     Raises FileNotFoundError where this Python came without the sources of its standard library, RuntimeError where
     they hold too little text for the vocabulary, and OSError where `cache` cannot be written.
     """
-    sources, compiled = _sources(), list(_compiled_topics())
+    sources, compiled = _sources(), _compiled_topics()
     target = Path(cache) / f"python-docs-{_fingerprint(sources, compiled)}"
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ def _paths(directory: Path) -> BuiltIn:
     return BuiltIn(directory / "train.jsonl", directory / "heldout.jsonl", directory / "tokenizer")
 
 
-def _fingerprint(sources: dict[str, bytes], compiled: list[_Topic]) -> str:
+def _fingerprint(sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> str:
     # Over the text that goes in rather than the chats that come out: later calls then need not parse anything.
     digest = hashlib.sha256(f"{FORMAT} {platform.python_version()}".encode())
     parts = [TEMPLATE.read_bytes(), repr(compiled).encode()]
@@ -110,8 +111,8 @@ def _fingerprint(sources: dict[str, bytes], compiled: list[_Topic]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(paths: BuiltIn, sources: dict[str, bytes], compiled: list[_Topic]) -> None:
-    topics = compiled.copy()
+def _build(paths: BuiltIn, sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> None:
+    topics = list(compiled)
     for name, text in sources.items():
         with suppress(SyntaxError):  # not every file that ends in .py is Python for this version
             topics += _scope_topics(name, "module", ast.parse(text))
@@ -255,7 +256,12 @@ def _call(node: ast.FunctionDef | ast.AsyncFunctionDef, bound: bool) -> str:
     return f"({arguments}){returns}" if arguments else ""
 
 
-def _compiled_topics() -> Iterator[_Topic]:
+@functools.cache
+def _compiled_topics() -> tuple[_Topic, ...]:
+    return tuple(_topics_of_compiled_modules())  # half a second of inspection, asked for several times by each run
+
+
+def _topics_of_compiled_modules() -> Iterator[_Topic]:
     for module_name in COMPILED.split():
         try:
             module = importlib.import_module(module_name)

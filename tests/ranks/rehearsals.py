@@ -4,7 +4,6 @@ torchrun --nproc_per_node 2 -m tests.ranks.rehearsals CASES.json, with {"folder"
 """
 
 import contextlib
-import functools
 import gc
 import io
 import json
@@ -13,12 +12,13 @@ import sys
 from pathlib import Path
 
 import train
+from benchmarks.parity import LONGEST_ANSWER
 from brigade import ranks
-from brigade.data import builtin
+from brigade.watch import answers
 
 
 def main() -> None:
-    builtin.ensure = functools.cache(builtin.ensure)  # looks through Python's documentation, six times a rehearsal
+    answers.LONGEST = LONGEST_ANSWER
     job = json.loads(Path(sys.argv[1]).read_text())
     os.chdir(job["folder"])  # rehearsals lie in outputs/ of the current directory
     for name, flags in job["cases"].items():
