@@ -33,7 +33,7 @@ TABLES = ("published", "collected")
 CHIPS = {"A100 40GB": "A100", "A100 80GB": "A100", "H100 80GB": "H100", "H200": "H100", "H100 94GB": "H100, 500 W",
          "RTX 4090": "RTX 4090"}  # fmt: skip
 HEALTHY = 20.0  # percent of MFU below which a run waits for something that no formula knows
-QUANTILE = 0.1
+HELD = 80.0  # percent of left-out rows that an interval holds
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ def left_out(key: Callable[[Run], str]) -> dict[str, list[tuple[Run, float]]]:
 
 
 # ---- the intervals -----------------------------------------------------------------------------------------------
-def interval(errors: list[float]) -> tuple[float, float]:
-    """Factors on a prediction between which 80 % of measurements lay. errors: predicted over measured."""
+def interval(errors: Iterable[float], tail: float) -> tuple[float, float]:
+    """Factors on a prediction; a share `tail` of measurements lay outside on each side. errors: predicted over measured."""
     ordered = sorted(1 / error for error in errors)
-    cut = QUANTILE * (len(ordered) - 1)
-    return round(ordered[int(cut)], 2), round(ordered[-1 - int(cut)], 2)
+    cut = int(tail * (len(ordered) - 1))
+    return round(ordered[cut], 2), round(ordered[-1 - cut], 2)
 
 
 def residuals() -> dict[str, list[tuple[Run, float]]]:
@@ -164,16 +164,25 @@ def residuals() -> dict[str, list[tuple[Run, float]]]:
     return found
 
 
-def coverage(found: list[tuple[Run, float]]) -> float:
+def coverage(found: list[tuple[Run, float]], tail: float) -> float:
     """Percent of rows inside the interval that the other sources' rows give."""
     inside = 0
     for source in {run.source for run, _ in found}:
         others = [error for run, error in found if run.source != source]
         if not others:
             continue
-        low, high = interval(others)
+        low, high = interval(others, tail)
         inside += sum(low <= 1 / error <= high for run, error in found if run.source == source)
     return 100 * inside / len(found)
+
+
+def held(found: list[tuple[Run, float]]) -> tuple[tuple[float, float], float]:
+    """(interval, its coverage): the tails are cut as far as leaves HELD percent of left-out sources' rows inside.
+
+    A tenth on each side would hold fewer: rows of one source err together, and a new source in its own way.
+    """
+    tail = next((tail / 100 for tail in range(10, 0, -1) if coverage(found, tail / 100) >= HELD), 0.0)
+    return interval((error for _, error in found), tail), coverage(found, tail)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
@@ -241,6 +250,32 @@ def leave_one_out(key: Callable[[Run], str], what: str) -> str:
     return "\n".join(lines)
 
 
+def first_choices() -> str:
+    """Of cells (source, model, GPU kind, GPUs, sequence length) with several configurations: is the first choice a good one?"""
+    cells: dict[str, dict[tuple[Any, ...], list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs():
+        if run.speed:
+            cells[run.source][run.model, run.job.gpu, run.job.gpus, run.job.sequence].append(run)
+    lines = ["| set | cells | first choice within 10 % of the best | worst |", "|---|---|---|---|"]
+    every: list[float] = []
+    for source, members in cells.items():
+        shares = [_share_of_best([(estimated(run, {}).tokens_per_second_per_gpu, run.speed or 0.0) for run in cell])
+                  for cell in members.values() if len(cell) > 1]  # fmt: skip
+        if shares:
+            lines.append(_near(source, shares))
+        every += shares
+    return "\n".join([*lines, _near("**all**", every)])
+
+
+def _near(name: str, shares: list[float]) -> str:
+    return f"| {name} | {len(shares)} | {sum(share >= 0.9 for share in shares)} | {100 * min(shares):.0f}% |"
+
+
+def _share_of_best(cell: list[tuple[float, float]]) -> float:
+    """cell: (predicted, measured) speeds. The share of the best measured one that the predicted best has."""
+    return max(cell)[1] / max(measured for _, measured in cell)
+
+
 def playbook() -> dict[str, Any]:
     """Errors and ranking on the Ultra-Scale Playbook's whole table."""
     rows = [row | table.predict(row) for row in table.read(DATA / "playbook_h100.csv")]
@@ -255,33 +290,28 @@ def playbook() -> dict[str, Any]:
     cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in sane:
         cells[row["model"], row["nodes"]].append(row)
-    regrets = {"all": [_regret(cell) for cell in cells.values()],
-               "healthy": [_regret([row for row in cell if float(row["mfu_pct"]) > HEALTHY]) for cell in cells.values()
-                           if any(float(row["mfu_pct"]) > HEALTHY for row in cell)]}  # fmt: skip
+    shares = {
+        name: [_share_of_best([(float(row["pred_tok_s_gpu"]), float(row["tok_s_gpu"])) for row in cell])
+               for members in cells.values() if (cell := [row for row in members if float(row["mfu_pct"]) > least])]
+        for name, least in (("all", 0.0), ("healthy", HEALTHY))
+    }  # fmt: skip
     return {"rows": len(rows), "told": len(told), "ok": len(ok), "sane": len(sane), "healthy": len(healthy),
             "memory": table.quantiles(table.errors(row)[0] for row in sane),
             "speed": table.quantiles(table.errors(row)[1] for row in healthy),
-            "speed_all": table.quantiles(table.errors(row)[1] for row in sane), "regrets": regrets,
+            "speed_all": table.quantiles(table.errors(row)[1] for row in sane), "shares": shares,
             "refused": sum(row["fits"] == "no" for row in ok)}  # fmt: skip
-
-
-def _regret(cell: list[dict[str, Any]]) -> float:
-    """How much of the best measured speed of a cell the configuration has that is predicted to be the fastest."""
-    first = max(cell, key=lambda row: float(row["pred_tok_s_gpu"]))
-    return float(first["tok_s_gpu"]) / max(float(row["tok_s_gpu"]) for row in cell)
 
 
 def write_page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]]) -> None:
     book = playbook()
     near = {
-        name: f"{sum(regret >= 0.9 for regret in members)} of {len(members)}"
-        for name, members in book["regrets"].items()
+        name: f"{sum(share >= 0.9 for share in members)} of {len(members)}" for name, members in book["shares"].items()
     }
     every_memory, every_speed = ([error for run, error in members if run.healthy] for members in (
         found["memory"], [(run, speed_error(run, {})) for run in runs() if run.speed]))  # fmt: skip
     widths = "\n".join(
-        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {len(found[name])} | {coverage(found[name]):.0f}% |"
-        for name, (low, high) in ((name, interval([error for _, error in members])) for name, members in found.items())
+        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {len(found[name])} | {covered:.0f}% |"
+        for name, ((low, high), covered) in ((name, held(members)) for name, members in found.items())
     )
     values = {
         "by_set": by_set(), "by_source": leave_one_out(lambda run: run.source, "source"),
@@ -292,7 +322,7 @@ def write_page(sustained: dict[str, float], found: dict[str, list[tuple[Run, flo
         **{f"book_{key}": str(value) for key, value in book.items() if isinstance(value, int)},
         **{f"book_{key}": f"{value[1]:.1f}% median, {value[2]:.1f}% p90" for key, value in book.items()
            if isinstance(value, tuple)},
-        "near_all": near["all"], "near_healthy": near["healthy"],
+        "first_choices": first_choices(), "near_all": near["all"], "near_healthy": near["healthy"],
     }  # fmt: skip
     text = Path(__file__).with_name("planner_page.md").read_text()
     for key, value in values.items():
@@ -309,7 +339,7 @@ def differences(sustained: dict[str, float], found: dict[str, list[tuple[Run, fl
             said.append(f"hardware.yaml: {kind}: sustained {entry.sustained}, fitted {sustained[chip]}")
     kept = yaml.safe_load(INTERVALS.read_text())
     for name, members in found.items():
-        fitted = list(interval([error for _, error in members]))
+        fitted = list(held(members)[0])
         if kept.get(name) != fitted:
             said.append(f"intervals.yaml: {name}: {kept.get(name)}, fitted {fitted}")
     return said
@@ -328,7 +358,7 @@ def main() -> int:
         return bool(said)
     lines = [
         f"{name}: [{low}, {high}]"
-        for name, (low, high) in ((name, interval([e for _, e in members])) for name, members in found.items())
+        for name, ((low, high), _) in ((name, held(members)) for name, members in found.items())
     ]
     INTERVALS.write_text("# Factors on a prediction between which 80 % of measurements lie: python -m benchmarks.planner\n"
                          + "\n".join(lines) + "\n")  # fmt: skip

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 from .errors import UserError
@@ -45,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads has read enough: `python -m brigade plan ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
+        return 1  # as rich does
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from .flags import Settings
 from .recipe import REPOSITORY
 from .run import SUCCESS
 from .strategy import Strategy, choose
+from .terminal import console
 
 STEPS, SAVE_STEPS = 6, 3
 VOCABULARY = 4096  # of the built-in tokenizer
@@ -211,11 +212,10 @@ def _row(shape: tuple[int, ...]) -> int:
 
 
 def _report(strategy: Strategy, held: list[Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"states under {strategy.name}")
     for rank, states in enumerate(held):
         table.add_row(str(rank), *(f"{getattr(states, part) / 1024:,.0f}" for part in PARTS))
-    Console().print(table)
+    console().print(table)
     print("The rehearsal went well: trained, saved, resumed with the same losses.", flush=True)

@@ -20,6 +20,7 @@ from .hosts import rank
 from .recipe import REPOSITORY, Batch, find, identity, read_yaml
 from .schema import SECTIONS, marked_apart
 from .strategy import Strategy
+from .terminal import console
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -292,7 +293,6 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     """Print the resolved run as a short table."""
-    from rich.console import Console
     from rich.table import Table
 
     from . import adapters
@@ -325,9 +325,9 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     table.add_column(overflow="fold")
     for key, value in lines.items():
         table.add_row(key, value)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    console.print("one sample, its supervised part " + ("green:" if console.is_terminal else "in [[ ]]:"), markup=False)
-    console.print(report.sample(data, trainer.processing_class))
+    out = console()
+    out.print(table)
+    out.print("one sample, its supervised part " + ("green:" if out.is_terminal else "in [[ ]]:"), markup=False)
+    out.print(report.sample(data, trainer.processing_class))
     for note in run.settings.overridden:
-        console.print(f"overridden: {note}")
+        out.print(f"overridden: {note}")

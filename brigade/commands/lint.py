@@ -6,6 +6,7 @@ import time
 from ..errors import UserError, did_you_mean
 from ..lint.report import Report, lint, markdown
 from ..lint.rules import SEVERITIES, rules
+from ..terminal import console
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -65,11 +66,10 @@ def _explain(name: str) -> int:
 
 
 def _table() -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("rule", "severity", "file", "why", "source", title="Lint's rules")
     for rule in rules().values():
         severity = f"[{STYLES[rule.severity]}]{rule.severity}[/]"
         table.add_row(rule.name, severity, rule.about, rule.says.replace("[", "\\["), "\n".join(rule.issues))
-    Console().print(table)
+    console().print(table)

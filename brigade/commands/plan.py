@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..estimate import calibration
+from ..terminal import console
 
 if TYPE_CHECKING:
     from ..estimate.search import Cluster, Wanted
@@ -116,7 +117,6 @@ def _calibrate(folders: list[Path]) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     """Estimates for each row of a CSV, and how far they are from what the rows measured."""
-    from rich.console import Console
     from rich.table import Table
 
     from ..estimate.table import predict_file, summary
@@ -132,7 +132,7 @@ def _table(options: argparse.Namespace) -> int:
             cells += [count, f"{median:.1f}%" if count else "", f"{p90:.1f}%" if count else ""]
         cells += [f"{one['failed_told']} of {one['failed']}", f"{one['ran_refused']} of {one['ran']}"]
         table.add_row(*map(str, cells))
-    Console().print(table)
+    console().print(table)
     print(
         f"Wrote {options.out}. Errors are absolute, predicted against measured; a row without estimate says the reason."
     )
@@ -152,7 +152,6 @@ def _headers(check: bool) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from rich.console import Console
 
     from ..estimate import search, show
 
@@ -165,7 +164,7 @@ def _choose(options: argparse.Namespace) -> int:
 
         plot.write(options.plot, wanted, cluster, ranked)
     winner = search.chosen(ranked)
-    Console().print(show.comparison(wanted, cluster, ranked, winner))
+    console().print(show.comparison(wanted, cluster, ranked, winner))
     if winner is None:
         print(f"Nothing fits. The smallest change that does: {search.smallest_change(wanted, cluster, traces)}.")
         return 1

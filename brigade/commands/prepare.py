@@ -1,7 +1,6 @@
 """`python -m brigade prepare RECIPE`: tokenise a recipe's data now, so that no run waits for it."""
 
 import argparse
-import sys
 import time
 
 PASSES_ON = True
@@ -13,7 +12,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fills the cache that runs of this host read, and shows what is in it. 0 when the data is good."""
-    from rich.console import Console
 
     from .. import flags
     from ..recipe import batch_arithmetic
@@ -24,13 +22,14 @@ def run(options: argparse.Namespace) -> int:
     from .. import models
     from ..data import cache, report
     from ..data.prepare import prepare
+    from ..terminal import console
 
     began = time.time()
     tokenizer = models.load_tokenizer(settings, models.load_config(settings))
     prepared = prepare(settings, tokenizer)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch), markup=False)
-    console.print(report.sample(prepared, tokenizer))
+    out = console()
+    out.print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch), markup=False)
+    out.print(report.sample(prepared, tokenizer))
     folder = cache.cache_directory() / "prepared" / prepared.fingerprint
     size = sum(path.stat().st_size for path in folder.iterdir())
     done = "made" if folder.stat().st_mtime > began else "was there, read"

@@ -15,9 +15,11 @@ PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450
 PEER_LATENCY = 3.4e-6  # NCCL's own tuning table, NVLink, ring, per hop
 CALL_LATENCY = 15e-6  # launching a collective and waking its kernels
 HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
-# Bus bandwidth in GB/s of a ring over 2, 4, 8 ... nodes of eight cards with 3200 Gbit/s of EFA (HF Ultra-Scale Playbook), of
-# gathers and scatters and of all-reduces; other networks reach a share of their line rate.
+# Bus bandwidth in GB/s of one ring over 2, 4, 8 ... nodes of eight cards with 3200 Gbit/s of EFA (HF Ultra-Scale Playbook), of
+# gathers and scatters and of all-reduces. What bounds it there are its many hops, not the cards: groups side by side each have
+# as much, until the cards are full. Other networks reach a share of their line rate at any size.
 EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
+EFA_NODE = 400e9  # bytes per second and node, where EFA was measured
 LINE_SHARE = 0.85
 NODE_GBIT = {
     "A100 80GB": 1600,
@@ -42,7 +44,7 @@ class Links:
     @property
     def gbit(self) -> float:
         """Line rate of a node's network cards together, Gbit/s."""
-        return self.node * 8e-9 / (1 if self.efa else LINE_SHARE)
+        return self.node * 8e-9 / LINE_SHARE
 
     def crosses(self, ranks: int, stride: int = 1) -> bool:
         """Whether a group of `ranks`, each `stride` ranks from the next, has members on several nodes."""
@@ -53,20 +55,16 @@ class Links:
         if not self.crosses(ranks, stride):
             return self.peer, (ranks - 1) * PEER_LATENCY
         nodes = -(-ranks * stride // self.node_size)
-        rate = self.node
+        rate = self.node / min(stride, self.node_size)
         if self.efa:
             table, place = EFA[kind], math.log2(max(nodes, 2)) - 1
             low = min(int(place), len(table) - 1)
             high = min(low + 1, len(table) - 1)
-            rate = (
-                1e9
-                * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low]))
-                * self.node
-                / 400e9
-            )
+            one = 1e9 * math.exp(math.log(table[low]) + (place - low) * math.log(table[high] / table[low]))
+            rate = min(rate, one * self.node / (EFA_NODE * LINE_SHARE))
         inside = max(1, self.node_size // stride)  # members of the group on one node
         seconds = nodes * HOP + (ranks - nodes) * PEER_LATENCY * (inside > 1)
-        return min(self.peer, rate / min(stride, self.node_size)), seconds
+        return min(self.peer, rate), seconds
 
     def half(self, payload: float, ranks: int, stride: int = 1, kind: str = "gather") -> float:
         """Seconds of a gather or a scatter of `payload` bytes in all."""
@@ -95,5 +93,5 @@ def links(gpu: Gpu, named: str, node_size: int) -> Links:
     match = re.search(r"([\d,.]+) ?G(?:bit|b|bps)?/?s", named)
     gbit = float(match[1].replace(",", "")) if match else NODE_GBIT.get(gpu.kind, 100)
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
-    node = gbit / 8 * (1 if efa else LINE_SHARE) * 1e9 * gpu.network / gpu.efficiency
+    node = gbit / 8 * LINE_SHARE * 1e9 * gpu.network / gpu.efficiency
     return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, efa, node_size)

@@ -76,6 +76,18 @@ def stage_parameters(job: Job, layers: int, *, first: bool, last: bool) -> float
     return (layers * per_layer + ends) / job.tensor + first * s.other
 
 
+def micro_batches_in_flight(job: Job, place: int) -> float:
+    """Of how many micro-batches the stage at `place` keeps activations, under 1F1B.
+
+    Interleaved, a stage holds chunks of its layers, of each micro-batch one after the other: 2 (p - 1) + (v - 1) p + 1 of them on
+    the first (Megatron-LM's warm-up; Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / p v).
+    """
+    p, v = job.pipeline, job.virtual
+    if v == 1:
+        return min(p - place, job.accumulation)
+    return min(2 * (p - 1 - place) + (v - 1) * p + 1, v * job.accumulation) / v
+
+
 def activation_bytes(job: Job) -> tuple[float, float]:
     """(what one layer keeps, mean over layers; what the backward pass of a layer needs besides) per micro-batch.
 
@@ -131,7 +143,7 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     trained = job.trained / job.tensor / job.pipeline if job.trained else psi
     states, held = _states(job, trained, _frozen_bytes(job, psi))
     kept, back = activation_bytes(job)
-    kept *= layers * min(job.pipeline - place, job.accumulation)
+    kept *= layers * micro_batches_in_flight(job, place)
     logits = logit_bytes(job) if last else 0.0
     if traced:
         kept, back = traced.kept, traced.back

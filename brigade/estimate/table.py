@@ -113,6 +113,10 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         stage = 3 if int(match[1]) > 1 else stage
     micro, batch = integer(row, "mbs"), integer(row, "gbs_seqs", 0)
     accumulation = integer(row, "grad_acc", max(1, batch // (micro * data)) if batch else 1)
+    if batch and accumulation * micro * data != batch:
+        raise Inexpressible(
+            f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
+        )
     shard = 8 if "hsdp" in row["strategy"].lower() else 0
     cumulative = "torchtune" in row["framework"].lower()  # its rows are a ladder: each adds to those above it
     if (cumulative and micro and "+packed" not in kernels) or "lora" in kernels:
@@ -173,7 +177,8 @@ def as_published(row: Mapping[str, str]) -> Mapping[str, str]:
     return PLAYBOOK[row["model"]] | {
         "n_gpus": row["gpus"], "gpu": "H100-80GB", "inter_node": "EFA (AWS P5, 3200Gb/s per node)", "framework": "nanotron v0.5",
         "task": "pretrain", "strategy": "", "dp": row["dp"], "tp": row["tp"], "pp": row["pp"], "zero": row["zero"],
-        "mbs": row["mbs"], "grad_acc": row["grad_acc"], "seq_len": "4096", "precision": "bf16", "optimizer": "AdamW",
+        "mbs": row["mbs"], "grad_acc": row["grad_acc"], "gbs_seqs": row.get("gbs", ""),
+        "seq_len": "4096", "precision": "bf16", "optimizer": "AdamW",
     }  # fmt: skip
 
 

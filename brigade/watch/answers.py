@@ -12,6 +12,7 @@ import torch
 from .. import ranks
 from ..cluster import World
 from ..data.store import IGNORED
+from ..terminal import console
 
 FILE = "answers.jsonl"
 LONGEST = 64  # new tokens
@@ -99,7 +100,6 @@ def store(found: list[dict[str, Any]], directory: Path) -> None:
 
 def show(found: list[dict[str, Any]]) -> None:
     """Print records as a table, above a progress bar where there is one."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
     from tqdm import tqdm
@@ -114,7 +114,7 @@ def show(found: list[dict[str, Any]]) -> None:
         table.add_row("reference", Text(_short(entry["reference"])))
         table.add_row("answer", Text(_short(entry["answer"]), style="bold"))
     with tqdm.external_write_mode():
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        console().print(table)
         sys.stdout.flush()
 
 

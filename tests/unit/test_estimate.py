@@ -15,7 +15,8 @@ from brigade.estimate.hardware import catalogue, gpu
 from brigade.estimate.host import host
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
-from brigade.estimate.memory import GIB, memory, stage_layers
+from brigade.estimate.links import links
+from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, stage_layers
 from brigade.estimate.names import named_shape
 from brigade.estimate.shape import FAMILIES, ModelShape, shape_of
 from brigade.estimate.states import model_states
@@ -106,6 +107,25 @@ def test_every_layer_has_a_stage(engine, stages):
     assert sum(stage_layers(job(engine=engine, stage=1, pipeline=stages, accumulation=64))) == LLAMA_8B.layers
 
 
+@pytest.mark.parametrize("virtual, held", [(1, 8), (3, 8 * (1 + 7 / 24)), (12, 8 * (1 + 7 / 96))])
+def test_interleaved_stages_keep_more_micro_batches(virtual, held):
+    """Korthikanti et al. 2022, section 4.2.3, for the first of eight stages; the last one keeps its chunks of one at least."""
+    wanted = job(engine="megatron", stage=1, pipeline=8, virtual=virtual, accumulation=64)
+    assert micro_batches_in_flight(wanted, 0) == pytest.approx(held)
+    assert micro_batches_in_flight(replace(wanted, accumulation=1), 0) == 1 <= micro_batches_in_flight(wanted, 7)
+
+
+# ---- links -------------------------------------------------------------------------------------------------------
+def test_rings_side_by_side_share_a_node_s_cards():
+    """Under EFA one ring over many nodes does not fill them: its hops bound it, and four side by side have as much each."""
+    device = gpu("H100")
+    usual, efa = (links(device, named, 8) for named in ("3200 Gb/s", "EFA (3200Gb/s per node)"))
+    rates = {net: [net.ring("all_reduce", 256 // stride, stride)[0] for stride in (1, 4, 8)] for net in (usual, efa)}
+    assert rates[usual] == pytest.approx([8 * rates[usual][2], 2 * rates[usual][2], rates[usual][2]])
+    assert rates[efa][0] == rates[efa][1] < rates[usual][1] and rates[efa][2] == rates[usual][2]
+    assert usual.gbit == efa.gbit == pytest.approx(3200 * device.network / device.efficiency)
+
+
 def test_what_a_host_holds():
     """Checkpoints of rehearsals have 12 bytes per parameter under DDP and FSDP2, 16 under ZeRO-2 and 14 under ZeRO-3 in bf16."""
     psi = LLAMA_8B.parameters
@@ -161,7 +181,7 @@ def test_measured_columns_change_nothing():
 @pytest.mark.parametrize("change, reason", [
     ({"gpu": "TPU v5e"}, "not in the catalogue"), ({"model": "unheard-of", "hidden": ""}, "does not give the dimensions"),
     ({"mbs": "many"}, "mbs 'many' is not a number"), ({"tp": "3"}, "does not divide"), ({"mbs": ""}, "mbs is not given"),
-    ({"seq_len": "0"}, "not a whole number above 0"),
+    ({"seq_len": "0"}, "not a whole number above 0"), ({"grad_acc": "4", "gbs_seqs": "31"}, "are not its 31 sequences"),
 ])  # fmt: skip
 def test_a_row_that_cannot_be_expressed_has_a_reason(change, reason):
     row = table.read(ROOT / "benchmarks" / "data" / "published.csv")[0] | change
