@@ -59,6 +59,11 @@ class Estimate:
         return self.spare_gib >= 0
 
     @property
+    def safe(self) -> bool:
+        """Whether it fits at the upper end of its interval too."""
+        return self.memory_interval()[1] + self.context / GIB <= self.gpu.memory_gib
+
+    @property
     def tokens_per_second_per_gpu(self) -> float:
         return self.job.tokens_per_step / self.time.total / self.job.gpus
 

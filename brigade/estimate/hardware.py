@@ -37,6 +37,8 @@ class Gpu:
     sms: int
     source: str
     sustained: float = SUSTAINED
+    host_gib: float = 64.0
+    nvme_gb: float = 2000.0
     attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
     efficiency: float = 1.0
     network: float = 1.0

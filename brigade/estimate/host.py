@@ -15,11 +15,12 @@ FILE = 5e9  # bytes of a safetensors file that Transformers writes, and reads on
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes. loading, training: memory of one node; checkpoint: disk for a resumable one, of all nodes together."""
+    """Bytes. loading, training: memory of one node; swapped: on its local disks; checkpoint: on the disk that all nodes share."""
 
     loading: float
     training: float
     checkpoint: float
+    swapped: float = 0.0
 
 
 def host(job: Job) -> Host:
@@ -27,8 +28,10 @@ def host(job: Job) -> Host:
 
     Loading: under DDP and ZeRO-1 and 2 every rank reads all weights before they go to its GPU, in fp32 where they are
     trained without DeepSpeed (brigade/arguments.py: load_dtype). Of FSDP2 one rank of a node does, and sends
-    (cpu_ram_efficient_loading). ZeRO-3 reads file by file, and each rank keeps its shard.
-    Training: what is offloaded. The data set is read through a memory map, whose pages the system may drop.
+    (cpu_ram_efficient_loading). ZeRO-3 reads file by file, and each rank keeps its shard. So it is in 4 bits: tensors go to the
+    GPU, and are quantised there, one at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
+    Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
+    read through a memory map, whose pages the system may drop.
     Checkpoint: fp32 weights and the optimizer's states; under DeepSpeed model.safetensors in half precision besides, and
     under ZeRO-1 and 2 the engine's own copy of the same.
     """
@@ -36,7 +39,7 @@ def host(job: Job) -> Host:
     psi = stage_parameters(job, job.shape.layers // job.pipeline, first=True, last=job.pipeline == 1)
     trained = job.trained or psi
     width = 4 if job.engine != "zero" and job.method == "full" else 2
-    if job.engine == "zero" and job.stage == 3:
+    if job.method == "qlora" or (job.engine == "zero" and job.stage == 3):
         loading = ranks * min(width * psi, FILE)
     else:
         loading = width * psi * (1 if job.engine == "fsdp2" else ranks)
@@ -47,4 +50,5 @@ def host(job: Job) -> Host:
         offloaded += 2 * psi / job.shard_ranks * ranks
     halves = {1: 4, 2: 4, 3: 2}.get(job.stage, 0) if job.engine == "zero" and job.method == "full" else 0
     kept = states * trained + halves * psi
-    return Host(loading + ranks * PROCESS, PINNED * offloaded + ranks * PROCESS, kept)
+    swapped = (states + 4) * share + 2 * psi / job.shard_ranks * ranks if job.offload == "nvme" else 0.0
+    return Host(loading + ranks * PROCESS, PINNED * offloaded + ranks * PROCESS, kept, swapped)

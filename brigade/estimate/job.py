@@ -39,6 +39,7 @@ class Job:
     checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
         op"), or whole layers, of which `every`-th
     trained: parameters with gradients where adapters are trained; 0: all of the model's
+    adapter_dropout: whether adapters drop from their inputs (lora_dropout)
     optimizer: a key of states.OPTIMIZER_BYTES
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     """
@@ -73,6 +74,7 @@ class Job:
     sequence_parallel: bool = True
     repeat_kv: bool = False
     trained: int = 0
+    adapter_dropout: bool = False
     optimizer: str = "adamw_torch_fused"
     gpu: str = "H100 80GB"
     node_size: int = 8

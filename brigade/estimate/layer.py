@@ -108,6 +108,28 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
         yield from norm(3)
 
 
+def adapter_bytes(shape: ModelShape, kernels: Kernels, *, moe: bool, copies: bool, dropout: bool) -> float:
+    """What a layer keeps more (or less) per token where its weights are frozen and LoRA lies on every linear layer but experts.
+
+    A frozen norm does not keep what its weight multiplies, frozen experts not what they read. Adapters in bf16 read what their
+    linear layers read.
+    copies: each adapter reads a copy of its own: PEFT casts its input to fp32 where adapters are (_cast_input_dtype), and
+        autocast back; dropout: and it drops from one, which takes a byte of mask besides
+    """
+    h, q, family, top = shape.hidden, shape.query_width, shape.family, shape.top_k
+    less = 0.0
+    if "norm" not in kernels and not family.layer_norm:
+        less += (4 if family.fp32_norm else 2) * (2 * h + (q + shape.key_value_width / 2) * family.qk_norm)
+    inputs, shared = (1 if family.fused_qkv else 3) * h + q, h
+    if moe:
+        less += 2 * h + 2 * top * h + 2 * top * shape.expert_ffn
+    else:
+        inputs += (2 if family.gated and not family.fused_gate else 1) * h + shape.ffn
+        shared += h + shape.ffn
+    more = 2 * (inputs - shared) if copies or dropout else 0
+    return more + inputs * dropout - less
+
+
 def keeps_input(shape: ModelShape, kernels: Kernels, autocast: bool) -> bool:
     """Whether the first norm keeps the residual stream itself, and not an fp32 copy."""
     return "norm" in kernels or shape.family.layer_norm or autocast

@@ -8,7 +8,7 @@ all gradients are there and no activation. The peak is the largest of them, over
 from dataclasses import dataclass, fields
 
 from .job import Job
-from .layer import back_bytes, keeps_input, kept_bytes, layer_ops
+from .layer import adapter_bytes, back_bytes, keeps_input, kept_bytes, layer_ops
 from .states import OPTIMIZER_BYTES, StateBytesPerRank, model_states
 from .trace import Traced
 
@@ -19,7 +19,17 @@ GIB = 2**30
 # compiled: the fp32 copy is never made whole, its gradient replaces log-softmax (12 in a torchtune run with and without)
 # kernel: bf16 logits and their gradient, by one kernel (Megatron's vocabulary-parallel cross-entropy, flash-attn's)
 # chunked: bf16 logits, and of one chunk of eight the rest; fused: neither (Liger, cut cross-entropy)
-LOGIT_BYTES = {"full": 14.0, "released": 12.0, "compiled": 12.0, "kernel": 4.0, "chunked": 3.0, "fused": 0.0}
+# parallel: of logits that tensor parallelism divides, log-softmax, the gradient as it is filled, exp and their sum, 4 each
+#   (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)
+LOGIT_BYTES = {
+    "full": 14.0,
+    "released": 12.0,
+    "compiled": 12.0,
+    "kernel": 4.0,
+    "chunked": 3.0,
+    "fused": 0.0,
+    "parallel": 16.0,
+}
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
@@ -69,11 +79,22 @@ def stage_layers(job: Job) -> list[int]:
 def stage_parameters(job: Job, layers: int, *, first: bool, last: bool) -> float:
     """Of one rank before data-parallel sharding: a pipeline stage's, over tensor and expert parallelism."""
     s = job.shape
-    moe = s.moe_base + s.experts * s.expert / job.expert
-    per_layer = (s.dense_layers * s.dense_layer + s.moe_layers * moe) / s.layers
+    per_layer = (s.dense_layers * s.dense_layer + s.moe_layers * s.moe_base) / s.layers
     head = s.head or (0 if first else s.vocab * s.hidden)  # a tied head is a copy on the last stage
     ends = first * s.embedding + last * (head + s.final_norm)
-    return (layers * per_layer + ends) / job.tensor + first * s.other
+    return (layers * per_layer + ends) / job.tensor + first * s.other + expert_parameters(job, layers)
+
+
+def expert_divisor(job: Job) -> int:
+    """Over how many ranks of a stage one copy of the experts is spread: tensor parallelism cuts each, unless expert parallelism
+    needs its ranks as well."""
+    return job.expert * (job.tensor if job.expert <= job.data * job.context else 1)
+
+
+def expert_parameters(job: Job, layers: int) -> float:
+    """Of the experts of `layers` layers, on one rank before data-parallel sharding."""
+    s = job.shape
+    return layers / s.layers * s.moe_layers * s.experts * s.expert / expert_divisor(job)
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
@@ -103,6 +124,7 @@ def activation_bytes(job: Job) -> tuple[float, float]:
             kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
             whole += kept * t * count / s.layers
             back = max(back, back_bytes(ops, job.tensor, job.sequence_parallel) * t)
+    whole += _adapters_keep(job)
     boundary = (4 if job.autocast else 2) * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
@@ -113,13 +135,31 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     return whole, back
 
 
+def _adapters_keep(job: Job) -> float:
+    """What a layer keeps more, mean over layers, with frozen weights and adapters; neither a trace nor layer_ops() has it."""
+    s = job.shape
+    if job.method == "full":
+        return 0.0
+    counts = ((False, s.dense_layers), (True, s.moe_layers))
+    copies = job.engine in ("ddp", "fsdp2")  # adapters in fp32: brigade/adapters.py
+    more = (
+        count * adapter_bytes(s, job.kernels, moe=moe, copies=copies, dropout=job.adapter_dropout)
+        for moe, count in counts
+    )
+    return sum(more) * job.tokens / s.layers / job.tensor
+
+
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
     if job.loss == "fused":
         return FUSED_LOSS_BYTES * job.tokens * job.labelled
     norm = 2 if "norm" in job.kernels or job.shape.family.layer_norm else 6  # bytes of its input, as in a layer
     norm_bytes = norm * job.shape.hidden * job.tokens / (job.tensor if job.sequence_parallel else 1)
-    return norm_bytes + LOGIT_BYTES[job.loss] * job.tokens * job.labelled * job.shape.vocab / job.tensor
+    loss: str = job.loss
+    if job.tensor > 1 and job.engine == "fsdp2":
+        loss = "parallel"
+        norm_bytes += 2 * job.shape.hidden * job.tokens  # gathered for the head
+    return norm_bytes + LOGIT_BYTES[loss] * job.tokens * job.labelled * job.shape.vocab / job.tensor
 
 
 def held_states(job: Job) -> StateBytesPerRank:
@@ -141,21 +181,24 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     first, last = place == 0, place == job.pipeline - 1
     psi = stage_parameters(job, layers, first=first, last=last)
     trained = job.trained / job.tensor / job.pipeline if job.trained else psi
-    states, held = _states(job, trained, _frozen_bytes(job, psi))
+    experts = expert_parameters(job, layers) if job.expert > 1 else 0.0
+    states, held = _states(job, trained, _frozen_bytes(job, psi), experts)
     kept, back = activation_bytes(job)
     kept *= layers * micro_batches_in_flight(job, place)
     logits = logit_bytes(job) if last else 0.0
     if traced:
-        kept, back = traced.kept, traced.back
+        more, again = _adapters_keep(job), job.checkpointing == "full"
+        kept, back = traced.kept + more * layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
     buffers = _buffers(job, psi, first=first, last=last)
     begun = 0.0 if job.step_in_backward else held
     waiting = held if engine.held or job.accumulation > 1 else 0.0
     head = 0.0
-    if (
-        last and not waiting and job.method == "full" and job.stage < 2
-    ):  # the first gradient that the backward pass makes
+    # The first gradient that the backward pass makes is whole until it is reduced; FSDP2's is among its buffers.
+    if last and not waiting and job.method == "full" and job.stage < 2:
         head = engine.gradients * s.vocab * s.hidden / job.tensor
+    elif job.engine == "zero" and job.method == "full" and job.data > 1:
+        head = 2 * s.vocab * s.hidden
     weights, optimizer = states.parameters, states.optimizer
     at_step = 0.0 if job.step_in_backward else states.gradients
     last_layer = back if job.checkpointing == "full" else 0.0
@@ -166,9 +209,24 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     ]
 
 
-def _states(job: Job, trained: float, frozen: float) -> tuple[StateBytesPerRank, float]:
-    """(what one rank holds in the optimizer's step, its gradients until then)."""
-    engine, n, stage = job.conventions, job.shard_ranks, job.stage
+def _states(job: Job, trained: float, frozen: float, experts: float = 0.0) -> tuple[StateBytesPerRank, float]:
+    """(what one rank holds in the optimizer's step, its gradients until then).
+
+    experts: parameters among them that expert parallelism has divided, so that fewer ranks are left to share their states
+    """
+    if not experts:
+        return _shared_states(job, trained, frozen, job.shard_ranks)
+    copies = max(1, min(job.shard_ranks, job.data * job.context * job.tensor // expert_divisor(job)))
+    full = job.method == "full"
+    dense, held = _shared_states(job, trained - experts * full, frozen - 2 * experts * (not full), job.shard_ranks)
+    theirs, held_too = _shared_states(job, experts * full, 2 * experts * (not full), copies)
+    both = (getattr(dense, part.name) + getattr(theirs, part.name) for part in fields(dense))
+    return StateBytesPerRank(*both), held + held_too
+
+
+def _shared_states(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
+    """_states of parameters of which `n` ranks hold one copy together."""
+    engine, stage = job.conventions, job.stage
     if job.engine in ("ddp", "zero", "fsdp2"):
         kind = f"zero{stage}" if job.engine == "zero" else job.engine
         states = model_states(kind, round(trained), n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
@@ -187,9 +245,11 @@ def _states(job: Job, trained: float, frozen: float) -> tuple[StateBytesPerRank,
 
 def gradient_bytes(job: Job) -> float:
     """Of one rank until the optimizer's step, on the first stage of a pipeline."""
-    psi = stage_parameters(job, stage_layers(job)[0], first=True, last=job.pipeline == 1)
-    trained = job.trained / job.tensor / job.pipeline if job.trained else psi
-    return _states(job, trained, 0.0)[1]
+    layers = stage_layers(job)[0]
+    psi = stage_parameters(job, layers, first=True, last=job.pipeline == 1)
+    if job.trained:
+        return _states(job, job.trained / job.tensor / job.pipeline, 0.0)[1]
+    return _states(job, psi, 0.0, expert_parameters(job, layers) if job.expert > 1 else 0.0)[1]
 
 
 def _frozen_bytes(job: Job, psi: float) -> float:
@@ -211,12 +271,19 @@ def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
     """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
     s, t = job.shape, job.tensor
     if job.stage >= 3 and job.engine == "zero":
-        return 2 * min(LIVE, psi) + 2 * 2 * s.hidden**2
+        return 2 * max(min(LIVE, psi), s.vocab * s.hidden) + 2 * 2 * s.hidden**2
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
+        # Stages of a pipeline stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32
+        # (torchtitan's reshard_after_forward "default"; torch/distributed/pipelining/stage.py: set_requires_gradient_sync).
+        if job.pipeline > 1:
+            return (2 + (0 if job.method != "full" else 4)) * psi
         ends = first * s.embedding + last * (s.head or (0 if first else s.vocab * s.hidden))
-        adapters = job.method != "full"
-        return ((4 + (0 if adapters else 6)) * s.largest_layer + 2 * ends) / t
+        layer = max(
+            s.dense_layer if s.dense_layers else 0,
+            s.moe_base + s.experts * s.expert / job.expert if s.moe_layers else 0,
+        )
+        return ((4 + (0 if job.method != "full" else 6)) * layer + 2 * ends) / t
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
     if job.engine == "ddp" and job.method == "full":

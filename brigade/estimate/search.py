@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..errors import UserError
 from .estimate import Estimate, estimate
 from .hardware import gpu
+from .host import host
 from .job import Job, Loss, Method
 from .layer import EAGER, FUSED, Kernels
 from .links import links
@@ -32,12 +33,18 @@ def by_formula(job: Job) -> None:
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one kind on `nodes` nodes of `node_size`; link: the network's name or rate, "" for the kind's usual one."""
+    """GPUs of one kind on `nodes` nodes of `node_size`.
+
+    link: the network's name or rate, "" for the kind's usual one
+    host_gib, nvme_gb: memory and local disks of a node, 0 for what is usual
+    """
 
     gpu: str
     node_size: int
     nodes: int
     link: str = ""
+    host_gib: float = 0.0
+    nvme_gb: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -84,22 +91,36 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[Job]:
     """The configurations of one strategy."""
     node, (kernels, loss) = cluster.node_size, KERNELS[wanted.kernels]
     shape, attention = wanted.shape, attention_of(wanted.shape)
-    tensor, expert = (node if choice.inside == kind else 1 for kind in ("tensor", "expert"))
+    tensor, expert, context = (node if choice.inside == kind else 1 for kind in ("tensor", "expert", "context"))
     stages = cluster.nodes if choice.pipeline else 1
-    data = cluster.gpus // tensor // stages
+    data = cluster.gpus // tensor // context // stages
     for micro in MICRO_BATCHES:
         if wanted.batch % (micro * data):
             continue
         for checkpointing in ("none", "full"):
             yield Job(
                 shape, wanted.length, micro, wanted.batch // micro // data, method=wanted.method,
-                engine=choice.engine, stage=choice.stage, data=data, tensor=tensor, pipeline=stages, expert=expert,
+                engine=choice.engine, stage=choice.stage, data=data, tensor=tensor, pipeline=stages,
+                expert=expert, context=context,
                 attended=wanted.attended, attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
                 trained=wanted.trained, gpu=cluster.gpu, node_size=node, link=cluster.link,
             )  # fmt: skip
+
+
+def lacks_host(job: Job, cluster: Cluster) -> str:
+    """What the nodes' memory or disks are too small for, or ""."""
+    usual, needs = gpu(cluster.gpu), host(job)
+    memory = cluster.host_gib or usual.host_gib * cluster.node_size
+    disk = cluster.nvme_gb or usual.nvme_gb * cluster.node_size
+    most, when = max((needs.training, "train"), (needs.loading, "load"))
+    if most / GIB > memory:
+        return f"to {when}, each host needs {most / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
+    if needs.swapped / 1e9 > disk:
+        return f"each host needs {needs.swapped / 1e9:,.0f} GB of local disk, of {disk:,.0f} (--nvme)"
+    return ""
 
 
 def trap(shape: ModelShape, choice: Choice) -> str:
@@ -124,7 +145,8 @@ def possible(shape: ModelShape, cluster: Cluster, choice: Choice) -> bool:
 
 
 def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
-    """Each strategy's best: the fastest configuration that fits, or where none does the one that lacks least. Best first.
+    """Each strategy's best: the fastest configuration that fits, at its interval's upper end if there is one, or where none
+    does the one that lacks least. Best first.
 
     traces: the trace of a configuration that takes the formulas' place, if it has one
     """
@@ -140,10 +162,17 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
             continue
         why = trap(wanted.shape, choice)
         found = [
-            Candidate(choice, wanted.kernels, estimate(job, traced=traces(job)), wanted.margin, why)
+            Candidate(
+                choice,
+                wanted.kernels,
+                estimate(job, traced=traces(job)),
+                wanted.margin,
+                why or lacks_host(job, cluster),
+            )
             for job in jobs(wanted, cluster, choice)
         ]
         fitting = [candidate for candidate in found if candidate.fits]
+        fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
         best.append(
             min(fitting, key=lambda c: c.seconds) if fitting else max(found, key=lambda c: c.estimate.spare_gib)
         )
@@ -151,12 +180,14 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
 
 
 def chosen(ranked: list[Candidate]) -> Candidate | None:
-    """The simplest strategy that is within 5 % of the fastest, or None where nothing fits.
+    """The simplest strategy that is within 5 % of the fastest of those that fit safely, else of those that fit; None where
+    nothing does.
 
     Offload is for what fits in no other way: it lives on the host's memory and cores, which nobody has described here.
     """
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.only]
     fitting = [candidate for candidate in fitting if not candidate.choice.offload] or fitting
+    fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
     if not fitting:
         return None
     near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]
@@ -178,6 +209,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if candidate.choice.only:
         against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
         return f"estimate only: train.py does not run it{against}"
+    if winner and winner.estimate.safe and not result.safe:
+        return f"may not fit: up to {result.memory_interval()[1] + result.context / GIB:.0f} GiB"
     if winner and candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:
         return f"faster by formula, but offload is for what fits in no other way, and {winner.choice.name} does"
     if winner is None or candidate.seconds <= NEAR * winner.seconds:
@@ -202,7 +235,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
 
 
 def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> str:
-    """What is the least to change where nothing fits: more nodes, LoRA, or shorter sequences."""
+    """What is the least to change where nothing fits: more nodes, shorter sequences, fused kernels, LoRA or QLoRA."""
     ways = []
     for nodes in (2, 4, 8, 16, 32, 64):
         if nodes > cluster.nodes:
@@ -217,11 +250,18 @@ def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formul
             ways.append(f"sequences of {length:,} tokens instead of {wanted.length:,}")
             break
         length //= 2
-    if wanted.method == "full":
-        adapters = replace(wanted, method="lora", trained=wanted.shape.parameters // 200)
-        if chosen(candidates(adapters, cluster, traces)):
-            ways.append("LoRA instead of training all weights")
+    if wanted.kernels != "Liger" and chosen(candidates(replace(wanted, kernels="Liger"), cluster, traces)):
+        ways.append("Liger's kernels (--liger, use_liger_kernel)")
+    adapters = replace(wanted, trained=wanted.trained or wanted.shape.parameters // 200)
+    lighter: dict[Method, list[tuple[Method, str]]] = {
+        "full": [("lora", "LoRA instead of training all weights"), ("qlora", "QLoRA instead of training all weights")],
+        "lora": [("qlora", "QLoRA instead of LoRA")], "qlora": [],
+    }  # fmt: skip
+    for method, what in lighter[wanted.method]:
+        if chosen(candidates(replace(adapters, method=method), cluster, traces)):
+            ways.append(what)
+            break
     return (
         " or ".join(ways)
-        or "no number of nodes up to 64, no LoRA and no shorter sequence makes it fit: take larger GPUs"
+        or "no number of nodes up to 64, no adapters, no kernels and no shorter sequence makes it fit: take larger GPUs"
     )

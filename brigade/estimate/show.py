@@ -79,14 +79,16 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
     shape, device = wanted.shape, ranked[0].estimate.gpu
     title = (f"{shape.name}: {shape.parameters / 1e9:.2f} B parameters, {wanted.method}, {wanted.batch} x {wanted.length:,} "
              f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
-    table = Table("strategy", "micro-batch", "recomputes", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU",
-                  "MFU", "why", title=title)  # fmt: skip
+    # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
+    utilisation = ["MFU"] if wanted.method == "full" else []
+    table = Table("strategy", "micro-batch", "recomputes", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU", *utilisation,
+                  "why", title=title)  # fmt: skip
     for candidate in ranked[:10]:
         result, style = candidate.estimate, "bold green" if candidate is winner else "" if candidate.fits else "dim"
         again = "layers" if result.job.checkpointing == "full" else "nothing"
-        speed = (f"{result.tokens_per_second_per_gpu:,.0f}", f"{result.mfu:.0f}%") if candidate.fits else ("", "")
+        speed = [f"{result.tokens_per_second_per_gpu:,.0f}", f"{result.mfu:.0f}%"] if candidate.fits else ["", ""]
         table.add_row(candidate.choice.name, str(result.job.micro_batch), again, f"{result.device_gib:.0f}",
-                      *speed, reason(candidate, winner), style=style)  # fmt: skip
+                      *speed[: 1 + len(utilisation)], reason(candidate, winner), style=style)  # fmt: skip
     return table
 
 
@@ -94,17 +96,29 @@ def describe(result: "Estimate") -> None:
     """One configuration in parts."""
     from .estimate import parts
     from .host import host
+    from .links import links
     from .memory import GIB
 
     low, high = result.memory_interval()
     fast, slow = result.time_interval()
     print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, context "
           f"{result.context / GIB:.1f}. In four runs of five torch allocates {low:.1f} to {high:.1f} GiB")  # fmt: skip
+    if not result.safe:
+        print(
+            "         at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"
+        )
     needs = host(result.job)
     print(f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
-          f"{needs.checkpoint / 1e9:,.0f} GB of disk for a checkpoint")  # fmt: skip
+          f"{needs.checkpoint / 1e9:,.0f} GB of disk for a checkpoint"
+          + (f", {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip
     print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
           f"{parts(result.time, 1, 0.005)}")  # fmt: skip
+    if result.job.nodes > 1:
+        rate = f"{links(result.gpu, result.job.link, result.job.node_size).gbit:,.0f} Gbit/s"
+        print(
+            f"network  {rate} between nodes"
+            + ("" if result.job.link else ", which are usual for that GPU: --network says another")
+        )
     factors = calibration.factors(result.gpu.kind)
     if factors:
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())

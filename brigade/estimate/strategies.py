@@ -10,7 +10,7 @@ class Choice:
     engine, stage: as of a Job; group: "node" where states are sharded inside a node and replicated across
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
     file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
-    inside: "tensor" or "expert": what a node's GPUs divide among them; pipeline: each node is a stage
+    inside: "tensor", "expert" or "context": what a node's GPUs divide among them; pipeline: each node is a stage
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
 
@@ -44,5 +44,6 @@ CHOICES = (
     Choice("ZeRO-3 NVMe", "zero", 3, "ds_configs/zero3_nvme.json", 8, offload="nvme"),
     Choice("TP x FSDP2", "fsdp2", 3, "", 9, inside="tensor"),
     Choice("EP x FSDP2", "fsdp2", 3, "", 9, inside="expert"),
+    Choice("CP x FSDP2", "fsdp2", 3, "", 9, inside="context"),
     Choice("TP x PP x ZeRO-1", "megatron", 1, "", 9, inside="tensor", pipeline=True),
 )  # fmt: skip

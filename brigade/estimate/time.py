@@ -123,6 +123,9 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     trained = job.trained / job.tensor / p if job.trained else max(psi)
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
     around, around_across = _tensor(job, net)
+    if job.context > 1:
+        around += _context(job, net, g, again > 0)
+        around_across = around_across or net.crosses(job.context, job.tensor)
     if job.expert > 1:  # two exchanges forward and two backward
         exchange = net.half(2 * s.hidden * t * s.top_k, job.expert, job.tensor)
         around += 4 * exchange * s.moe_layers / s.layers
@@ -158,6 +161,18 @@ def _tensor(job: Job, net: Links) -> tuple[float, bool]:
     halves = 8 + 4 * (job.checkpointing == "full") + 2 * (job.sequence_parallel and not job.conventions.keep_gathered)
     one = net.half(2 * job.shape.hidden * job.tokens, job.tensor)
     return halves * one * (1 - job.conventions.tensor_hidden), net.crosses(job.tensor)
+
+
+def _context(job: Job, net: Links, g: Gpu, again: bool) -> float:
+    """Seconds per layer and micro-batch of context parallelism that attention does not hide.
+
+    Keys and values go round the ring, forward (and when that is computed again) and backward, there with their gradients (ring
+    attention, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel).
+    """
+    s = job.shape
+    around = net.half(2 * s.key_value_width * job.tokens * job.context / job.tensor, job.context, job.tensor)
+    forward = 4 * s.query_width * job.scored / 2 * job.tokens / job.tensor / g.attention_rate(job.attention)
+    return (1 + again) * max(0.0, around - forward) + max(0.0, 2 * around - 2.5 * forward)
 
 
 def _data(job: Job, net: Links, forward: float, backward: float, psi: float, trained: float) -> float:

@@ -99,7 +99,18 @@ def test_each_thing_that_saves_memory_saves_some():
 
 def test_offload_leaves_the_optimizer_on_the_host():
     found = memory(job(engine="zero", stage=3, offload="optimizer"))
-    assert found.optimizer == found.gradients == 0 and found.weights == 2 * LLAMA_8B.parameters / 8
+    assert found.optimizer == 0 and found.weights == 2 * LLAMA_8B.parameters / 8
+    assert found.gradients == 2 * LLAMA_8B.vocab * LLAMA_8B.hidden  # the head's, which is whole until it is reduced
+
+
+@pytest.mark.parametrize(
+    "engine, stage, tensor", [("fsdp2", 3, 1), ("fsdp2", 3, 2), ("megatron", 1, 1), ("megatron", 1, 4)]
+)
+def test_expert_parallelism_moves_states_and_makes_none_disappear(engine, stage, tensor):
+    """All experts' optimizer states exist once, however they are spread."""
+    spread = [memory(job(QWEN_MOE, engine=engine, stage=stage, data=16, tensor=tensor, expert=expert)).optimizer
+              for expert in (1, 2, 4, 8, 16)]  # fmt: skip
+    assert spread == pytest.approx([spread[0]] * 5, rel=1e-6)
 
 
 @given(st.sampled_from(["megatron", "nanotron"]), st.integers(1, 32))

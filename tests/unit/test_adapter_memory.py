@@ -1,0 +1,50 @@
+"""What adapters make autograd keep: the formula against the tensors that torch saves for PEFT's own modules."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from brigade.estimate.layer import EAGER, adapter_bytes
+from brigade.estimate.shape import shape_of
+
+SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+         "vocab_size": 96}  # fmt: skip
+TOKENS, RANK, LINEARS = 32, 2, 7
+
+
+def saved(family, layers, adapters=None):
+    """Bytes per token that a forward pass saves, each storage once, weights left out."""
+    torch.manual_seed(0)
+    config = family(**SIZES, num_hidden_layers=layers)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    if adapters:
+        lora = LoraConfig(r=RANK, target_modules="all-linear")
+        model = get_peft_model(model, lora, autocast_adapter_dtype=adapters == "fp32")
+        model.enable_input_require_grads()
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = (
+                storage.nbytes(),
+                tensor,
+            )  # the tensor lives on, so that no address is used twice
+        return tensor
+
+    ids = torch.arange(TOKENS)[None]
+    half = torch.autocast("cpu", torch.bfloat16, enabled=adapters == "fp32")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), half:
+        model(input_ids=ids)
+    return sum(size for size, tensor in kept.values() if tensor.shape and TOKENS in tensor.shape) / TOKENS
+
+
+@pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("adapters", ["bf16", "fp32"])
+def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters):
+    layer = {kind: saved(family, 3, kind) - saved(family, 2, kind) for kind in (None, adapters)}
+    shape = shape_of(family(**SIZES).to_dict(), "config.json")
+    more = adapter_bytes(shape, EAGER, moe=False, copies=adapters == "fp32", dropout=False) + 2 * RANK * LINEARS
+    assert layer[adapters] - layer[None] == pytest.approx(more, abs=0.01 * layer[None])
