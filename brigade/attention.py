@@ -4,12 +4,15 @@ Where several samples lie end to end, SDPA with a block-diagonal mask still comp
 and throws it away; varlen computes none of them.
 """
 
+from contextvars import ContextVar
 from typing import Any
 
 from .errors import UserError
 from .flags import Settings
 
 VARLEN = "varlen"
+# Whether rows of this forward pass hold several samples end to end, where that is known.
+END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
 FLASH = ("flash_attention_2", "flash_attention_3")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
 # Parts of an attention that varlen does not compute: by the name of the config's key.
@@ -58,12 +61,18 @@ def choose(wanted: str, config: Any, place: str, gpu: bool, half: bool) -> tuple
         return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
     if half and is_flash_attn_2_available():
         return "flash_attention_2", "it is installed"
-    return "sdpa", "flash-attn is not installed" if half else "FlashAttention computes in bf16 and fp16 only"
+    return (
+        "sdpa",
+        "flash-attn is not installed; `varlen` needs no package"
+        if half
+        else "FlashAttention computes in bf16 and fp16 only",
+    )
 
 
 def register() -> None:
     """Make `varlen` a name that Transformers knows. Call it before a model is loaded with it."""
     import torch
+    from transformers import masking_utils
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -75,6 +84,21 @@ def register() -> None:
     # Not traced by torch.compile: every set of lengths would be a program of its own. The layers around it are.
     ALL_ATTENTION_FUNCTIONS.register(VARLEN, torch.compiler.disable(varlen))
     ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
+
+    look = masking_utils.find_packed_sequence_indices
+
+    def know(position_ids: torch.Tensor) -> torch.Tensor | None:
+        """Which sample of its row each token belongs to.
+
+        Transformers 5.23 asks the device in every forward pass whether there is more than one, and the host waits for it.
+        """
+        several = END_TO_END.get()
+        if several is None:
+            return look(position_ids)
+        return None if not several else (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+    if look.__module__ == masking_utils.__name__:  # once
+        masking_utils.find_packed_sequence_indices = know
 
 
 def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0,

@@ -57,8 +57,8 @@ class ModelSection(Section):
     attn_implementation: Literal[
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
-    """auto: the fastest that was proven on the device (docs/speed.md). varlen: scaled dot products sample by sample, so
-    that packed samples cost no attention to each other."""
+    """auto: varlen on a CPU, FlashAttention 2 on a GPU where it is installed, else sdpa (docs/speed.md). varlen: scaled dot
+    products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
     use_peft: bool = False
     """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""
@@ -185,7 +185,10 @@ class TrainingSection(Section):
         ["tensorboard"], json_schema_extra=_APART_FROM_IDENTITY
     )
     """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
-    dataloader_num_workers: Annotated[int, Field(ge=0, json_schema_extra=_APART_FROM_IDENTITY)] = 0
+    dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto", json_schema_extra=_APART_FROM_IDENTITY
+    )
+    """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
 
 class ClusterSection(Section):

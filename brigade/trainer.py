@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers.trainer_callback import PrinterCallback
 
 from . import compression, isolation, ranks, swapped_states
-from .attention import NEEDS_CUMULATIVE_LENGTHS
+from .attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from .data.collate import ABOUT, Collate, WithFiller
 from .data.prepare import Prepared
 from .data.sampling import GlobalBatches, Loader
@@ -100,7 +100,7 @@ class Trainer(EvaluatingTrainer):
             self.train_dataset.reach(self.state.global_step * self.run.batch.global_size)
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
-        about = [batch.pop(ABOUT) for batch in micro_batches]
+        about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
         return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
 
@@ -112,7 +112,9 @@ class Trainer(EvaluatingTrainer):
         In training times the ranks, for every engine averages gradients over them. Without a cache: with one, the
         second sample of a row would see the first.
         """
+        about = inputs.get(ABOUT)
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
+        END_TO_END.set(about and about.end_to_end)
         if self.told == isolation.MASKS and "attention_mask" not in inputs:
             inputs["attention_mask"] = isolation.masks(self.model.config, inputs["position_ids"], self.model.dtype)
         outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)

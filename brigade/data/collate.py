@@ -21,6 +21,7 @@ class About:
     """What a micro-batch holds, filler and padding aside; slots: its tokens with them.
 
     step_supervised: supervised tokens of the whole optimizer step over all ranks (None: not known)
+    end_to_end: whether a row has several samples, of which padding is one (None: padding has a mask)
     """
 
     tokens: int
@@ -28,6 +29,7 @@ class About:
     supervised: int
     slots: int
     step_supervised: int | None
+    end_to_end: bool | None = None
 
 
 ABOUT = "about"  # the key of a micro-batch that is not for the model
@@ -84,6 +86,7 @@ class Collate:
             supervised=sum(int((row["labels"] != IGNORED).sum()) for row in real),
             slots=batch["input_ids"].numel(),
             step_supervised=step_supervised,
+            end_to_end=None if "attention_mask" in batch else bool((batch["position_ids"][:, 1:] == 0).any()),
         )
         return batch
 
