@@ -86,7 +86,8 @@ class Source(Section):
     """One place that samples come from; its rows are chats, pairs of prompt and completion, or texts."""
 
     dataset_name: str | None = None
-    """A name on the Hub, a directory of datasets.save_to_disk, or `python-docs` (built in, nothing downloaded)."""
+    """A name on the Hub, a directory of datasets.save_to_disk or one laid out as on the Hub, or `python-docs` (built in,
+    nothing downloaded)."""
     dataset_config_name: str | None = None
     train_file: str | None = None
     """A .jsonl, .parquet or .csv file, or a pattern for several: `chats/*.jsonl`."""

@@ -101,9 +101,9 @@ def _from_datasets(name: str, config: str | None, place: str, streaming: bool) -
     """Training rows, and held-out ones if the set has a validation or test split."""
     import datasets
 
-    local = Path(name).is_dir() and not any(Path(name).rglob("*.parquet"))
+    saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))  # by save_to_disk
     try:
-        loaded = datasets.load_from_disk(name) if local else datasets.load_dataset(name, config, streaming=streaming)
+        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config, streaming=streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise UserError(place, f"data set {name!r} does not load: {reason}",
