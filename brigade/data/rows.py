@@ -284,14 +284,11 @@ class Table:
         done, state = cursor or (0, None)
         if done and done == self.size:  # datasets selects no empty range at its end
             return
-        if self.size is None:
-            rows = self.split
-            rows.load_state_dict(state) if state else None
-            batches = rows.with_format("arrow").iter(batch_size=CHUNK_ROWS)
-        else:
-            rows = self.split.select(range(done, self.size)) if done else self.split
-            batches = rows.with_format("arrow").iter(batch_size=CHUNK_ROWS)
-        for table in batches:
+        rows = self.split.select(range(done, self.size)) if done and self.size else self.split
+        rows = rows.with_format("arrow")  # a copy, with a position of its own
+        if state:
+            rows.load_state_dict(state)
+        for table in rows.iter(batch_size=CHUNK_ROWS):
             begin, done = done, done + len(table)
             state = rows.state_dict() if self.size is None else None
             batch = table.combine_chunks().to_batches()[0]

@@ -105,6 +105,35 @@ def test_a_saved_data_set(count, chunk_rows):
         assert places == [f"{folder}, row {number}" for number in range(1, len(content) + 1)]
 
 
+def streams(kind, folder, parts):
+    """Rows of several shards, streamed by the datasets library, as it reads files of a kind or what a generator gives."""
+    import datasets
+
+    if kind == "generator":
+        return datasets.IterableDataset.from_generator(
+            lambda shards: itertools.chain(*shards), gen_kwargs={"shards": parts}
+        )
+    for number, part in enumerate(parts):
+        WRITERS[kind](folder / f"{number}{kind}", part)
+    reader = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}[kind]
+    paths = [str(folder / f"{number}{kind}") for number in range(len(parts))]
+    return datasets.load_dataset(reader, data_files=paths, split="train", streaming=True)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 4, 9, 40])
+@pytest.mark.parametrize("kind", [*sorted(READERS), "generator"])
+def test_a_streamed_data_set_continues_at_the_next_row(tmp_path, monkeypatch, kind, chunk_rows):
+    """At cursors within a shard, at its end, and at the end of all; in a process that has read nothing yet, too."""
+    monkeypatch.setattr(rows, "CHUNK_ROWS", chunk_rows)
+    parts = [[{"text": f"{shard}-{i}", "answer": "a" * (i + 1)} for i in range(8)] for shard in range(2)]
+    source = Table(streams(kind, tmp_path, parts), "a/set")
+    content = list(itertools.chain(*parts))
+    assert holds(source, content) == [f"a/set, row {number}" for number in range(1, len(content) + 1)]
+    first = next(source.chunks())
+    fresh = Table(streams(kind, tmp_path, parts), "a/set")
+    assert [found for found, _ in read(fresh, first.after)] == content[first.size :]
+
+
 def test_chunks_of_a_large_file_have_the_size_they_should(tmp_path):
     path = tmp_path / "a.jsonl"
     line = json.dumps({"text": "x" * 1000}) + "\n"

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from brigade.cluster import World
@@ -163,6 +165,31 @@ def test_a_source_without_a_held_out_part_holds_out_its_begin(streamed, source, 
     assert numbers(held) == [0, 1, 2, 3, 4]
     found = numbers(texts(streamed(data | {"max_eval_samples": 5}, steps=50), 0, 400))
     assert not set(found) & set(numbers(held)) and max(found) == 199
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_streamed_data_set_holds_out_its_begin(streamed, load, tokenizer, tmp_path, texts, monkeypatch, kind):
+    """Streamed from its shards; a run that continues does where it was."""
+    monkeypatch.setattr(rows, "CHUNK_ROWS", 4)
+    for shard in range(2):
+        lines = [{"text": f"a {shard * 50 + i}"} for i in range(50)]
+        path = tmp_path / "set" / f"train-{shard}.{kind}"
+        path.parent.mkdir(exist_ok=True)
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(lines), path, row_group_size=10)
+        else:
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {"dataset_name": str(tmp_path / "set"), "max_eval_samples": 6}
+    settings = load(data={"streaming": True} | data, training={"max_steps": 20, "global_batch_size": STEP})
+    (held,) = preparing.prepare(settings, tokenizer).heldout.values()
+    assert numbers(tokenizer.decode(row["input_ids"][:-1]) for row in held) == [*range(6)]
+    train = streamed(data, size=24)
+    found = numbers(texts(train, 0, 92))
+    assert sorted(found) == [*range(8, 100)], "every row but the chunks that were held out, once"
+    train.save(tmp_path, 92)
+    expected = texts(train, 92, 150)
+    again = streamed(data, size=24, checkpoint=tmp_path, token=2)
+    assert texts(again, 92, 150) == expected and not set(numbers(expected)) & set(range(8))
 
 
 # ---- at any pace -------------------------------------------------------------------------------------------------
