@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from .errors import UserError, did_you_mean
 from .recipe import DEFAULT_RECIPE, find, read_yaml
-from .schema import OTHER_NAMES, SECTION_OF, SECTIONS, Recipe
+from .schema import OF_DATASETS, OTHER_NAMES, SECTION_OF, SECTIONS, Recipe, Source
 
 
 @dataclass
@@ -116,8 +116,9 @@ def load(argv: list[str]) -> Settings:
         settings.sources[key] = f"flag --{key}"
     _one_strategy_flag(given, document, settings)
     if "train_file" in given and "dataset_name" not in given and isinstance(document.get("data"), dict):
-        for key in ("dataset_name", "dataset_config_name"):  # the flag's data instead of the recipe's, not besides
-            if document["data"].pop(key, None):
+        for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
+            value = None if key in given else document["data"].pop(key, None)
+            if value not in (None, Source.model_fields[key].default):
                 settings.overridden.append(f"--train_file replaces the recipe's {key}")
     try:
         settings.recipe = Recipe.model_validate(document)

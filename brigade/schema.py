@@ -89,6 +89,11 @@ class Source(Section):
     """A name on the Hub, a directory of datasets.save_to_disk or one laid out as on the Hub, or `python-docs` (built in,
     nothing downloaded)."""
     dataset_config_name: str | None = None
+    dataset_revision: str | None = None
+    """A branch, tag or commit of the data set on the Hub. (`revision` is the model's.)"""
+    dataset_train_split: str = "train"
+    dataset_test_split: str | None = None
+    """Which split is held out; default: validation, else test, where the set has one of them."""
     train_file: str | None = None
     """A .jsonl, .parquet or .csv file, or a pattern for several: `chats/*.jsonl`."""
     validation_file: str | None = None
@@ -214,6 +219,9 @@ SECTIONS: dict[str, type[Section]] = {
     "model": ModelSection, "data": DataSection, "training": TrainingSection, "cluster": ClusterSection,
 }  # fmt: skip
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
+
+# Keys that say which part or version of a data set is meant; files have none.
+OF_DATASETS = ("dataset_config_name", "dataset_revision", "dataset_train_split", "dataset_test_split")
 
 # What people write from habit, and what it is called here.
 OTHER_NAMES = {

@@ -5,7 +5,6 @@ begins: `after` is a cursor that `chunks` takes to continue there.
 """
 
 import csv
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -262,23 +261,21 @@ def _without_none(value: Any) -> Any:
 
 
 class Table:
-    """A split of the datasets library, in memory-mapped files or streamed."""
+    """A split of the datasets library, in memory-mapped files or streamed. version: which configuration, split and commit
+    of what is at `place`."""
 
-    def __init__(self, split: Any, place: str) -> None:
+    def __init__(self, split: Any, place: str, version: tuple[str | None, ...] = ()) -> None:
         import datasets
 
-        self.place, self.split = place, split
+        self.place, self.split, self.version = place, split, version
         self.size = None if isinstance(split, datasets.IterableDataset) else len(split)
 
     def digests(self) -> list[str]:
-        """The content of a local directory, which may change under its name; of a name on the Hub its files' addresses
-        with their revision."""
+        """A local directory's content, which may change under its name; the name of a set on the Hub; the version."""
         folder = Path(self.place)
-        if folder.is_dir():
-            return [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-        checksums = getattr(self.split.info, "download_checksums", None) or {}
-        text = repr((self.place, self.split.info.config_name, str(self.split.split), sorted(map(str, checksums))))
-        return [hashlib.sha256(text.encode()).hexdigest()]
+        local = folder.is_dir()
+        files = [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()] if local else [self.place]
+        return [*files, repr(self.version)]
 
     def chunks(self, cursor: Any = None) -> Iterator[_Arrow]:
         done, state = cursor or (0, None)

@@ -1,13 +1,15 @@
 """Where rows come from: JSONL, Parquet and CSV files, saved data sets, the Hub, the built-in documentation of Python."""
 
 import glob
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..flags import Settings
 from ..recipe import find
-from ..schema import Source, WeightedSource
+from ..schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
 from .cache import cache_directory
 from .rows import Csv, JsonLines, Parquet, Rows, Table
@@ -59,6 +61,12 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     if bool(source.dataset_name) == bool(source.train_file):
         problem = "both dataset_name and train_file are given" if source.train_file else "no data is named"
         raise UserError(place("train_file"), problem, "give exactly one: dataset_name or train_file")
+    if source.train_file or source.dataset_name == BUILT_IN:
+        for key in OF_DATASETS:
+            if getattr(source, key) != Source.model_fields[key].default:
+                raise UserError(place(key), f"{source.train_file or BUILT_IN} is a whole and has none", "remove it")
+    if source.validation_file and source.dataset_test_split:
+        raise UserError(place("dataset_test_split"), "validation_file names held-out rows, too", "keep one of them")
     train: Rows
     heldout: Rows | None = _files(source.validation_file, place("validation_file")) if source.validation_file else None
     if source.dataset_name == BUILT_IN:
@@ -70,8 +78,7 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     elif source.train_file:
         train = _files(source.train_file, place("train_file"))
     else:
-        train, own = _from_datasets(str(source.dataset_name), source.dataset_config_name, place("dataset_name"),
-                                    settings.recipe.data.streaming)  # fmt: skip
+        train, own = _from_datasets(source, place, settings.recipe.data.streaming)
         heldout = heldout or own
     stem = Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
     name = (source.name if isinstance(source, WeightedSource) else None) or stem
@@ -97,19 +104,41 @@ def _files(name: str, place: str) -> "Rows":
 
 
 # ---- the datasets library ------------------------------------------------------------------------------------------
-def _from_datasets(name: str, config: str | None, place: str, streaming: bool) -> tuple["Table", "Table | None"]:
-    """Training rows, and held-out ones if the set has a validation or test split."""
-    import datasets
-
-    saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))  # by save_to_disk
+def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool) -> tuple[Table, Table | None]:
+    """Training rows, and held-out ones if the set has a split of them."""
+    name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
+    if revision and Path(name).is_dir():
+        raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
     try:
-        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config, streaming=streaming)
+        splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise UserError(place, f"data set {name!r} does not load: {reason}",
+        raise UserError(place("dataset_name"), f"data set {name!r} does not load: {reason}",
                         "check the name and the network, or give a train_file") from None  # fmt: skip
-    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    if "train" not in splits:
-        raise UserError(place, f"{name!r} has no train split, only {', '.join(splits)}", "name another data set")
-    heldout = next((splits[split] for split in ("validation", "test") if split in splits), None)
-    return Table(splits["train"], name), Table(heldout, name) if heldout is not None else None
+
+    def table(key: str, split: str) -> Table:
+        if split not in splits:
+            there = ", ".join(map(str, splits))
+            raise UserError(place(key), f"{name!r} has no {split} split, only {there[:400]}", "name one that it has")
+        return Table(splits[split], name, (config, split, commit))
+
+    train, test = source.dataset_train_split, source.dataset_test_split
+    if train == test:
+        raise UserError(place("dataset_test_split"), f"{test!r} is the split that is trained on", "name another one")
+    own = test or next((split for split in ("validation", "test") if split in splits and split != train), None)
+    return table("dataset_train_split", train), table("dataset_test_split", own) if own else None
+
+
+def _load(name: str, config: str | None, revision: str | None, streaming: bool) -> tuple[dict[str, Any], str | None]:
+    """All splits by name; of a set on the Hub, the commit that they are of."""
+    import datasets
+
+    if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):  # by save_to_disk
+        loaded = datasets.load_from_disk(name)
+        return loaded if isinstance(loaded, dict) else {"train": loaded}, None
+    builder = datasets.load_dataset_builder(name, config, revision=revision)
+    commit = None if Path(name).is_dir() else builder.hash
+    if streaming:
+        return builder.as_streaming_dataset(), commit
+    builder.download_and_prepare()
+    return builder.as_dataset(), commit

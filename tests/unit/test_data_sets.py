@@ -1,10 +1,14 @@
 """Data sets by name: what a directory holds, its splits and revision, and what is said where they do not do."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from brigade.data import sources
+from brigade.data.builtin import ensure
+from brigade.data.cache import cache_directory
+from brigade.data.prepare import plan
 
 CONTENT = [{"text": f"text {i}"} for i in range(6)]
 
@@ -23,10 +27,24 @@ def laid_out(tmp_path):
     """laid_out(train=rows, ...): a directory with a file for each split, as on the Hub."""
 
     def call(**splits):
-        (tmp_path / "set").mkdir()
+        folder = tmp_path / "set" / "data"
+        folder.mkdir(parents=True)
         for split, content in splits.items():
-            (tmp_path / "set" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+            (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
         return str(tmp_path / "set")
+
+    return call
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(train=rows, ...): a directory of save_to_disk."""
+    import datasets
+
+    def call(**splits):
+        parts = {split: datasets.Dataset.from_list(content) for split, content in splits.items()}
+        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+        return str(tmp_path / "saved")
 
     return call
 
@@ -50,3 +68,128 @@ def read(rows):
 def test_a_directory_of_files_is_read_as_the_hub_would(laid_out, opened, streaming):
     found = opened(dataset_name=laid_out(train=CONTENT[:4], test=CONTENT[4:]), streaming=streaming)
     assert read(found.train) == CONTENT[:4] and read(found.heldout) == CONTENT[4:]
+
+
+# ---- splits --------------------------------------------------------------------------------------------------------
+A, B, C = CONTENT[:3], CONTENT[3:5], CONTENT[5:]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["laid_out", "saved"])
+@pytest.mark.parametrize("names, held", [
+    ({"dataset_train_split": "train_sft"}, None),
+    ({"dataset_train_split": "train_sft", "dataset_test_split": "test_sft"}, B),
+    ({"dataset_train_split": "train_sft", "dataset_test_split": "test"}, C),
+], ids=str)  # fmt: skip
+def test_splits_of_other_names(request, opened, kind, names, held, streaming):
+    splits = {"train_sft": A, "test_sft": B} | ({"test": C} if held is C else {})
+    found = opened(dataset_name=request.getfixturevalue(kind)(**splits), streaming=streaming, **names)
+    assert read(found.train) == A
+    assert found.heldout is None if held is None else read(found.heldout) == held
+
+
+def test_what_is_held_out_by_default(saved, opened):
+    name = saved(train=A, test=B, validation=C)
+    assert read(opened(dataset_name=name).heldout) == C, "validation before test"
+    assert read(opened(dataset_name=name, dataset_train_split="validation").heldout) == B, "not what is trained on"
+    assert read(opened(dataset_name=name, dataset_test_split="test").heldout) == B
+
+
+@pytest.mark.parametrize("names, key", [
+    ({}, "dataset_train_split"), ({"dataset_train_split": "first"}, "dataset_train_split"),
+    ({"dataset_train_split": "a", "dataset_test_split": "test"}, "dataset_test_split"),
+], ids=str)  # fmt: skip
+def test_of_a_split_that_is_missing_the_others_are_told(saved, opened, mistake, names, key):
+    message = mistake(opened, dataset_name=saved(a=A, b=B), **names)
+    assert f"data.{key}" in message and f"no {names.get(key, 'train')} split, only a, b" in message
+
+
+def test_splits_of_each_source(load, saved, laid_out):
+    several = [{"dataset_name": saved(a=A, b=B), "dataset_train_split": "b"},
+               {"dataset_name": laid_out(train=C, c=A), "dataset_test_split": "c"}]  # fmt: skip
+    first, second = sources.origins(load(data={"dataset_name": None, "datasets": several}))
+    assert read(first.train) == B and read(second.train) == C and read(second.heldout) == A
+
+
+def test_a_split_is_trained_on_or_held_out(saved, opened, mistake):
+    message = mistake(opened, dataset_name=saved(train=A, test=B), dataset_test_split="train")
+    assert "dataset_test_split" in message and "trained on" in message
+
+
+@pytest.mark.parametrize("data, key", [
+    ({"dataset_revision": "v1"}, "dataset_revision"), ({"dataset_train_split": "a"}, "dataset_train_split"),
+    ({"dataset_test_split": "a"}, "dataset_test_split"), ({"dataset_config_name": "en"}, "dataset_config_name"),
+], ids=str)  # fmt: skip
+def test_files_have_no_splits_or_revisions(opened, tmp_path, mistake, data, key):
+    (tmp_path / "a.jsonl").write_text(json.dumps(CONTENT[0]) + "\n")
+    message = mistake(opened, dataset_name=None, train_file=str(tmp_path / "a.jsonl"), **data)
+    assert f"data.{key}" in message and "has none" in message and "remove it" in message
+    assert f"data.{key}" in mistake(opened, dataset_name="python-docs", **data)
+
+
+def test_a_flag_with_a_file_replaces_all_that_names_a_data_set(load):
+    settings = load("--train_file", "a.jsonl", data={"dataset_revision": "v1", "dataset_test_split": "b"})
+    assert settings.recipe.data.dataset_revision is None
+    said = " ".join(settings.overridden)
+    assert all(key in said for key in ("dataset_name", "dataset_revision", "dataset_test_split"))
+    assert "dataset_train_split" not in said, "it is what it is by default"
+
+
+def test_contradictions(saved, opened, mistake, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(CONTENT[0]) + "\n")
+    name = saved(train=A, test=B)
+    message = mistake(opened, dataset_name=name, validation_file=str(tmp_path / "a.jsonl"), dataset_test_split="test")
+    assert "dataset_test_split" in message and "validation_file" in message
+    message = mistake(opened, dataset_name=name, dataset_revision="v1")
+    assert "dataset_revision" in message and "directory" in message
+
+
+# ---- what they are known by ----------------------------------------------------------------------------------------
+@pytest.fixture
+def fingerprint(load):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ensure(cache_directory()).tokenizer)
+    return lambda **data: plan(load(data=data), tokenizer)[2]
+
+
+def test_another_split_is_other_data(saved, fingerprint):
+    name = saved(train=A, a=B, b=C)
+    given = [{}, {"dataset_train_split": "a"}, {"dataset_test_split": "a"}, {"dataset_test_split": "b"}, {}]
+    found = [fingerprint(dataset_name=name, **names) for names in given]
+    assert len(set(found)) == 4 and found[0] == found[-1]
+
+
+class Hub:
+    """A data set on the Hub: branches and tags, each at a commit. Stands in for load_dataset_builder."""
+
+    def __init__(self, **commits):
+        self.commits, self.asked = commits, []
+
+    def __call__(self, name, config, revision=None):
+        import datasets
+
+        self.asked.append((name, config, revision))
+        if (revision or "main") not in self.commits:
+            raise ValueError(f"Revision {revision} doesn't exist for dataset {name}")
+        whole = datasets.DatasetDict(train=datasets.Dataset.from_list(CONTENT))
+        streamed = datasets.IterableDatasetDict(train=whole["train"].to_iterable_dataset())
+        return SimpleNamespace(hash=self.commits[revision or "main"], download_and_prepare=lambda: None,
+                               as_dataset=lambda: whole, as_streaming_dataset=lambda: streamed)  # fmt: skip
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_set_on_the_hub_is_known_by_its_commit(fingerprint, monkeypatch, mistake, streaming):
+    hub = Hub(main="111", v1="000")
+    monkeypatch.setattr("datasets.load_dataset_builder", hub)
+
+    def found(**data):
+        return fingerprint(dataset_name="some/set", streaming=streaming, **data)
+
+    now, old = found(), found(dataset_revision="v1", dataset_config_name="en")
+    assert hub.asked == [("some/set", None, None), ("some/set", "en", "v1")] and now != old
+    assert found(dataset_config_name="en") != now and found(dataset_revision="main") == now
+    hub.commits["main"] = "222"
+    assert found() != now, "the branch has moved"
+    message = mistake(found, dataset_revision="v2")
+    assert "dataset_name" in message and "Revision v2" in message
