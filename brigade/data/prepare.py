@@ -18,14 +18,14 @@ import numpy as np
 
 from ..errors import UserError
 from ..flags import Settings
-from . import cache, chat_template, encode, packing, sources, stream
+from . import cache, chat_template, encode, mixing, packing, sources, stream
 from .rows import Rows
 from .store import Samples, Writer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 4  # raise it when the same input would be encoded differently, or stored differently
+FORMAT = 5  # raise it when the same input would be encoded differently, or stored differently
 META = "meta.json"
 
 
@@ -112,16 +112,22 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
         return
     train: list[np.ndarray] = []
     heldout: list[np.ndarray] = []
+    sizes: list[float] = []
+    by_size = len(found) > 1 and any(origin.weight is None for origin in found)
     for number, origin in enumerate(found):
         share = 0.0 if origin.heldout else data.validation_split
         limit = data.max_train_samples and data.max_train_samples + (
             0 if origin.heldout else data.max_eval_samples or round(data.max_train_samples * share / (1 - share)) + 1
         )
-        rows = _encode_all(origin.train, origin.columns, settings, encoder, writer, counts, limit)
+        if by_size and origin.train.size is None:  # nothing but its end tells
+            limit = None
+        rows, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, counts, limit)
         if origin.heldout:
-            held = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, counts, data.max_eval_samples)
+            held, _ = _encode_all(
+                origin.heldout, origin.columns, settings, encoder, writer, counts, data.max_eval_samples
+            )
         else:
-            rows, held = _split(rows, share)
+            rows, held = mixing.split(rows, share, data.max_eval_samples)
         for name, ids in (("training", rows), ("held-out", held)):
             if not len(ids):
                 raise UserError(
@@ -130,9 +136,11 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
                     "check that it has rows with answers, or raise max_length or the number of samples",
                 )
         train.append(rows)
+        sizes.append(size)
         heldout.append(held[: data.max_eval_samples])
         writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
-    chosen = mix(train, [origin.weight for origin in found], settings.recipe.training.seed, data.max_train_samples)
+    weights, seed = [origin.weight for origin in found], settings.recipe.training.seed
+    chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
     lengths = writer.lengths()
     if data.packing:
         sequences = [[int(chosen[i]) for i in row] for row in packing.best_fit(lengths[chosen], data.max_length)]
@@ -166,11 +174,12 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
 
 
 def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer,
-                counts: dict[str, int], limit: int | None) -> np.ndarray:  # fmt: skip
-    """Encode and store up to `limit` samples; returns their numbers in the store."""
+                counts: dict[str, int], limit: int | None) -> tuple[np.ndarray, float]:  # fmt: skip
+    """Encode and store up to `limit` samples; returns their numbers in the store, and how many samples the whole split
+    has, from the part of it that was read."""
     from tqdm import tqdm
 
-    first = writer.samples
+    first, read = writer.samples, 0
     some = False
     with tqdm(total=rows.size, desc=f"tokenising {Path(rows.place).name}", unit="B" if hasattr(rows, "paths") else "row",
               unit_scale=True, delay=1, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:  # fmt: skip
@@ -180,11 +189,13 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
             for key in counts:
                 counts[key] += getattr(part, key)
             bar.update(part.size)
+            read += part.size
             if limit and writer.samples - first >= limit:
                 break
     if not some:
         raise UserError(rows.place, "the file is empty", 'write one sample a line: {"messages": [...]}')
-    return np.arange(first, writer.samples)[:limit]
+    size = (writer.samples - first) * ((rows.size or read) / read)
+    return np.arange(first, writer.samples)[:limit], size
 
 
 def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, processes: int | None = None,
@@ -206,28 +217,3 @@ def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, proces
 def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
     yield from first
     yield from rest
-
-
-def _split(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a share of the samples, spread evenly, at least one of them where there are two."""
-    held = min(max(1, round(len(rows) * share)), len(rows) - 1) if len(rows) > 1 else 0
-    chosen = np.linspace(0, len(rows) - 1, held, dtype=int)
-    kept = np.delete(rows, chosen)
-    return kept, rows[chosen] if held else rows
-
-
-def mix(parts: list[np.ndarray], weights: list[float | None], seed: int, limit: int | None = None) -> np.ndarray:
-    """The training samples of all sources: all of them, or with weights as many as keep the shares and repeat none; at
-    most `limit`, of which the shares hold too.
-
-    The source that is scarcest for its weight is used whole, of each other one a choice by PCG64(seed).
-    """
-    if any(weight is None for weight in weights):
-        return np.concatenate(parts)[:limit]
-    whole = min(len(part) / weight for part, weight in zip(parts, weights, strict=True) if weight)
-    whole = min(whole, limit or whole)
-    chosen = []
-    for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
-        count = min(len(part), max(1, round(whole * (weight or 0))))
-        chosen.append(np.sort(np.random.default_rng((seed, number)).choice(part, count, replace=False)))
-    return np.concatenate(chosen)[:limit]

@@ -32,12 +32,16 @@ STATE = "stream.json"  # in a checkpoint
 
 
 def check(settings: Settings) -> None:
-    """Raises UserError for a recipe that streams without saying how long, or from several sources without weights."""
+    """Raises UserError for a recipe that streams without saying how long, or how long in a way that streams cannot hold
+    to, or from several sources without weights."""
     data, training = settings.recipe.data, settings.recipe.training
     if training.max_steps < 1:
         raise UserError(
             settings.place("max_steps"), "a stream has no length, and max_steps is not set", "set max_steps"
         )
+    if data.max_train_samples:
+        raise UserError(settings.place("max_train_samples"), "a stream is read for as long as the run goes",
+                        "remove it: max_steps x global_batch_size sequences are trained on")  # fmt: skip
     if data.datasets and len(data.datasets) > 1 and any(source.weight is None for source in data.datasets):
         raise UserError(settings.place("datasets"), "streams have no sizes to mix by, and no weights are given",
                         "give every source a weight")  # fmt: skip

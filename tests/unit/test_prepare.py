@@ -201,6 +201,46 @@ def test_fewer_samples_keep_the_weights(prepare, write):
     assert prepared.facts["by_source"] == [15, 5]
 
 
+@pytest.mark.parametrize("sizes, limit, counts", [
+    ((30, 10), 20, (15, 5)), ((10, 10, 10), 10, (4, 3, 3)), ((2, 98), 50, (1, 49)), ((1, 30), 3, (0, 3)),
+    ((20, 10), 30, (20, 10)), ((20, 10), 99, (20, 10)), ((7, 7), 1, (1, 0)),
+])  # fmt: skip
+def test_fewer_samples_of_sources_without_weights_keep_their_sizes(prepare, write, tokenizer, sizes, limit, counts):
+    prepared = mixed(prepare, write, sizes, (None,) * len(sizes), max_train_samples=limit)
+    assert prepared.facts["by_source"] == list(counts)
+    found = texts(tokenizer, prepared.train)
+    for name, count in zip("abc", counts, strict=False):
+        assert [text for text in found if f"user\n{name} " in text] == [t for i in range(count) for t in found
+                                                                       if f"user\n{name} {i}?" in t]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_sizes_hold_of_files_that_are_not_read_to_their_end(prepare, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(rows, "CHUNK_ROWS", 10)
+    sources = []
+    for name, count in ("large", 3000), ("small", 1000):
+        lines, file = [f"text {i:04}" for i in range(count)], tmp_path / f"{name}.{kind}"
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"text": lines}), file)
+        else:
+            rows_ = [json.dumps({"text": line}) for line in lines] if kind == "jsonl" else ["text", *lines]
+            file.write_text("\n".join(rows_) + "\n")
+        sources.append({"train_file": str(file)})
+    prepared = prepare(datasets=sources, max_train_samples=100)
+    assert prepared.facts["by_source"] == [75, 25]
+    if kind != "csv":
+        assert len(np.load(prepared.train.folder / "counts.npy")) < 1000, "most of them are not tokenised"
+
+
+def test_numbers_of_both_kinds_of_samples_are_met(prepare, write):
+    file = write("a.jsonl", chats("a", 99))
+    prepared = prepare(train_file=file, max_train_samples=20, max_eval_samples=3, validation_split=0.2)
+    assert (len(prepared.train), len(prepared.heldout["a"])) == (20, 3)
+    prepared = prepare(train_file=file, max_eval_samples=3, validation_split=0.2)
+    assert len(prepared.train) == 96, "what is not evaluated is trained on"
+
+
 def test_the_seed_chooses_the_samples(prepare, write):
     def chosen(seed):
         return [row["input_ids"].tolist() for row in

@@ -288,6 +288,12 @@ def test_a_stream_says_how_long_it_is(load, source, tokenizer, mistake):
     assert "max_steps" in message and "no length" in message
 
 
+def test_a_stream_has_no_number_of_samples(load, source, tokenizer, mistake):
+    data = {"dataset_name": None, "streaming": True, "max_train_samples": 9} | source("a", 20)
+    message = mistake(preparing.prepare, load(data=data, training={"max_steps": 2}), tokenizer)
+    assert "data.max_train_samples" in message and "max_steps" in message
+
+
 def test_a_stream_of_several_sources_has_weights(load, source, tokenizer, mistake):
     data = {"dataset_name": None, "streaming": True, "datasets": [source("a", 20), source("b", 20)]}
     message = mistake(preparing.prepare, load(data=data, training={"max_steps": 2}), tokenizer)
