@@ -31,21 +31,24 @@ class Encoder:
     truncation: bool
 
 
+WHOLE, CUT, SPLIT = range(3)  # what became of a row: longer than max_length, it is cut off there, or in several samples
+
+
 @dataclass
 class Encoded:
     """Samples laid end to end.
 
-    tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample
-    cut, split: rows longer than max_length, cut off there or in several samples; dropped: rows without a supervised
-    token within it; rows: all of the chunk; size, after: the chunk's own
+    tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample; fates: int8, one a sample, of
+    several from one text the first says SPLIT
+    dropped: int64 (rows, 2), of each row without a supervised token within max_length how many samples stand before it, and
+    its fate; rows: all of the chunk; size, after: the chunk's own
     """
 
     tokens: np.ndarray
     supervised: np.ndarray
     lengths: np.ndarray
-    cut: int = 0
-    split: int = 0
-    dropped: int = 0
+    fates: np.ndarray
+    dropped: np.ndarray
     size: int = 0
     rows: int = 0
     after: Any = None
@@ -137,14 +140,15 @@ class Machine:
             raise UserError(chunk.place(numbers[index]), problem, "mend or drop the row") from None
 
     def _tokenise(self, texts: list[Text], **about: Any) -> Encoded:
-        longest, cut, split, dropped = self.encoder.max_length, 0, 0, 0
+        longest = self.encoder.max_length
+        fates: list[int] = []
+        dropped: list[tuple[int, int]] = []
         tokens: list[np.ndarray] = []
         masks: list[np.ndarray] = []
         for index, (text, (ids, mask)) in enumerate(zip(texts, self._ids(texts), strict=True)):
-            if len(ids) > longest:
-                if not self.encoder.truncation:
-                    raise _TooLong(index, len(ids))
-                cut, split = cut + (not text.splits), split + text.splits
+            fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
+            if fate and not self.encoder.truncation:
+                raise _TooLong(index, len(ids))
             for begin in range(0, len(ids), longest) if text.splits else (0,):
                 part, own = ids[begin : begin + longest], mask[begin : begin + longest]
                 if len(own):
@@ -152,13 +156,19 @@ class Machine:
                 if own.any():
                     tokens.append(part)
                     masks.append(own)
+                    fates.append(WHOLE if begin else fate)
                 elif begin == 0:
-                    dropped += 1
+                    dropped.append((len(tokens), fate))
         lengths = np.array([len(part) for part in tokens], dtype=np.int64)
         nothing = np.zeros(0)
-        return Encoded(np.concatenate([nothing, *tokens]).astype(np.int32) if not tokens else np.concatenate(tokens),
-                       np.concatenate([nothing, *masks]).astype(bool) if not masks else np.concatenate(masks),
-                       lengths, cut, split, dropped, **about)  # fmt: skip
+        return Encoded(
+            np.concatenate([nothing, *tokens]).astype(np.int32) if not tokens else np.concatenate(tokens),
+            np.concatenate([nothing, *masks]).astype(bool) if not masks else np.concatenate(masks),
+            lengths,
+            np.array(fates, dtype=np.int8),
+            np.array(dropped, dtype=np.int64).reshape(-1, 2),
+            **about,
+        )
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Token ids (int32) of each text and which of them are supervised."""

@@ -38,3 +38,14 @@ def _shares(total: int, sizes: list[float], most: list[int]) -> list[int]:
         behind = (i for i in range(len(sizes)) if counts[i] < most[i])
         counts[min(behind, key=lambda i: (counts[i] + 1) / sizes[i])] += 1
     return counts
+
+
+def beside(chosen: np.ndarray, rows: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+    """Of a source's dropped rows (number of the next sample, fate) the fates of those that stand before its last chosen
+    sample; where all of its samples are chosen, of all.
+
+    rows: the samples that could be chosen
+    """
+    if len(chosen) < len(rows):
+        dropped = dropped[dropped[:, 0] <= max(chosen, default=-1)]
+    return dropped[:, 1]

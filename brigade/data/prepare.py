@@ -25,7 +25,7 @@ from .store import Samples, Writer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 5  # raise it when the same input would be encoded differently, or stored differently
+FORMAT = 6  # raise it when the same input would be encoded differently, or stored differently
 META = "meta.json"
 
 
@@ -103,7 +103,6 @@ def _whole(folder: Path) -> bool:
 
 def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: list[sources.Origin]) -> None:
     data = settings.recipe.data
-    counts = {"cut": 0, "split": 0, "dropped": 0}
     writer = Writer(folder)
     if data.streaming:
         begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(found)]
@@ -112,6 +111,7 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
         return
     train: list[np.ndarray] = []
     heldout: list[np.ndarray] = []
+    dropped: list[np.ndarray] = []
     sizes: list[float] = []
     by_size = len(found) > 1 and any(origin.weight is None for origin in found)
     for number, origin in enumerate(found):
@@ -121,11 +121,9 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
         )
         if by_size and origin.train.size is None:  # nothing but its end tells
             limit = None
-        rows, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, counts, limit)
+        rows, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
         if origin.heldout:
-            held, _ = _encode_all(
-                origin.heldout, origin.columns, settings, encoder, writer, counts, data.max_eval_samples
-            )
+            held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, data.max_eval_samples)
         else:
             rows, held = mixing.split(rows, share, data.max_eval_samples)
         for name, ids in (("training", rows), ("held-out", held)):
@@ -136,6 +134,7 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
                     "check that it has rows with answers, or raise max_length or the number of samples",
                 )
         train.append(rows)
+        dropped.append(lost)
         sizes.append(size)
         heldout.append(held[: data.max_eval_samples])
         writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
@@ -147,11 +146,10 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
     else:
         sequences = [[int(i)] for i in chosen]
     writer.split("train", sequences)
-    tokens = int(lengths[chosen].sum())
-    facts = counts | {
-        "format": FORMAT, "samples": len(chosen), "tokens": tokens, "supervised": writer.supervised(chosen),
-        "sequences": len(sequences), "longest": int(lengths[chosen].max()),
-        "by_source": [int(np.isin(chosen, rows).sum()) for rows in train],
+    used = [chosen[np.isin(chosen, rows)] for rows in train]
+    beside = [mixing.beside(part, rows, lost) for part, rows, lost in zip(used, train, dropped, strict=True)]
+    facts = writer.facts(chosen, np.concatenate(beside)) | {
+        "format": FORMAT, "sequences": len(sequences), "by_source": [len(part) for part in used],
     }  # fmt: skip
     writer.close()
     (folder / META).write_text(json.dumps(facts))  # last: its presence says that the rest is whole
@@ -174,20 +172,20 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
 
 
 def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer,
-                counts: dict[str, int], limit: int | None) -> tuple[np.ndarray, float]:  # fmt: skip
-    """Encode and store up to `limit` samples; returns their numbers in the store, and how many samples the whole split
-    has, from the part of it that was read."""
+                limit: int | None) -> tuple[np.ndarray, np.ndarray, float]:  # fmt: skip
+    """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
+    of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
     from tqdm import tqdm
 
     first, read = writer.samples, 0
+    dropped: list[np.ndarray] = []
     some = False
     with tqdm(total=rows.size, desc=f"tokenising {Path(rows.place).name}", unit="B" if hasattr(rows, "paths") else "row",
               unit_scale=True, delay=1, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:  # fmt: skip
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             some = some or part.rows > 0
+            dropped.append(part.dropped + np.array([writer.samples, 0]))
             writer.add(part)
-            for key in counts:
-                counts[key] += getattr(part, key)
             bar.update(part.size)
             read += part.size
             if limit and writer.samples - first >= limit:
@@ -195,7 +193,10 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
     if not some:
         raise UserError(rows.place, "the file is empty", 'write one sample a line: {"messages": [...]}')
     size = (writer.samples - first) * ((rows.size or read) / read)
-    return np.arange(first, writer.samples)[:limit], size
+    numbers, lost = np.arange(first, writer.samples)[:limit], np.concatenate(dropped)
+    if first + len(numbers) < writer.samples:  # the rest of the last chunk is not used
+        lost = lost[lost[:, 0] <= numbers[-1]]
+    return numbers, lost, size
 
 
 def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, processes: int | None = None,

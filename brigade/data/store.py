@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .encode import Encoded
+from .encode import CUT, SPLIT, Encoded
 
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
@@ -24,8 +24,10 @@ class Writer:
         self._mask = (folder / "supervised").open("wb")
         self._lengths: list[np.ndarray] = []
         self._supervised: list[np.ndarray] = []
+        self._fates: list[np.ndarray] = []
 
     def add(self, part: Encoded) -> None:
+        self._fates.append(part.fates)
         part.tokens.astype(np.int32, copy=False).tofile(self._tokens)
         part.supervised.tofile(self._mask)
         self.samples += len(part.lengths)
@@ -37,9 +39,13 @@ class Writer:
     def lengths(self) -> np.ndarray:
         return np.concatenate([np.zeros(0, dtype=np.int64), *self._lengths])
 
-    def supervised(self, samples: np.ndarray) -> int:
-        """Supervised tokens of these samples."""
-        return int(np.concatenate([np.zeros(0, dtype=np.int64), *self._supervised])[samples].sum())
+    def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, int]:
+        """Figures of these samples, and of rows that were dropped beside them (fates, one a row)."""
+        lengths, supervised = self.lengths()[samples], np.concatenate(self._supervised)[samples]
+        fates = np.concatenate(self._fates)[samples]
+        cut, split = (int((fates == fate).sum() + (dropped == fate).sum()) for fate in (CUT, SPLIT))
+        return {"samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
+                "longest": int(lengths.max()), "cut": cut, "split": split, "dropped": len(dropped)}  # fmt: skip
 
     def split(self, name: str, rows: list[list[int]]) -> None:
         """Store which samples make up each row of a split."""

@@ -520,6 +520,37 @@ def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, 
     assert "0% padding" in said and "0% padding" in padded, "one length needs none"
 
 
+LONG = {"prompt": "a", "completion": " b" * 99}  # is cut
+LOST = {"prompt": "a " * 99, "completion": "b"}  # is cut, and then dropped
+TEXT = {"text": "a b " * 99}  # is split
+
+
+@pytest.mark.parametrize("before, behind, options, counts", [
+    ([LONG, LOST, TEXT], [], {}, (2, 1, 1)),
+    ([LONG, LOST, TEXT], [LONG, LOST, TEXT], {}, (4, 2, 2)),
+    ([LONG], [LONG, LOST, TEXT], {"max_train_samples": 9}, (1, 0, 0)),
+    ([LOST], [LOST, LONG], {"max_train_samples": 8}, (1, 0, 1)),
+    ([LOST], [LOST, LONG], {"max_train_samples": 9}, (3, 0, 2)),
+    ([], [LONG, LOST, TEXT], {"max_train_samples": 8}, (0, 0, 0)),
+], ids=["few", "many", "one beyond", "two beyond", "none beyond", "all beyond"])  # fmt: skip
+def test_counts_are_those_of_the_rows_that_are_trained_on(prepare, write, before, behind, options, counts):
+    """And of rows that were dropped among them; of none that are held out or beyond max_train_samples."""
+    file = write("a.jsonl", [*before, *chats("a", 8), *behind])
+    prepared = prepare(train_file=file, validation_file=write("h.jsonl", [LONG, LOST, TEXT]), max_length=32, **options)
+    assert tuple(prepared.facts[key] for key in ("cut", "split", "dropped")) == counts
+
+
+def test_of_a_held_out_share_and_of_what_weights_leave_out_nothing_is_counted(prepare, write):
+    prepared = prepare(train_file=write("a.jsonl", [LONG] * 20), validation_split=0.25, max_length=32)
+    assert prepared.facts["cut"] == len(prepared.train) == 15
+    few, many = write("few.jsonl", chats("a", 10)), write("many.jsonl", [LONG] * 30 + [LOST] * 5)
+    held = write("h.jsonl", chats("h", 1))
+    sources = [{"train_file": file, "validation_file": held, "weight": 0.5} for file in (few, many)]
+    prepared = prepare(datasets=sources, max_length=32)
+    assert prepared.facts["by_source"] == [10, 10]
+    assert prepared.facts["cut"] == 10 and prepared.facts["dropped"] == 0
+
+
 def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
     rows_ = [{"text": "word " * (2 + i % 7)} for i in range(64)]
     data = {"train_file": write("a.jsonl", rows_), "validation_file": write("h.jsonl", rows_[:1])}
