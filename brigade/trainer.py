@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from tqdm import tqdm
 from transformers.trainer_callback import PrinterCallback
 
 from . import compression, isolation, ranks, swapped_states
 from .attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
+from .data import report
 from .data.collate import ABOUT, Collate, WithFiller
 from .data.prepare import Prepared
 from .data.sampling import GlobalBatches, Loader
@@ -62,6 +64,7 @@ class Trainer(EvaluatingTrainer):
         self.run, self.world = run, run.world
         self.replicated = run.strategy.kind == "hsdp"
         self.power_sgd: Any = None
+        self.windows_told = False
         self.pad_token_id = tokenizer.pad_token_id
         self.told = isolation.way(run.settings, model.config)
         padding_free = training.padding_free and self.told != isolation.NOTHING
@@ -96,13 +99,27 @@ class Trainer(EvaluatingTrainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
         self.meter.start()
+        first = self.state.global_step * self.run.batch.global_size
         if isinstance(self.train_dataset, Stream):
-            self.train_dataset.reach(self.state.global_step * self.run.batch.global_size)
+            self.train_dataset.reach(first)
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
+        if isinstance(self.train_dataset, Stream) and self.world.speaks:
+            self._tell_windows(range(first, first + self.run.batch.global_size))
         return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
+
+    def _tell_windows(self, rows: range) -> None:
+        """Of the first window that this run reads all figures, of the others what was cut or dropped."""
+        recipe = self.run.settings.recipe
+        computed = recipe.training.model_copy(update={"padding_free": self.collate.padding_free})
+        for samples, facts in self.train_dataset.entered(rows):
+            if said := report.window(
+                samples, facts, recipe.data, computed, self.run.batch, whole=not self.windows_told
+            ):
+                tqdm.write(said)
+            self.windows_told = True
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

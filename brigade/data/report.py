@@ -22,36 +22,51 @@ def figures(prepared: Prepared, data: DataSection, training: TrainingSection, ba
     """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped."""
     facts = prepared.facts
     held = sum(map(len, prepared.heldout.values()))
-    if data.streaming:
+    if isinstance(prepared.train, Stream):
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
-    words = [f"{facts['samples']:,} training and {held:,} held-out samples, {facts['tokens']:,} tokens, "
-             f"{facts['supervised'] / facts['tokens']:.0%} supervised"]  # fmt: skip
+    words = [f"{facts['samples']:,} training and {held:,} held-out samples, {_tokens(facts)}"]
     if len(facts["by_source"]) > 1:
         counts = zip(facts["by_source"], prepared.heldout, strict=True)
         words.append(" + ".join(f"{count:,} {name}" for count, name in counts))
-    if data.packing:
-        words.append(f"packed into {facts['sequences']:,} sequences, {packing_efficiency(prepared, data):.1%} full")
-    words.append(f"{padding(prepared.train, training, batch):.0%} padding")
-    if facts["cut"]:
-        words.append(f"{facts['cut']:,} longer than max_length cut")
-    if facts["split"]:
-        words.append(f"{facts['split']:,} longer texts split into several samples")
-    if facts["dropped"]:
-        words.append(f"{facts['dropped']:,} without a supervised token dropped")
-    return ", ".join(words)
+    return ", ".join([*words, *_shapes(facts, data, padding(prepared.train, training, batch)), *_losses(facts)])
 
 
-def packing_efficiency(prepared: Prepared, data: DataSection) -> float:
-    """Share of the packed sequences that tokens fill."""
-    return prepared.facts["tokens"] / (prepared.facts["sequences"] * data.max_length)
+def window(samples: Samples, facts: dict[str, int], data: DataSection, training: TrainingSection, batch: Batch,
+           whole: bool) -> str:  # fmt: skip
+    """The figures of a stream's window; if not the whole of them what was cut or dropped, "" if nothing was."""
+    words = _losses(facts)
+    if whole:
+        filler = padding(samples, training, batch, shuffled=True)
+        words = [f"{facts['samples']:,} training samples, {_tokens(facts)}", *_shapes(facts, data, filler), *words]
+    called = "first window" if facts["number"] == 0 else f"window {facts['number'] + 1}"
+    return f"{called} of the stream: {', '.join(words)}" if words else ""
 
 
-def padding(rows: "Samples | Stream", training: TrainingSection, batch: Batch, steps: int = 200) -> float:
-    """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps."""
-    if training.padding_free or isinstance(rows, Stream):
+def _tokens(facts: dict[str, int]) -> str:
+    return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
+
+
+def _shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str]:
+    full = facts["tokens"] / (facts["sequences"] * data.max_length)
+    packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
+    return [*packed, f"{filler:.0%} padding"]
+
+
+def _losses(facts: dict[str, int]) -> list[str]:
+    words = {"cut": "longer than max_length cut", "split": "longer texts split into several samples",
+             "dropped": "without a supervised token dropped"}  # fmt: skip
+    return [f"{facts[key]:,} {said}" for key, said in words.items() if facts[key]]
+
+
+def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int = 200, shuffled: bool = False) -> float:
+    """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
+
+    shuffled: the rows are in their order already
+    """
+    if training.padding_free:
         return 0.0
-    order = np.random.default_rng((training.seed, 0)).permutation(len(rows))[: steps * batch.global_size]
-    lengths = rows.lengths()[order]
+    order = np.arange(len(rows)) if shuffled else np.random.default_rng((training.seed, 0)).permutation(len(rows))
+    lengths = rows.lengths()[order[: steps * batch.global_size]]
     micro = [lengths[i : i + batch.micro] for i in range(0, len(lengths), batch.micro)]
     return 1 - lengths.sum() / sum(len(part) * part.max() for part in micro)
 

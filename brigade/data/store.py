@@ -41,11 +41,13 @@ class Writer:
 
     def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, int]:
         """Figures of these samples, and of rows that were dropped beside them (fates, one a row)."""
-        lengths, supervised = self.lengths()[samples], np.concatenate(self._supervised)[samples]
-        fates = np.concatenate(self._fates)[samples]
+        nothing = np.zeros(0, dtype=np.int64)
+        lengths, supervised, fates = (
+            np.concatenate([nothing, *parts])[samples] for parts in (self._lengths, self._supervised, self._fates)
+        )
         cut, split = (int((fates == fate).sum() + (dropped == fate).sum()) for fate in (CUT, SPLIT))
         return {"samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
-                "longest": int(lengths.max()), "cut": cut, "split": split, "dropped": len(dropped)}  # fmt: skip
+                "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped)}  # fmt: skip
 
     def split(self, name: str, rows: list[list[int]]) -> None:
         """Store which samples make up each row of a split."""

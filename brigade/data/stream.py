@@ -29,6 +29,7 @@ WINDOW = 8192  # samples
 HELD_OUT = 256  # samples, where a source has no split of its own
 AHEAD = 2  # windows
 STATE = "stream.json"  # in a checkpoint
+FACTS = "facts.json"  # in a window
 
 
 def check(settings: Settings) -> None:
@@ -65,6 +66,7 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
     recipe = settings.recipe
     writer = Writer(folder)
     cursors, samples = list(state["cursors"]), list(state["samples"])
+    dropped: list[int] = []
     weights = [origin.weight or 1.0 for origin in found]
     readers = [_read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
     while writer.samples < size:
@@ -78,6 +80,7 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
             cursors[number] = state["begins"][number]
             break
         writer.add(part)
+        dropped += part.dropped[:, 1].tolist()
         cursors[number], samples[number] = part.after, samples[number] + len(part.lengths)
     lengths = writer.lengths()
     rows = (
@@ -89,6 +92,8 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
     following = state | {"number": state["number"] + 1, "first_row": state["first_row"] + len(rows), "cursors": cursors,
                          "samples": samples}  # fmt: skip
     (folder / "window.json").write_text(json.dumps(state))
+    facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
+    (folder / FACTS).write_text(json.dumps(facts | {"sequences": len(rows), "number": state["number"]}))
     return following
 
 
@@ -167,6 +172,7 @@ class Stream:
     size: int = WINDOW
     _window: tuple[int, int, Samples, np.ndarray] | None = field(default=None, repr=False)
     _process: Any = field(default=None, repr=False)
+    _entered: int = 0  # the row behind the last window that `entered` gave
 
     def __len__(self) -> int:
         return self.rows
@@ -203,6 +209,14 @@ class Stream:
     def reach(self, row: int) -> None:
         """Say that this rank begins the step whose first row this is: what lies before may go."""
         (self.folder / f"position-{self.local_rank}").write_text(str(row))
+
+    def entered(self, rows: range) -> Iterator[tuple[Samples, dict[str, int]]]:
+        """The windows that begin to be read with these rows, and their figures."""
+        row, end = max(rows.start, self._entered), min(rows.stop, self.rows)
+        while row < end:
+            _, row, samples, _ = self._at(row)
+            self._entered = row
+            yield samples, json.loads((samples.folder / FACTS).read_text())
 
     def step_supervised(self, rows: range) -> int:
         """Supervised tokens of an optimizer step's rows, over all ranks."""

@@ -71,8 +71,10 @@ def one_process(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name, flags", [("alone", ALONE), ("packed", PACKED)])
-def test_two_ranks_have_the_losses_of_one_process(name, flags, two_ranks, one_process):
+def test_two_ranks_have_the_losses_of_one_process(name, flags, two_ranks, one_process, capsys):
     reference = one_process(flags)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first window of the stream: ")]
+    assert len(said) == 1 and "% supervised" in said[0] and ("packed into" in said[0]) == (name == "packed")
     assert len(reference["loss"]) == STEPS and min(reference["loss"]) < 0.95 * reference["loss"][0]
     worst = parity.worst(two_ranks[name], reference)
     assert all(difference <= parity.TOLERANCE for difference in worst.values()), worst
