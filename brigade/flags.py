@@ -115,9 +115,10 @@ def load(argv: list[str]) -> Settings:
         document[SECTION_OF[key]] = section
         settings.sources[key] = f"flag --{key}"
     _one_strategy_flag(given, document, settings)
-    if "train_file" in given and "dataset_name" not in given and isinstance(document.get("data"), dict):
+    data = document.get("data")
+    if "train_file" in given and isinstance(data, dict) and not ("dataset_name" in given and data.get("dataset_name")):
         for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
-            value = None if key in given else document["data"].pop(key, None)
+            value = None if key in given else data.pop(key, None)
             if value not in (None, Source.model_fields[key].default):
                 settings.overridden.append(f"--train_file replaces the recipe's {key}")
     try:

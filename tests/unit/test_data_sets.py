@@ -127,10 +127,11 @@ def test_files_have_no_splits_or_revisions(opened, tmp_path, mistake, data, key)
     assert f"data.{key}" in mistake(opened, dataset_name="python-docs", **data)
 
 
-def test_a_flag_with_a_file_replaces_all_that_names_a_data_set(load):
-    settings = load("--train_file", "a.jsonl", data={"dataset_revision": "v1", "dataset_test_split": "b"})
-    assert settings.recipe.data.dataset_revision is None
-    said = " ".join(settings.overridden)
+@pytest.mark.parametrize("none", [(), ("--dataset_name=",), ("--dataset_name", "null")])
+def test_a_flag_with_a_file_replaces_all_that_names_a_data_set(load, none):
+    settings = load("--train_file", "a.jsonl", *none, data={"dataset_revision": "v1", "dataset_test_split": "b"})
+    data, said = settings.recipe.data, " ".join(settings.overridden)
+    assert not data.dataset_name and data.dataset_revision is None and data.dataset_test_split is None
     assert all(key in said for key in ("dataset_name", "dataset_revision", "dataset_test_split"))
     assert "dataset_train_split" not in said, "it is what it is by default"
 
