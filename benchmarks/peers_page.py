@@ -8,11 +8,12 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
 TEMPLATE = Path(__file__).with_name("peers_page.md")
 OURS = "ours"
+PLAIN = "not compiled"
 Row = dict[str, Any]
 
 NAMES = {
     OURS: "Brigade, packed",
-    "not compiled": "Brigade, packed, not compiled",
+    PLAIN: "Brigade, packed, not compiled",
     "trl_packed": "TRL SFTTrainer, packed (`bfd`)",
     "trl_padding_free": "TRL SFTTrainer, padding-free",
     "padded": "HF Trainer, padded, grouped by length",
@@ -107,8 +108,14 @@ def verdict(rows: list[Row]) -> str:
     faster = max((name for name in found if name.startswith("trl_")), default=None,
                  key=lambda name: statistics.median(found[name].values()))  # fmt: skip
     aims = {name: aim for name, aim in ((faster, 1.0), ("padded", 1.5)) if name in found}
-    lines = [f"- {spread(ratios(found[OURS], found[name]), 2, 'x')} of {NAMES[name]}; the aim was {aim:.1f}x."
-             for name, aim in aims.items() if name]  # fmt: skip
+    lines = []
+    for name, aim in aims.items():
+        if name:
+            lines.append(
+                f"- {spread(ratios(found[OURS], found[name]), 2, 'x')} of {NAMES[name]}; the aim was {aim:.1f}x."
+            )
+            if PLAIN in found:
+                lines[-1] += f" Not compiled, as the peers are: {spread(ratios(found[PLAIN], found[name]), 2, 'x')}."
     return "\n".join(lines)
 
 
