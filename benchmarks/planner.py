@@ -23,6 +23,7 @@ from brigade.estimate import hardware, table
 from brigade.estimate.estimate import Estimate, estimate
 from brigade.estimate.hardware import Gpu
 from brigade.estimate.job import Job
+from brigade.estimate.rows import Inexpressible
 
 DATA = Path(__file__).with_name("data")
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -80,7 +81,7 @@ def runs() -> list[Run]:
         for row in table.read(DATA / f"{name}.csv"):
             try:
                 job = table.expressed(row).job
-            except (table.Inexpressible, UserError):
+            except (Inexpressible, UserError):
                 continue
             ok = row["status"] == "ok"
             memory, speed = ((table.figure(row, name) if ok else None) for name in ("peak_mem_gib", "tok_s_gpu"))
