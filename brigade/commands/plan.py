@@ -186,9 +186,11 @@ def _choose(options: argparse.Namespace) -> int:
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
     from ..cluster import read_hostfile
+    from ..estimate.links import hold_name
     from ..estimate.search import Cluster
     from ..recipe import find
 
+    hold_name(options.network, "flag --network")
     if not options.gpu:
         raise UserError("flag --gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
     if not options.hostfile:

@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from ..errors import UserError
 from .hardware import Gpu
 
 PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450 GB/s on eight H200
@@ -87,11 +88,44 @@ class Links:
         return CALL_LATENCY + HOP + payload / (self.node / self.node_size)
 
 
+# `3200 Gb/s`, `8x400 Gbit/s`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`
+RATE = re.compile(r"(?:(\d+) ?x ?)?(\d[\d,.]*) ?([GT])(bit/?s?|b/?s|bps|bE|ps)(.*per (?:GPU|card|rank|device))?", re.I)
+
+
+def node_gbit(named: str, node_size: int) -> float | None:
+    """Gbit/s of a node's network cards, as the name of a network states them; None where it states no rate.
+
+    Raises UserError for a rate that is none.
+    """
+    if not (match := RATE.search(named)):
+        return None
+    cards, rate, prefix, unit, each = match.groups()
+    try:
+        gbit = (
+            float(rate.replace(",", ""))
+            * (1000 if prefix in "Tt" else 1)
+            * (8 if unit.startswith("B") and unit != "BE" else 1)
+        )
+    except ValueError:
+        gbit = 0.0
+    gbit *= int(cards or 1) * (node_size if each else 1)
+    if not 0 < gbit < 1e7:
+        raise UserError(f"network {named!r}", f"{match[0]!r} is no rate", "give one like `3200 Gb/s`")
+    return gbit
+
+
+def hold_name(named: str, place: str) -> None:
+    """Raises UserError at `place` for a network that names neither a rate nor EFA."""
+    if named and "EFA" not in named and node_gbit(named, 1) is None:
+        raise UserError(place, f"{named!r} states no rate",
+                        "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`")  # fmt: skip
+    node_gbit(named, 1)
+
+
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
-    """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or "": the GPU kind's usual one."""
+    """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or with no rate the GPU kind's usual one."""
     efa = "EFA" in named
-    match = re.search(r"([\d,.]+) ?G(?:bit|b|bps)?/?s", named)
-    gbit = float(match[1].replace(",", "")) if match else NODE_GBIT.get(gpu.kind, 100)
+    gbit = node_gbit(named, node_size) or NODE_GBIT.get(gpu.kind, 100)
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
     node = gbit / 8 * LINE_SHARE * 1e9 * gpu.network / gpu.efficiency
     return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, efa, node_size)

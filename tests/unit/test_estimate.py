@@ -13,7 +13,7 @@ from brigade.estimate.hardware import catalogue, gpu
 from brigade.estimate.host import host
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
-from brigade.estimate.links import links
+from brigade.estimate.links import hold_name, links, node_gbit
 from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, stage_layers
 from brigade.estimate.names import named_shape
 from brigade.estimate.shape import FAMILIES, ModelShape, shape_of
@@ -133,6 +133,22 @@ def test_rings_side_by_side_share_a_node_s_cards():
     assert rates[usual] == pytest.approx([8 * rates[usual][2], 2 * rates[usual][2], rates[usual][2]])
     assert rates[efa][0] == rates[efa][1] < rates[usual][1] and rates[efa][2] == rates[usual][2]
     assert usual.gbit == efa.gbit == pytest.approx(3200 * device.network / device.efficiency)
+
+
+@pytest.mark.parametrize("named, gbit", [
+    ("3200 Gb/s", 3200), ("EFA (AWS P5, 3200Gb/s per node)", 3200), ("RoCE 1600Gb/s per node", 1600), ("8x400 Gbit/s", 3200),
+    ("8 x 200Gbps HDR", 1600), ("3.2 Tb/s", 3200), ("1,600 Gb/s", 1600), ("100 GbE", 100), ("25Gbps", 25), ("50 GB/s", 400),
+    ("400 Gb/s per GPU", 3200), ("DGX NDR IB (assumed)", None), ("-", None), ("", None),
+])  # fmt: skip
+def test_a_network_s_name_states_its_rate(named, gbit):
+    assert node_gbit(named, 8) == gbit
+
+
+@pytest.mark.parametrize("named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand"])
+def test_a_network_without_a_rate_is_refused(named):
+    with pytest.raises(UserError) as error:
+        hold_name(named, "flag --network")
+    assert "3200 Gb/s" in error.value.cure
 
 
 def test_what_a_host_holds():
