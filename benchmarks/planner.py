@@ -23,7 +23,7 @@ from brigade.estimate import hardware, table
 from brigade.estimate.estimate import Estimate, estimate
 from brigade.estimate.hardware import Gpu
 from brigade.estimate.job import Job
-from brigade.estimate.rows import Inexpressible
+from brigade.estimate.words import Inexpressible
 
 DATA = Path(__file__).with_name("data")
 REPOSITORY = Path(__file__).resolve().parent.parent

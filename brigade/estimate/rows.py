@@ -1,134 +1,227 @@
 """A row of a CSV of published runs as a configuration to estimate."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .job import Checkpointing, Job, Loss
+from .job import Job, Loss
 from .layer import EAGER, FUSED, MEGATRON
 from .names import known_shape
+from .runs import attention_of
 from .shape import FAMILIES, LLAMA, Family, ModelShape, lora_parameters
+from .states import OPTIMIZER_BYTES
+from .words import (
+    ATTENTIONS,
+    FUSED_KERNELS,
+    FUSED_LOSS,
+    Inexpressible,
+    adapters_of,
+    checkpointing_of,
+    engine_of,
+    first,
+    method_of,
+    offload_of,
+    optimizer_of,
+    precision_of,
+    refuse,
+    told,
+)
 
-# How a framework computes: the first name that is found in the row's `framework`.
+# How a framework computes: the first pattern that is found in the row's `framework` and `gpu`.
+MEGATRON_CORE = {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
-    ("composer", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1", "loss": "kernel"}),
+    ("composer|mosaic|llm-foundry", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1", "loss": "kernel"}),
     ("nanotron", {"engine": "nanotron", "kernels": frozenset(("norm", "rotary"))}),
     ("megatron-deepspeed", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "sequence_parallel": False,
                             "dropout": True}),
+    ("megatron.*(core|[hb][12]00)", MEGATRON_CORE),
     ("megatron-lm", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "dropout": True}),
-    ("megatron", {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}),
     ("automodel", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
+    ("megatron|nemo", MEGATRON_CORE),
+    (r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transformers", {"loss": "released"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
-    ("deepspeed", {"engine": "zero"}),
     ("", {}),  # whatever runs on Transformers: the strategy says the engine
 ]  # fmt: skip
 # Architectures of models that a table describes by their widths alone.
 BY_NAME: list[tuple[str, Family]] = [
-    ("mpt", FAMILIES["mpt"]), ("gpt-|gpt3|megatron|turing", replace(FAMILIES["gpt2"], positions=2048)), ("", LLAMA),
+    ("mpt", FAMILIES["mpt"]), ("neox|pythia", FAMILIES["gpt_neox"]),
+    ("gpt-|gpt3|megatron|turing", replace(FAMILIES["gpt2"], positions=2048)), ("gpt2|opt-", FAMILIES["gpt2"]),
+    ("qwen-?3", FAMILIES["qwen3"]), ("qwen", FAMILIES["qwen2"]), ("gemma-?2", FAMILIES["gemma2"]),
+    ("gemma-?3", FAMILIES["gemma3_text"]), ("gemma", FAMILIES["gemma"]), ("phi-?[34]", FAMILIES["phi3"]), ("", LLAMA),
 ]  # fmt: skip
-
-
-class Inexpressible(Exception):
-    """Why a row has no estimate."""
+MIXTURE = re.compile(r"moe|-a\d+b|mixtral|deepseek|dbrx|grok|\d+x\d+b", re.I)
 
 
 def integer(row: Mapping[str, str], key: str, default: int | None = None) -> int:
+    """A whole number of at least 0, `4,096` and `8.0` too."""
     text = (row.get(key) or "").strip()
-    if not text:
+    if not text or text == "-":
         if default is None:
             raise Inexpressible(f"{key} is not given")
         return default
     try:
-        return int(float(text))
+        value = float(text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else text)
     except ValueError:
         raise Inexpressible(f"{key} {text!r} is not a number") from None
+    if not math.isfinite(value) or value != int(value) or not 0 <= value < 1e12:
+        raise Inexpressible(f"{key} {text!r} is not a whole number")
+    return int(value)
+
+
+def size(row: Mapping[str, str], key: str, default: int | None = None) -> int:
+    """An integer above 0."""
+    if value := integer(row, key, default):
+        return value
+    raise Inexpressible(f"{key}: 0 is not a whole number above 0")
+
+
+def _billions(row: Mapping[str, str]) -> tuple[float, float]:
+    """(params_b, how far from it a count may be: 3 %, or what its last digit leaves open); (0, 0) where it is not given."""
+    text = (row.get("params_b") or "").strip().rstrip("bB").strip()
+    if not text:
+        return 0.0, 0.0
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+        raise Inexpressible(f"params_b {text!r} is not a number above 0")
+    return float(text), max(0.03 * float(text), 0.5 * 10.0 ** -len(text.partition(".")[2]))
 
 
 def shape_of_row(row: Mapping[str, str]) -> ModelShape:
-    name = row["model"]
-    if not (row.get("hidden") or "").strip():
-        if shape := known_shape(name):
-            return shape
+    """The model by its name, if a recipe has it with the row's widths, or by the widths alone.
+
+    What widths do not say (a tied head, a head's own width, learned positions) is as it comes nearest to `params_b`, where the
+    usual is more than 1 % off.
+    """
+    name, wide = row["model"], (row.get("hidden") or "").strip()
+    known = known_shape(name)
+    if known and (
+        not wide or (integer(row, "hidden"), integer(row, "layers", known.layers)) == (known.hidden, known.layers)
+    ):
+        shape = replace(known, name=name) if wide else known
+    elif wide:
+        shape = _by_widths(row, name)
+    else:
         raise Inexpressible(f"the row does not give the dimensions of {name!r}, and no recipe here has its config.json")
+    billions, open_ = _billions(row)
+    if billions and abs(shape.parameters / 1e9 - billions) > open_:
+        raise Inexpressible(
+            f"its dimensions make {shape.parameters / 1e9:.2f} billion parameters, and params_b says {billions:g}"
+        )
+    return shape
+
+
+def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
     family = next(family for pattern, family in BY_NAME if re.search(pattern, name, re.I))
-    hidden, heads = integer(row, "hidden"), integer(row, "heads")
-    tied = "tied" in name or family.tied or "llama3.2" in name
-    return ModelShape(name, integer(row, "layers"), hidden, integer(row, "ffn"), heads, integer(row, "kv_heads", heads),
-                      hidden // heads, integer(row, "vocab", 51200), tied=tied, family=family)  # fmt: skip
-
-
-def _offload(strategy: str) -> str:
-    """What a strategy like `ZeRO-3 + CPU offload (optimizer and parameters)` leaves outside of the GPU."""
-    if "nvme" in strategy:
-        return "nvme"
-    return ("all" if "param" in strategy else "optimizer") if "offload" in strategy else ""
-
-
-def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointing, int, bool]:
-    """(what is computed again, of how many layers one, whether what is kept goes to the host)."""
-    text = text.lower()
-    if match := re.search(r"layer\((\d+)\)", text):
-        return "full", int(match[1]), False
-    if "selective-layer" in text or (whole_layers and text == "selective"):
-        return "full", 2, False
-    if text.startswith("full"):
-        return "full", 1, "offload" in text
-    if "op" in text.split("-"):
-        return "half", 1, False
-    return ("attention" if text.startswith("selective") else "none"), 1, False
+    hidden, heads, layers = size(row, "hidden"), size(row, "heads"), size(row, "layers")
+    groups, billions = size(row, "kv_heads", heads), _billions(row)[0]
+    if heads % groups:
+        raise Inexpressible(f"{groups} kv_heads do not divide {heads} heads")
+    experts = {}
+    if found := re.search(r"mixtral.*?(\d+)x\d+b", name, re.I):  # the only mixture whose name says all: of so many, two
+        experts = {"experts": int(found[1]), "top_k": 2, "expert_ffn": size(row, "ffn"), "moe_layers": layers}
+    elif MIXTURE.search(name):
+        raise Inexpressible(f"{name!r} is a mixture of experts, of which no column tells")
+    vocab = size(row, "vocab", None if family.gated else 51200)
+    tied = ("tied" in name and "untied" not in name) or family.tied or "llama3.2" in name
+    widths = [hidden // heads] if hidden % heads == 0 else []
+    widths += [128, 256] if family.qk_norm or "gemma" in name.lower() else []
+    if not widths:
+        raise Inexpressible(f"{heads} heads do not divide the width {hidden}")
+    positions = (
+        (size(row, "seq_len"), 0) if "mpt" in name else (family.positions,)
+    )  # MPT learns as many as it is trained on
+    ways = [ModelShape(name, layers, hidden, size(row, "ffn", None if family.gated else 4 * hidden), heads, groups, width, vocab,
+                       tied=shared, family=replace(family, positions=learned), **experts)
+            for shared in (tied, not tied) for width in widths for learned in positions]  # fmt: skip
+    off = [abs(shape.parameters / 1e9 / billions - 1) if billions else 0.0 for shape in ways]
+    return ways[off.index(min(off))] if off[0] > 0.01 else ways[0]
 
 
 def job_of_row(row: Mapping[str, str]) -> Job:
     """The configuration that a row of published.csv's format states. Raises Inexpressible."""
-    shape = shape_of_row(row)
-    traits = dict(next(traits for name, traits in FRAMEWORKS if name in row["framework"].lower()))
-    strategy = row["strategy"].lower()
-    zero = re.search(r"zero-?(\d)", strategy)
-    if "engine" not in traits:
-        traits["engine"] = "zero" if zero and zero[1] != "0" else "ddp" if "ddp" in strategy else "fsdp2"
-    if traits["engine"] == "zero":
-        traits |= {"stage": int(zero[1]) if zero else 0, "offload": _offload(strategy)}
-    kernels, precision = (row.get(key, "").lower() for key in ("kernels", "precision"))
-    if "unpacked" in kernels:
-        raise Inexpressible("samples are padded, and their lengths are not given")
-    how, every, offloaded = checkpointing_of(row.get("act_ckpt", ""), "fsdp1 + compile" in row["framework"].lower())
-    if "compile" in kernels:
-        traits["kernels"] = FUSED
-    loss: Loss = "chunked" if "chunk" in kernels else "compiled" if "compile" in kernels else traits.pop("loss", "full")
-    traits.pop("loss", None)
-    data, tensor, pipeline, context = (integer(row, key, 1) for key in ("dp", "tp", "pp", "cp"))
+    refuse(row)
+    shape, framework = shape_of_row(row), row["framework"].lower()
+    device = f"{framework} {row['gpu'].lower()}"
+    traits = dict(next(traits for name, traits in FRAMEWORKS if re.search(name, device)))
+    native, strategy, kernels = "engine" in traits, told(row, "strategy"), told(row, "kernels")
+    data, tensor, pipeline, context = (size(row, key, 1) for key in ("dp", "tp", "pp", "cp"))
+    gpus = size(row, "n_gpus", data * tensor * pipeline * context)
     if not (row.get("dp") or "").strip():
-        data = max(1, integer(row, "n_gpus") // (tensor * pipeline * context))
-    stage = integer(row, "zero", traits.pop("stage", 3 if "fsdp" in strategy else 0))
+        data = max(1, gpus // (tensor * pipeline * context))
+    column = integer(row, "zero", -1)
+    if column > 3:
+        raise Inexpressible(f"there is no ZeRO-{column}")
+    if not native:
+        traits |= engine_of(row, gpus, None if column < 0 else column)
+    elif traits["engine"] == "fsdp2" and re.search(r"\bddp\b", strategy):
+        traits |= {"engine": "ddp", "stage": 0}
+    stage = traits.pop("stage", 3 if "fsdp" in strategy else 0)
+    stage = column if column >= 0 and traits["engine"] != "ddp" else stage
     if match := re.search(r"FSDP=(\d+)", row["strategy"]):
         stage = 3 if int(match[1]) > 1 else stage
-    micro, batch = integer(row, "mbs"), integer(row, "gbs_seqs", 0)
-    accumulation = integer(row, "grad_acc", max(1, batch // (micro * data)) if batch else 1)
+    precision, optimizer = precision_of(row), optimizer_of(row)
+    if precision == "pure" and not native:
+        if traits["engine"] == "zero":
+            raise Inexpressible("DeepSpeed keeps an fp32 copy of the weights, and the row says that there is none")
+        traits["engine"] = "pure"
+    _hold_optimizer(traits["engine"], optimizer, row.get("optimizer", "").lower())
+    how, every, offloaded = checkpointing_of(row.get("act_ckpt", ""), "fsdp1 + compile" in framework)
+    if re.search(r"act\w*[ -]*(cpu[ -]*)?offload", kernels + strategy) and how != "full":
+        raise Inexpressible("activations are offloaded without checkpointing")
+    text = told(row, "kernels", "strategy", "framework")
+    for pattern, fused in FUSED_KERNELS:
+        if re.search(pattern, text):
+            traits["kernels"] = traits.get("kernels", EAGER) | fused
+    usual: Loss = traits.pop("loss", "full")
+    loss: Loss = "fused" if re.search(FUSED_LOSS, text) else "chunked" if "chunk" in kernels else (
+        "compiled" if "compile" in kernels else usual)  # fmt: skip
+    said = " ; ".join(row.get(column, "").lower() for column in ("kernels", "strategy"))
+    traits["attention"] = first(ATTENTIONS, said, traits.get("attention", attention_of(shape)))
+    micro, batch = size(row, "mbs"), integer(row, "gbs_seqs", 0)
+    accumulation = size(row, "grad_acc", max(1, batch // (micro * data)) if batch else 1)
     if batch and accumulation * micro * data != batch:
         raise Inexpressible(
             f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
         )
-    shard = 8 if "hsdp" in row["strategy"].lower() else 0
-    cumulative = "torchtune" in row["framework"].lower()  # its rows are a ladder: each adds to those above it
-    if (cumulative and micro and "+packed" not in kernels) or "lora" in kernels:
-        traits["kernels"], loss = FUSED, ("compiled" if "compile" in kernels and "lora" not in kernels else "chunked")
-    method = row["task"] if row["task"] in ("lora", "qlora") else "full"
+    node = min(8, gpus)
+    cumulative, method = (
+        "torchtune" in framework,
+        method_of(row),
+    )  # torchtune's rows are a ladder: each adds to those above it
+    if (cumulative and "+packed" not in kernels) or "lora" in kernels:
+        traits["kernels"] = FUSED
+        if loss != "fused":
+            loss = "compiled" if "compile" in kernels and "lora" not in kernels else "chunked"
     if method != "full":
-        traits |= {"method": method, "trained": lora_parameters(shape, 16)}
-    optimizer = row["optimizer"].lower()
-    if "8bit" in optimizer:
-        traits["optimizer"] = "paged_adamw_8bit" if "paged" in optimizer else "adamw_8bit"
-    if (cumulative and "optimizer-in-bwd" in kernels) or "in backward" in optimizer or offloaded:
+        traits |= {"method": method, "trained": lora_parameters(shape, *adapters_of(row))}
+    if (cumulative and "optimizer-in-bwd" in kernels) or "in backward" in row.get("optimizer", "") or offloaded:
         traits["step_in_backward"] = True
+    expert = size(row, "ep", 1)
+    if expert > 1 and (not shape.experts or shape.experts % expert):
+        raise Inexpressible(f"its {shape.experts} experts do not divide over ep {expert}")
+    offload = offload_of(row, traits["engine"])
     if traits["engine"] == "zero" and stage == 0:
         traits["engine"] = "ddp"
-    return Job(shape, integer(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
-               context=context, virtual=integer(row, "vp", 1), shard=shard, checkpointing=how, every=every,
-               offload_activations=offloaded, gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss,
-               expert=integer(row, "ep", 1), fp8="fp8" in precision or "float8" in precision, **traits)  # fmt: skip
+    job = Job(shape, size(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
+               context=context, virtual=size(row, "vp", 1), shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
+               hpz=node if re.search(r"hpz", strategy) else 0, checkpointing=how, every=every, offload_activations=offloaded,
+               gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss, expert=expert, fp8=precision == "fp8",
+               offload=offload, optimizer=optimizer, **traits)  # fmt: skip
+    if job.gpus != gpus:
+        raise Inexpressible(f"{data} (dp) x {tensor} (tp) x {pipeline} (pp) x {context} (cp) are not its {gpus} GPUs")
+    return job
+
+
+def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:
+    """Raises Inexpressible for an optimizer whose states the engine's formula does not cover."""
+    own = OPTIMIZER_BYTES[optimizer]
+    if re.search(r"bf16|bfloat16", text) and engine != "pure":
+        raise Inexpressible(f"moments in bf16 are modelled where all is bf16 (engine {engine})")
+    if own != 8 and (engine.startswith(("megatron", "nanotron")) or (engine == "pure" and own > 2)):
+        raise Inexpressible(f"{optimizer} under the engine {engine} is not modelled")
 
 
 # The two models of the Ultra-Scale Playbook's own table (playbook_h100.csv), which gives their parameters alone.

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-# Bytes per parameter of an optimizer's own states in fp32 (moments, momentum).
+# Bytes per parameter of an optimizer's own states in fp32 (moments, momentum). 0 where they are factored (Adafactor: a row and
+# a column per matrix), or paged: bitsandbytes' lie in memory that CUDA moves to the host at need, of which torch counts nothing.
+# Adam-mini has one second moment per block (arXiv 2406.16793).
 OPTIMIZER_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "lamb": 8, "lars": 4, "sgd": 0,
-                   "adamw_8bit": 2, "paged_adamw_8bit": 0}  # fmt: skip
+                   "adamw_8bit": 2, "paged_adamw_8bit": 0, "paged_adamw": 0, "lion": 4, "sgd_momentum": 4, "adam_mini": 4,
+                   "adafactor": 0}  # fmt: skip
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
 

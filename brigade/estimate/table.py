@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import UserError
 from .estimate import Estimate, estimate
-from .rows import Inexpressible, as_published, job_of_row
+from .rows import as_published, job_of_row
+from .words import Inexpressible
 
 PREDICTED = (
     "pred_mem_gib",
