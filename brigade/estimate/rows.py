@@ -116,6 +116,8 @@ def shape_of_row(row: Mapping[str, str]) -> ModelShape:
 def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
     family = next(family for pattern, family in BY_NAME if re.search(pattern, name, re.I))
     hidden, heads, layers = size(row, "hidden"), size(row, "heads"), size(row, "layers")
+    if layers > 10_000:
+        raise Inexpressible(f"layers {layers} are more than any model has")
     groups, billions = size(row, "kv_heads", heads), _billions(row)[0]
     if heads % groups:
         raise Inexpressible(f"{groups} kv_heads do not divide {heads} heads")
@@ -202,10 +204,13 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     expert = size(row, "ep", 1)
     if expert > 1 and (not shape.experts or shape.experts % expert):
         raise Inexpressible(f"its {shape.experts} experts do not divide over ep {expert}")
+    sequence = size(row, "seq_len")
+    if sequence % context:
+        raise Inexpressible(f"a sequence of {sequence} does not divide over cp {context}")
     offload = offload_of(row, traits["engine"])
     if traits["engine"] == "zero" and stage == 0:
         traits["engine"] = "ddp"
-    job = Job(shape, size(row, "seq_len"), micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
+    job = Job(shape, sequence, micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
                context=context, virtual=size(row, "vp", 1), shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
                hpz=node if re.search(r"hpz", strategy) else 0, checkpointing=how, every=every, offload_activations=offloaded,
                gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss, expert=expert, fp8=precision == "fp8",

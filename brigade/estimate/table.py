@@ -1,6 +1,7 @@
 """Estimates for every row of a CSV of published runs, beside what the runs measured."""
 
 import csv
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,10 @@ PREDICTED = (
     "fits",
     "reason",
 )
+# The columns that either format has to have. Others of published.csv that are not there count as empty: dp and grad_acc follow
+# from the GPUs and the batch, the optimizer is AdamW, the precision bf16.
+PUBLISHED = {"model", "n_gpus", "gpu", "framework", "task", "strategy", "mbs", "seq_len"}
+OF_PLAYBOOK = {"model", "gpus", "dp", "tp", "pp", "zero", "mbs", "grad_acc"}
 
 
 def expressed(row: Mapping[str, str]) -> Estimate:
@@ -39,10 +44,26 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
     """PREDICTED for one row; for one that cannot be expressed, the reason alone."""
     try:
         result = expressed(row)
+        figures = (
+            result.device_gib,
+            result.reserved_gib,
+            result.time.total,
+            result.tokens_per_second_per_gpu,
+            result.mfu,
+        )
+        reason = (
+            ""
+            if all(math.isfinite(figure) and figure > 0 for figure in figures)
+            else "its figures are beyond all bounds"
+        )
     except Inexpressible as error:
-        return dict.fromkeys(PREDICTED, "") | {"reason": str(error)}
+        reason = str(error)
     except UserError as error:
-        return dict.fromkeys(PREDICTED, "") | {"reason": f"{error.place}: {error.problem}"}
+        reason = f"{error.place}: {error.problem}"
+    except Exception as error:  # one row in a thousand shall not take the others along
+        reason = f"it cannot be estimated: {type(error).__name__}: {error}"
+    if reason:
+        return dict.fromkeys(PREDICTED, "") | {"reason": " ".join(reason.split())}
     kind = row.get("mem_kind", "").lower()
     seen = result.device_gib if "smi" in kind or "device" in kind else result.reserved_gib
     return {
@@ -53,18 +74,17 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file. Raises UserError for a file that is none, or of another format."""
+    """The rows of a CSV file; cells that are not there are "". Raises UserError for a file that is none, or of another format."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(file)]
     except OSError as error:
         raise UserError(str(path), f"it cannot be read: {error.strerror}", "name a CSV file") from None
     except (UnicodeDecodeError, csv.Error):
         raise UserError(str(path), "it is not text in CSV", "name a CSV file") from None
     if not rows:
         raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
-    formats = {"framework", "gpu", "seq_len"} if "n_gpus" in rows[0] else {"gpus", "zero"}
-    if missing := sorted(({"model", "dp", "tp", "pp", "mbs", "grad_acc"} | formats) - rows[0].keys()):
+    if missing := sorted((PUBLISHED if "n_gpus" in rows[0] else OF_PLAYBOOK) - rows[0].keys()):
         raise UserError(str(path), f"it lacks the columns {', '.join(missing)}",
                         "give the columns of benchmarks/data/published.csv or benchmarks/data/playbook_h100.csv")  # fmt: skip
     return rows
@@ -75,13 +95,17 @@ def predict_file(path: Path, out: Path) -> list[dict[str, str]]:
     rows = read(path)
     if out.exists() and out.resolve() == path.resolve():
         raise UserError(str(out), "it is the table itself", "name another file for --out")
-    done = [row | predict(row) for row in rows]
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(
-            file, [*rows[0], *(name for name in PREDICTED if name not in rows[0])], lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(done)
+    names = [*rows[0], *(name for name in PREDICTED if name not in rows[0])]
+    try:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            done = [row | predict(row) for row in rows]
+            writer = csv.DictWriter(file, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(done)
+    except OSError as error:
+        raise UserError(
+            str(out), f"it cannot be written: {error.strerror}", "name a file in a folder that exists"
+        ) from None
     return done
 
 

@@ -4,6 +4,8 @@ import csv
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from brigade.errors import UserError
 from brigade.estimate import table
@@ -216,3 +218,46 @@ def test_a_model_is_what_its_parameters_say():
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "1.5", "a few", "1e400"])
 def test_a_size_that_is_none_is_a_reason(column, value):
     assert column in why(**{"model": "mine", "params_b": "", column: value})
+
+
+# ---- whatever a table holds --------------------------------------------------------------------------------------
+CELLS = st.one_of(st.sampled_from(["", "0", "-1", "inf", "nan", "1e308", "99999999", "3", "lora", "ZeRO-3", "x" * 300, "\0"]),
+                  st.text(max_size=12), st.integers().map(str), st.floats().map(str))  # fmt: skip
+SOME = [
+    row for name in ("published", "collected") for row in table.read(ROOT / "benchmarks" / "data" / f"{name}.csv")[::23]
+]
+
+
+@given(st.sampled_from(SOME), st.dictionaries(st.sampled_from(sorted(SOME[0])), CELLS, min_size=1, max_size=4))
+def test_a_row_of_anything_gets_figures_or_a_reason(row, cells):
+    found = table.predict(row | cells)
+    assert set(found) == set(table.PREDICTED) and bool(found["reason"]) != bool(found["fits"])
+    assert not found["reason"].startswith("it cannot be estimated"), found["reason"]
+    assert found["reason"] or all(float(found[name]) >= 0 for name in table.PREDICTED[:5])
+
+
+def test_no_row_takes_the_others_along(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "estimate", lambda job: 1 / 0)
+    (tmp_path / "a.csv").write_text(
+        ",".join(ROW) + "\n" + 2 * (",".join(f'"{cell}"' for cell in ROW.values()) + ",more\n") + "a\n"
+    )
+    done = table.predict_file(tmp_path / "a.csv", tmp_path / "out.csv")
+    assert [row["reason"].split(":")[0] for row in done][:2] == ["it cannot be estimated"] * 2 and len(done) == 3
+    assert table.read(tmp_path / "out.csv") == done
+
+
+def test_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "a.csv").write_text(",".join(ROW) + "\n" + ",".join(ROW.values()) + "\n")
+    for out in (tmp_path / "none" / "out.csv", tmp_path):
+        with pytest.raises(UserError, match="it cannot be written"):
+            table.predict_file(tmp_path / "a.csv", out)
+
+
+def test_columns_that_are_needed_are_listed(tmp_path):
+    (tmp_path / "a.csv").write_text("model,n_gpus,gpu\nllama3.1-8b,8,A100\n")
+    with pytest.raises(UserError, match="lacks the columns framework, mbs, seq_len, strategy, task"):
+        table.read(tmp_path / "a.csv")
+    needed = {key: ROW[key] for key in table.PUBLISHED}
+    (tmp_path / "b.csv").write_text(",".join(needed) + "\n" + ",".join(needed.values()) + "\n")
+    (row,) = table.predict_file(tmp_path / "b.csv", tmp_path / "out.csv")
+    assert row["fits"] and not row["reason"]
