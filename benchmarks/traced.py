@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from brigade.estimate.config import read_config, shape_of
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.memory import activation_bytes, logit_bytes
 from brigade.estimate.names import known_config
-from brigade.estimate.shape import read_config, shape_of
 from brigade.estimate.trace import asked, versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ from .data import builtin
 from .data.cache import cache_directory
 from .data.sources import BUILT_IN
 from .errors import UserError
-from .estimate.shape import ALIASES, read_config
+from .estimate.config import ALIASES, read_config
 from .flags import Settings
 from .recipe import REPOSITORY
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import UserError
-from .shape import ALIASES, Family, ModelShape, _windows
+from .config import ALIASES, _windows
+from .shape import Family, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")

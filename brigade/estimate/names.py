@@ -6,7 +6,8 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..recipe import REPOSITORY
-from .shape import FAMILIES, ModelShape, read_config, shape_of
+from .config import read_config, shape_of
+from .shape import FAMILIES, ModelShape
 
 RECIPES = REPOSITORY / "recipes"
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
+from brigade.estimate.config import shape_of
 from brigade.estimate.estimate import estimate
 from brigade.estimate.hardware import catalogue, gpu
 from brigade.estimate.host import host
@@ -16,7 +17,7 @@ from brigade.estimate.layer import FUSED
 from brigade.estimate.links import hold_name, links, node_gbit
 from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, stage_layers
 from brigade.estimate.names import named_shape
-from brigade.estimate.shape import FAMILIES, ModelShape, shape_of
+from brigade.estimate.shape import FAMILIES, ModelShape
 from brigade.estimate.states import model_states
 
 ROOT = Path(__file__).parents[2]
