@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import UserError
-from .config import ALIASES, _windows
+from .config import ALIASES, windows
 from .shape import Family, ModelShape
 from .trace import remembered
 
@@ -89,7 +89,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
                   if isinstance(module, torch.nn.Embedding)}  # fmt: skip
     norms = [(n, m) for n, m in layers[0].named_modules() if "Norm" in type(m).__name__ and hasattr(m, "weight")]
     layer_norm = any(isinstance(module, torch.nn.LayerNorm) for _, module in norms)
-    window, windowed = _windows(text.to_dict(), len(layers))
+    window, windowed = windows(text.to_dict(), len(layers))
     shared = max((one["shared"] for one in moe), default=0)
     return MeasuredShape(
         kind, len(layers), hidden, ffn, heads, _key_value_heads(layers[-1], heads, head_dim), head_dim, number("vocab_size"),

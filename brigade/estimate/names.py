@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..recipe import REPOSITORY
-from .config import read_config, shape_of
+from .config import kind_of, read_config, shape_of
 from .shape import FAMILIES, ModelShape
 
 RECIPES = REPOSITORY / "recipes"
@@ -66,7 +66,7 @@ def named_shape(name: str) -> ModelShape:
 
 def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
     """shape_of, or for an architecture that FAMILIES lacks the model's own dimensions."""
-    if (config.get("text_config") or config).get("model_type", config.get("model_type")) in FAMILIES:
+    if kind_of(config, place)[0] in FAMILIES:
         return shape_of(config, place, name)
     from .measured import shape_from_model
 

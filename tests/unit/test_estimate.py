@@ -16,7 +16,7 @@ from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.links import hold_name, links, node_gbit
 from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, stage_layers
-from brigade.estimate.names import named_shape
+from brigade.estimate.names import described, named_shape
 from brigade.estimate.shape import FAMILIES, ModelShape
 from brigade.estimate.states import model_states
 
@@ -60,6 +60,48 @@ def test_a_size_that_is_none(value):
     with pytest.raises(UserError) as error:
         shape_of(CONFIG | {"hidden_size": value}, "config.json")
     assert repr(value) in error.value.problem
+
+
+MOE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SEEING = CONFIG | {"vision_config": dict.fromkeys(("hidden_size", "intermediate_size", "patch_size", "image_size",
+                                                   "num_hidden_layers"), 16)}  # fmt: skip
+
+
+@pytest.mark.parametrize("config, said", [
+    (CONFIG | {"text_config": [1]}, "text_config"), (CONFIG | {"model_type": None}, "model_type"),
+    (CONFIG | {"model_type": [1]}, "is no name"), (CONFIG | {"num_key_value_heads": 3}, "do not divide 4 attention heads"),
+    (CONFIG | {"num_attention_heads": 5}, "do not divide the width 64"), (MOE | {"num_experts_per_tok": 5}, "more than the 4"),
+    (MOE | {"decoder_sparse_step": "x"}, "decoder_sparse_step"), (MOE | {"mlp_only_layers": 5}, "mlp_only_layers"),
+    (MOE | {"mlp_only_layers": [[]]}, "mlp_only_layers"), (CONFIG | {"sliding_window": "x"}, "sliding_window"),
+    (CONFIG | {"sliding_window": 8, "layer_types": ["sliding_attention"]}, "has 1 entries, and the model 2 layers"),
+    (CONFIG | {"sliding_window": 8, "layer_types": 2}, "is int, not a list"), (CONFIG | {"vision_config": [1]}, "vision_config"),
+    (SEEING | {"vision_config": {"hidden_size": 8, "intermediate_size": 8}}, "patch_size"),
+    (CONFIG | {"vocab_size": 10**12}, "above"),
+    (CONFIG | {"num_hidden_layers": 10**6}, "more than any"), (MOE | {"shared_expert_intermediate_size": "x"}, "shared_expert"),
+])  # fmt: skip
+def test_a_config_that_contradicts_itself(config, said):
+    assert shape_of(CONFIG, "") and shape_of(MOE, "") and shape_of(SEEING, "").other
+    with pytest.raises(UserError) as error:
+        described(config, "config.json")
+    assert said in str(error.value)
+
+
+THINGS = st.one_of(st.none(), st.booleans(), st.integers(-2, 40), st.integers(), st.floats(), st.text(max_size=5),
+                   st.lists(st.one_of(st.integers(0, 3), st.text(max_size=3), st.lists(st.none())), max_size=3),
+                   st.dictionaries(st.sampled_from(["hidden_size", "model_type", "patch_size"]), st.integers(0, 9)))  # fmt: skip
+KEYS = ("model_type", "text_config", "vision_config", "sliding_window", "layer_types", "sliding_window_pattern", "head_dim",
+        "use_sliding_window", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "tie_word_embeddings",
+        "num_key_value_heads", "attention_bias", "num_local_experts", "n_layer", "_name_or_path", *MOE)  # fmt: skip
+
+
+@given(st.sampled_from([CONFIG, MOE, SEEING]), st.dictionaries(st.sampled_from(KEYS), THINGS, min_size=1, max_size=3))
+def test_a_config_of_anything_is_a_shape_or_a_clear_error(config, changes):
+    try:
+        found = estimate(Job(shape_of(config | changes, "config.json"), 128))
+    except UserError as error:
+        assert len(str(error).splitlines()) == 3
+    else:
+        assert found.memory.allocated > 0 and found.time.total > 0
 
 
 def test_sliding_windows_shorten_what_a_token_sees():
