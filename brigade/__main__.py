@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from .errors import UserError
+from .errors import UserError, did_you_mean
 
 VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
@@ -38,10 +38,10 @@ def main(argv: list[str] | None = None) -> int:
                     verb_parser.format_usage().removeprefix("usage: ").strip() + " [flags of train.py ...]"
                 )
     options, rest = parser.parse_known_args(words)
-    if rest and not passes_on:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
+        if rest and not passes_on:
+            raise _unknown(rest, verbs.choices[options.verb])
         return importlib.import_module(f"brigade.commands.{VERBS[options.verb][0]}").run(options)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -49,6 +49,17 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has read enough: `python -m brigade plan ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
         return 1  # as rich does
+
+
+def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
+    """Of words that the verb's parser did not take."""
+    flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
+    if not flag:
+        return UserError(
+            "command line", f"{' '.join(rest)!r}: there are more words than it takes", f"see {parser.prog} --help"
+        )
+    known = [name for action in parser._actions for name in action.option_strings]
+    return UserError(f"flag {flag}", "there is no such flag", did_you_mean(flag, known))
 
 
 if __name__ == "__main__":
