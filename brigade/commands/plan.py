@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..estimate import calibration
 from ..terminal import console
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", help="a recipe's folder, a folder or file with a config.json, or a name on the Hub"
+        "model",
+        nargs="?",
+        help="a recipe's folder, a folder or file with a config.json, or a name on the Hub",
     )
     where = parser.add_argument_group("cluster")
     where.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax")
@@ -35,7 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_length", type=int, default=4096, metavar="TOKENS", help="of a sequence, packed full (default: 4096)"
     )
     what.add_argument(
-        "--global_batch_size", type=int, metavar="N", help="sequences per step (default: 128, or one per GPU)"
+        "--global_batch_size",
+        type=int,
+        metavar="N",
+        help="sequences per step (default: 128 or more that divide over the GPUs)",
+    )
+    what.add_argument(
+        "--strategy",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="search among these: ddp, zero1, zero3_hpz, fsdp2, hsdp, ...",
+    )
+    what.add_argument(
+        "--micro_batch", type=int, metavar="N", help="sequences per GPU and micro-step (default: the best)"
+    )
+    what.add_argument(
+        "--optim", default="adamw_torch_fused", metavar="NAME", help="as a recipe's optim: adamw_8bit, sgd, ..."
     )
     what.add_argument(
         "--trace", action="store_true", help="activations and logits from a trace of the model's own code"
@@ -152,13 +170,16 @@ def _headers(check: bool) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-
     from ..estimate import search, show
 
     cluster = _cluster(options)
     wanted = _wanted(options, cluster.gpus)
     traces = show.tracer(options.model) if options.trace else search.by_formula
     ranked = search.candidates(wanted, cluster, traces)
+    if not ranked:
+        names = " or ".join(choice.name for choice in wanted.choices)
+        raise UserError("flag --strategy", f"{names} has nothing to divide over {cluster.nodes} x {cluster.node_size} GPUs",
+                        "name another strategy, micro-batch or hostfile")  # fmt: skip
     if options.plot:
         from ..estimate import plot
 
@@ -204,13 +225,24 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
 
 
 def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
+    from typing import get_args
+
     from ..estimate.names import named_shape
     from ..estimate.recipe import source_of, trained_parameters
-    from ..estimate.search import Wanted
+    from ..estimate.search import MICRO_BATCHES, Wanted
+    from ..estimate.strategies import named
+    from ..schema import TrainingSection
 
     shape = named_shape(options.model)
-    batch = options.global_batch_size if options.global_batch_size is not None else max(128, gpus)
-    sizes = {"max_length": options.max_length, "lora_r": options.lora_r, "global_batch_size": batch}
+    micro = 1 if options.micro_batch is None else options.micro_batch
+    least = max(1, gpus * micro)  # of which a batch is a multiple
+    batch = options.global_batch_size if options.global_batch_size is not None else -(-max(128, least) // least) * least
+    sizes = {
+        "max_length": options.max_length,
+        "lora_r": options.lora_r,
+        "global_batch_size": batch,
+        "micro_batch": micro,
+    }
     for flag, size in sizes.items():
         if size < 1:
             raise UserError(f"flag --{flag}", f"{size} is not a whole number above 0", "give at least 1")
@@ -222,5 +254,14 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     trained = trained_parameters(shape, options.method, options.lora_r, whole)
     if not 0 <= options.margin < 1:
         raise UserError("flag --margin", f"{options.margin} is no share of a GPU", "give at least 0 and less than 1")
-    kernels = "Liger" if options.liger else "torch"
-    return Wanted(shape, options.max_length, batch, options.method, trained, kernels=kernels, margin=options.margin)
+    if options.micro_batch and batch % least and batch % gpus == 0:
+        raise UserError("flag --micro_batch", f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}",
+                        f"use --global_batch_size {-(-batch // least) * least}")  # fmt: skip
+    known = get_args(TrainingSection.model_fields["optim"].annotation)
+    if options.optim not in known:
+        raise UserError(
+            "flag --optim", f"{options.optim!r} is none that train.py runs", did_you_mean(options.optim, known)
+        )
+    return Wanted(shape, options.max_length, batch, options.method, trained, kernels="Liger" if options.liger else "torch",
+                  margin=options.margin, choices=named(options.strategy, options.optim), optimizer=options.optim,
+                  micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES)  # fmt: skip

@@ -56,6 +56,7 @@ class Wanted:
     """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
 
     trained: adapters' parameters, 0 for all weights; kernels: a key of KERNELS; margin: share of each card to leave free
+    choices, micro_batches, optimizer: what the search is among
     """
 
     shape: ModelShape
@@ -66,6 +67,9 @@ class Wanted:
     attended: float = 0
     kernels: str = "torch"
     margin: float = 0.05
+    choices: tuple[Choice, ...] = CHOICES
+    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    optimizer: str = "adamw_torch_fused"
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[Job]:
     tensor, expert, context = (node if choice.inside == kind else 1 for kind in ("tensor", "expert", "context"))
     stages = cluster.nodes if choice.pipeline else 1
     data = cluster.gpus // tensor // context // stages
-    for micro in MICRO_BATCHES:
+    for micro in wanted.micro_batches:
         if wanted.batch % (micro * data):
             continue
         for checkpointing in ("none", "full"):
@@ -106,7 +110,7 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[Job]:
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
-                trained=wanted.trained, gpu=cluster.gpu, node_size=node, link=cluster.link,
+                trained=wanted.trained, optimizer=wanted.optimizer, gpu=cluster.gpu, node_size=node, link=cluster.link,
             )  # fmt: skip
 
 
@@ -157,7 +161,7 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
             "global batch", f"{wanted.batch} sequences do not divide over {cluster.gpus} GPUs", f"use {near}"
         )
     best = []
-    for choice in CHOICES:
+    for choice in wanted.choices:
         if not possible(wanted.shape, cluster, choice):
             continue
         why = trap(wanted.shape, choice)
@@ -171,6 +175,8 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
             )
             for job in jobs(wanted, cluster, choice)
         ]
+        if not found:  # no micro-batch that was asked for divides the batch
+            continue
         fitting = [candidate for candidate in found if candidate.fits]
         fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
         best.append(

@@ -1,6 +1,10 @@
 """The strategies that train.py runs, as the planner sees them: what they shard, what they offload, and which file names them."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from ..errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,12 @@ class Choice:
     pipeline: bool = False
 
     @property
+    def key(self) -> str:
+        """As a flag names it: its file's name without the ending, as in a run's directory, or the name in small letters."""
+        file = self.file.rpartition("/")[2].removesuffix(".json")
+        return file or "_".join(re.findall(r"[a-z0-9]+", self.name.lower()))
+
+    @property
     def only(self) -> bool:
         """Estimated, but not run by train.py."""
         return bool(self.inside) or self.pipeline
@@ -47,3 +57,27 @@ CHOICES = (
     Choice("CP x FSDP2", "fsdp2", 3, "", 9, inside="context"),
     Choice("TP x PP x ZeRO-1", "megatron", 1, "", 9, inside="tensor", pipeline=True),
 )  # fmt: skip
+
+
+def takes(choice: Choice, optimizer: str) -> bool:
+    """Whether train.py runs that optimizer under it (strategy/__init__.py): some need whole parameters, some know no DTensors."""
+    if choice.engine == "zero":
+        return optimizer not in ("lamb", "lars")
+    return not (choice.engine == "fsdp2" and optimizer.endswith("8bit"))
+
+
+def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
+    """The strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all, less those without that optimizer.
+
+    Raises UserError for an unknown name, or where none is left.
+    """
+    keys = {name.lower(): choice for choice in CHOICES for name in (choice.key, choice.name, choice.file or choice.key)}
+    words = list(words)
+    if unknown := [word for word in words if word.lower() not in keys]:
+        raise UserError("flag --strategy", f"{unknown[0]!r} is none",
+                        did_you_mean(unknown[0], [choice.key for choice in CHOICES]))  # fmt: skip
+    asked = [keys[word.lower()] for word in words] or CHOICES
+    if found := tuple(dict.fromkeys(choice for choice in asked if takes(choice, optimizer))):
+        return found
+    raise UserError("flag --optim", f"train.py does not run {optimizer} under {' or '.join(choice.name for choice in asked)}",
+                    "use adamw_torch_fused, or another strategy")  # fmt: skip

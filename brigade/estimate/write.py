@@ -67,6 +67,7 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
         "per_device_train_batch_size": job.micro_batch,
         "per_device_eval_batch_size": job.micro_batch,
         "num_train_epochs": 1,
+        **({"optim": job.optimizer} if job.optimizer != Job.optimizer else {}),
         "learning_rate": rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,

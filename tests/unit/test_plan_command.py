@@ -1,10 +1,15 @@
 """`python -m brigade plan`: what its flags ask for, and what it says of those it does not know."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from brigade.__main__ import main
+from brigade.estimate.strategies import CHOICES, named
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +29,75 @@ def plan(capsys, *words):
     (["qwen3-8b", "--metod", "lora"], "did you mean '--method'?"), (["qwen3-8b", "--metod=lora"], "did you mean '--method'?"),
     (["a", "b", "c"], "'b c': there are more words"), (["qwen3-8b", "--gpu", "H100", "--network", "foo"], "states no rate"),
     (["qwen3-8b", "--gpu", "H100", "--network", "0 Gb/s"], "is no rate"),
+    (["qwen3-8b", "--gpu", "H100", "--strategy", "zreo3"], "did you mean 'zero3'?"),
+    (["qwen3-8b", "--gpu", "H100", "--strategy", "hsdp"], "nothing to divide over 1 x 1 GPUs"),
+    (["qwen3-8b", "--gpu", "H100", "--micro_batch", "0"], "0 is not a whole number above 0"),
+    (["qwen3-8b", "--gpu", "H100", "--micro_batch", "3", "--global_batch_size", "8"], "use --global_batch_size 9"),
+    (["qwen3-8b", "--gpu", "H100", "--optim", "adamw_8bti"], "did you mean 'adamw_8bit'?"),
+    (["qwen3-8b", "--gpu", "H100", "--optim", "lamb", "--strategy", "zero2"], "does not run lamb under ZeRO-2"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(capsys, words, said):
     code, text = plan(capsys, *words)
     assert code == 2 and said in text and "cure:" in text
+
+
+def test_the_usual_batch_divides_over_any_cluster(capsys, tmp_path):
+    (tmp_path / "3x8").write_text("".join(f"{host} slots=8\n" for host in "abc"))
+    words = ["qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "3x8"]
+    for more, batch in (([], 144), (["--micro_batch", 4], 192), (["--global_batch_size", 48], 48)):
+        code, text = plan(capsys, *words, *more)
+        assert code == 0 and f"{batch} x 4,096 tokens" in text
+    code, text = plan(capsys, *words, "--global_batch_size", 128)
+    assert code == 2 and "128 sequences do not divide over 24 GPUs" in text
+
+
+def test_a_search_among_what_is_asked_for(capsys, tmp_path):
+    words = ["qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/2x8"]
+    code, text = plan(
+        capsys,
+        *words,
+        "--strategy",
+        "zero3",
+        "ZeRO-2",
+        "--micro_batch",
+        2,
+        "--optim",
+        "adamw_8bit",
+        "--write",
+        tmp_path,
+    )
+    rows = [line.split("│")[1:3] for line in text.splitlines() if line.startswith("│")]
+    assert code == 0 and sorted((name.strip(), size.strip()) for name, size in rows) == [
+        ("ZeRO-2", "2"),
+        ("ZeRO-3", "2"),
+    ]
+    written = yaml.safe_load((tmp_path / "full.yaml").read_text())
+    assert written["training"]["optim"] == "adamw_8bit" and written["training"]["per_device_train_batch_size"] == 2
+    assert [choice.name for choice in named([], "lamb")] == [
+        "DDP",
+        "FSDP2",
+        "HSDP",
+        *(c.name for c in CHOICES if c.only),
+    ]
+    assert all(named([name], "sgd") == (choice,) for choice in CHOICES for name in (choice.key, choice.name))
+    files = {path.stem for path in ROOT.glob("ds_configs/*.json")}
+    assert {choice.key for choice in CHOICES if choice.file.endswith("json")} < files
+
+
+def test_eight_bit_moments_take_less(capsys):
+    found = []
+    for optim in ("adamw_torch", "adamw_8bit"):
+        words = ["qwen3-0.6b", "--gpu", "H200", "--micro_batch", 1, "--strategy", "ddp", "--optim", optim]
+        found.append(float(re.search(r"memory +([\d.]+) GiB", plan(capsys, *words)[1])[1]))
+    assert found[0] - found[1] == pytest.approx(6 * 0.596e9 / 2**30 * 1.04, abs=0.11)
+
+
+def test_help_comes_at_once():
+    """In half a second, of which these modules would take more."""
+    heavy = "import sys; from brigade.__main__ import main\ntry: main(['plan', '--help'])\nexcept SystemExit: pass\n"
+    told = subprocess.run(
+        [sys.executable, "-c", heavy + "print(*sys.modules, file=sys.stderr)"], capture_output=True, text=True
+    )
+    assert "--micro_batch" in told.stdout and not {"torch", "transformers", "numpy", "matplotlib"} & set(
+        told.stderr.split()
+    )
