@@ -13,11 +13,26 @@ if TYPE_CHECKING:
     from ..estimate.search import Cluster, Wanted
 
 
+# What a recipe says itself, and what becomes of a search: no flags beside a recipe's file.
+OF_SEARCH = (
+    "method",
+    "lora_r",
+    "max_length",
+    "global_batch_size",
+    "strategy",
+    "micro_batch",
+    "optim",
+    "liger",
+    "write",
+    "plot",
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        help="a recipe's folder, a folder or file with a config.json, or a name on the Hub",
+        help="a recipe's folder, a folder or file with a config.json, or a name on the Hub; a recipe's .yaml is planned as it is",
     )
     where = parser.add_argument_group("cluster")
     where.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax")
@@ -115,6 +130,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.model:
         example = "python -m brigade plan recipes/qwen3-8b --hostfile hostfiles/2x8 --gpu 'H100 80GB'"
         raise UserError("plan", "no model is named", example)
+    if options.model.endswith((".yaml", ".yml")):
+        return _recipe(options)
     return _choose(options)
 
 
@@ -166,6 +183,21 @@ def _headers(check: bool) -> int:
         or "All headers are up to date."
     )
     return 1 if check and changed else 0
+
+
+def _recipe(options: argparse.Namespace) -> int:
+    """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
+    from ..estimate.as_it_is import show_recipe
+    from ..estimate.links import hold_name
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    if beside := [name for name in OF_SEARCH if getattr(options, name) != parser.get_default(name)]:
+        said = f"{options.model} is estimated as it is"
+        raise UserError(f"flag --{beside[0]}", said, "leave it out, or name the model instead")
+    hold_name(options.network, "flag --network")
+    cluster = {name: getattr(options, name) for name in ("hostfile", "gpu") if getattr(options, name)}
+    return show_recipe(options.model, cluster, options.network, options.trace, options.margin)
 
 
 def _choose(options: argparse.Namespace) -> int:

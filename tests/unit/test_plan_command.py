@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
+from brigade.estimate import header
 from brigade.estimate.strategies import CHOICES, named
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,8 @@ def plan(capsys, *words):
     (["qwen3-8b", "--gpu", "H100", "--micro_batch", "3", "--global_batch_size", "8"], "use --global_batch_size 9"),
     (["qwen3-8b", "--gpu", "H100", "--optim", "adamw_8bti"], "did you mean 'adamw_8bit'?"),
     (["qwen3-8b", "--gpu", "H100", "--optim", "lamb", "--strategy", "zero2"], "does not run lamb under ZeRO-2"),
+    (["recipes/qwen3-8b/none.yaml"], "there is no recipe"), (["recipes/tiny/full.yaml"], "this run computes in fp32"),
+    (["recipes/llama-3.1-8b/full.yaml", "--method", "lora"], "flag --method"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(capsys, words, said):
     code, text = plan(capsys, *words)
@@ -90,6 +93,16 @@ def test_eight_bit_moments_take_less(capsys):
         words = ["qwen3-0.6b", "--gpu", "H200", "--micro_batch", 1, "--strategy", "ddp", "--optim", optim]
         found.append(float(re.search(r"memory +([\d.]+) GiB", plan(capsys, *words)[1])[1]))
     assert found[0] - found[1] == pytest.approx(6 * 0.596e9 / 2**30 * 1.04, abs=0.11)
+
+
+def test_a_recipe_is_planned_as_it_is(capsys):
+    path = "recipes/llama-3.1-8b/full.yaml"
+    planned = header.load(Path(path))
+    code, text = plan(capsys, path)
+    assert code == 0 and f"memory   {planned.estimate.device_gib:.1f} GiB" in text and "verdict  it fits" in text
+    assert f"{planned.estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" in text
+    code, text = plan(capsys, path, "--gpu", "L40S")
+    assert code == 1 and "1 x 8 L40S" in text and "it does not fit:" in text
 
 
 def test_help_comes_at_once():
