@@ -164,6 +164,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     stage = column if column >= 0 and traits["engine"] != "ddp" else stage
     if match := re.search(r"FSDP=(\d+)", row["strategy"]):
         stage = 3 if int(match[1]) > 1 else stage
+    if traits["engine"] == "megatron-2022" and stage >= 2:
+        traits["engine"] = "zero"
     precision, optimizer = precision_of(row), optimizer_of(row)
     if precision == "pure" and not native:
         if traits["engine"] == "zero":
@@ -189,17 +191,14 @@ def job_of_row(row: Mapping[str, str]) -> Job:
             f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
         )
     node = min(8, gpus)
-    cumulative, method = (
-        "torchtune" in framework,
-        method_of(row),
-    )  # torchtune's rows are a ladder: each adds to those above it
-    if (cumulative and "+packed" not in kernels) or "lora" in kernels:
+    # torchtune's ladder: each of its rows adds to those above it
+    cumulative, method = "ladder" in row.get("notes", "").lower(), method_of(row)
+    if cumulative and ("lora" in kernels or "+packed" not in kernels):
         traits["kernels"] = FUSED
-        if loss != "fused":
-            loss = "compiled" if "compile" in kernels and "lora" not in kernels else "chunked"
+        loss = "compiled" if "compile" in kernels and "lora" not in kernels else "chunked"
     if method != "full":
         traits |= {"method": method, "trained": lora_parameters(shape, *adapters_of(row))}
-    if (cumulative and "optimizer-in-bwd" in kernels) or "in backward" in row.get("optimizer", "") or offloaded:
+    if re.search(r"in.backward|in.bwd", told(row, "optimizer", "kernels")) or (cumulative and offloaded):
         traits["step_in_backward"] = True
     expert = size(row, "ep", 1)
     if expert > 1 and (not shape.experts or shape.experts % expert):

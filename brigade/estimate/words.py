@@ -79,8 +79,9 @@ SHARDED = r"fsdp|full.?shard|shard.?grad.?op|hsdp|hybrid.?shard"
 
 
 def told(row: Mapping[str, str], *columns: str) -> str:
-    """The columns in small letters, without what they say is not there (`no offload`)."""
+    """The columns in small letters, without what they say is not there (`no offload`, `compile: off`)."""
     text = " ; ".join((row.get(column) or "").strip().lower() for column in columns)
+    text = re.sub(r"[\w.-]+( offload)? ?[:=]? ?\b(false|off|disabled)\b", "", text)
     return re.sub(r"\b(no|without|w/o)[ -]+(cpu |activation |gradient |torch\.)?[\w.-]+", "", text).strip(" ;")
 
 
@@ -180,4 +181,5 @@ def offload_of(row: Mapping[str, str], engine: str) -> str:
         raise Inexpressible(f"offload without DeepSpeed is not modelled (engine {engine})")
     if "nvme" in text or "infinity" in text:
         return "nvme"
-    return "all" if "param" in text or "offload all" in text else "optimizer"
+    # Lightning's and LLaMA-Factory's names for both: deepspeed_stage_3_offload, ds_z3_offload.
+    return "all" if re.search(r"param|offload[_ ]all|(stage_|z)3_offload", text) else "optimizer"

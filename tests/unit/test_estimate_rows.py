@@ -105,6 +105,8 @@ def why(**changes):
     ("FSDP2", "3", "TRL", ("fsdp2", 3, "")), ("FULL_SHARD", "3", "LitGPT", ("fsdp-bf16", 3, "")),
     ("FSDP SHARD_GRAD_OP", "", "Accelerate", ("fsdp-bf16", 2, "")), ("DDP", "", "torchtitan", ("ddp", 0, "")),
     ("DDP", "", "Lightning", ("ddp", 0, "")),
+    ("deepspeed_stage_3_offload", "", "Lightning", ("zero", 3, "all")), ("FSDP2, CPU offload off", "", "TRL", ("fsdp2", 3, "")),
+    ("ZeRO-3", "3", "Megatron-DeepSpeed", ("zero", 3, "")), ("ZeRO-1", "1", "Megatron-DeepSpeed", ("megatron-2022", 1, "")),
     ("3D", "", "NeMo 2.0", ("megatron", 1, "")), ("FSDP", "", "torchtune", ("pure", 3, "")),
 ])  # fmt: skip
 def test_a_strategy_in_any_spelling(strategy, zero, framework, wanted):
