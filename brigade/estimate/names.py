@@ -31,11 +31,14 @@ def config_of(name: str) -> Path:
     Raises UserError where there is none, or the Hub cannot be asked.
     """
     path = Path(name).expanduser()
-    for candidate in (path, RECIPES / name):
-        if candidate.is_file():
-            return candidate
-        if (candidate / "config.json").is_file():
-            return candidate / "config.json"
+    try:
+        for candidate in (path, RECIPES / name):
+            if candidate.is_file():
+                return candidate
+            if (candidate / "config.json").is_file():
+                return candidate / "config.json"
+    except OSError as error:
+        raise UserError(f"model {name[:60]!r}", f"it cannot be looked up: {error.strerror}", "check the name") from None
     if known := known_config(name.rpartition("/")[2]):
         return known
     if "/" not in name:  # the Hub's names have an owner's before them

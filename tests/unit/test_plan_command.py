@@ -28,6 +28,7 @@ def plan(capsys, *words):
 
 @pytest.mark.parametrize("words, said", [
     (["qwen3-8b", "--metod", "lora"], "did you mean '--method'?"), (["qwen3-8b", "--metod=lora"], "did you mean '--method'?"),
+    (["x" * 5000, "--gpu", "H100"], "File name too long"),
     (["a", "b", "c"], "'b c': there are more words"), (["qwen3-8b", "--gpu", "H100", "--network", "foo"], "states no rate"),
     (["qwen3-8b", "--gpu", "H100", "--network", "0 Gb/s"], "is no rate"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "zreo3"], "did you mean 'zero3'?"),
