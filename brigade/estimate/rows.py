@@ -96,7 +96,10 @@ def shape_of_row(row: Mapping[str, str]) -> ModelShape:
     usual is more than 1 % off.
     """
     name, wide = row["model"], (row.get("hidden") or "").strip()
-    known = known_shape(name)
+    plain = re.sub(
+        r"[- ](instruct|chat|base|it|hf)$", "", re.sub(r"^meta-", "", name.rpartition("/")[2], flags=re.I), flags=re.I
+    )
+    known = next(filter(None, map(known_shape, (name, plain, f"{plain}-it"))), None)
     if known and (
         not wide or (integer(row, "hidden"), integer(row, "layers", known.layers)) == (known.hidden, known.layers)
     ):

@@ -211,6 +211,8 @@ def test_a_model_is_what_its_parameters_say():
     mixtral = made(model="Mixtral-8x7B", params_b="46.7", vocab="32000").shape
     assert (mixtral.experts, mixtral.top_k, round(mixtral.parameters / 1e9, 1)) == (8, 2, 46.7)
     assert "mixture of experts" in why(model="some-moe", params_b="46.7")
+    for name in ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B-Base", "gemma3-27b", "gpt oss 20b"):
+        assert made(model=name, hidden="", params_b="").shape.parameters > 7e9
     assert made(model="Llama-3.1-8B").shape.head_dim == 128 and "does not give" in why(model="Llama-9", hidden="")
 
 
