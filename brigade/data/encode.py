@@ -54,20 +54,6 @@ class Encoded:
     after: Any = None
 
 
-_machine: "Machine"
-
-
-def set_up(encoder: Encoder) -> None:
-    """Make this process ready for encode_chunk (a pool's initializer)."""
-    global _machine
-    _machine = Machine(encoder)
-
-
-def encode_chunk(job: tuple[Chunk, dict[str, str]]) -> Encoded:
-    chunk, columns = job
-    return _machine.encode(chunk, columns)
-
-
 class Machine:
     """An Encoder with its tokenizer and template loaded."""
 

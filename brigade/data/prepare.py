@@ -5,8 +5,8 @@ makes a new cache, changing none reads the old one.
 """
 
 import hashlib
+import itertools
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..flags import Settings
-from . import cache, chat_template, encode, mixing, packing, sources, stream
+from . import cache, chat_template, encode, mixing, packing, sources, stream, workers
 from .rows import Rows
 from .store import Samples, Writer
 
@@ -210,11 +210,4 @@ def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, proces
         yield from (machine.encode(*job) for job in first)
         yield from (machine.encode(*job) for job in jobs)
         return
-    # Forked, not spawned: a child shares what is loaded. It uses the Rust tokenizer and Jinja alone.
-    with multiprocessing.get_context("fork").Pool(processes, encode.set_up, (encoder,)) as pool:
-        yield from pool.imap(encode.encode_chunk, _chain(first, jobs))
-
-
-def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
-    yield from first
-    yield from rest
+    yield from workers.encoded(itertools.chain(first, jobs), encoder, processes, rows.place)

@@ -1,0 +1,140 @@
+"""The processes that tokenise: in order, not far ahead, and gone with whoever asked, however that ends."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from brigade.data import builtin, encode, workers
+from brigade.data.cache import cache_directory
+from brigade.recipe import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    tokenizer = builtin.ensure(cache_directory()).tokenizer / "tokenizer.json"
+    return encode.Encoder(tokenizer.read_text(), "", None, {}, None, 64, True)
+
+
+@pytest.fixture(autouse=True)
+def serial(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as train.py does: this process may have tokenised before
+
+
+@dataclass(frozen=True)
+class Text:
+    """A chunk of one text; kills: the signal that ends the process that reads it."""
+
+    number: int
+    kills: int = 0
+    size: int = 1
+    after: None = None
+
+    def place(self, number):
+        return f"chunk {self.number}"
+
+    def rows(self):
+        if self.kills:
+            os.kill(os.getpid(), self.kills)
+        time.sleep(0.002 * (self.number % 3))
+        yield 0, {"text": f"text {self.number}"}
+
+
+def jobs(*chunks):
+    return ((chunk, {}) for chunk in chunks)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children():
+    return {child.pid for child in multiprocessing.active_children()}
+
+
+def test_in_order_and_only_a_few_chunks_are_read_ahead(encoder):
+    taken = []
+
+    def watched():
+        for number in range(200):
+            taken.append(number)
+            yield Text(number), {}
+
+    done = 0
+    for number, part in enumerate(workers.encoded(watched(), encoder, 2, "here")):
+        assert part.rows == 1 and part.lengths[0] == len(part.tokens)
+        done = number + 1
+        assert len(taken) <= done + 2 * workers.AHEAD
+    assert done == 200
+
+
+@pytest.mark.parametrize("at", [0, 5, 30])
+def test_a_killed_process_ends_the_run_with_the_cause_and_the_cure(encoder, mistake, at):
+    chunks = [Text(number, signal.SIGKILL if number == at else 0) for number in range(31)]
+    before, began = children(), time.monotonic()
+    watchdog = threading.Timer(30, os.kill, (os.getpid(), signal.SIGALRM))  # a hang ends the tests
+    watchdog.start()
+    try:
+        message = mistake(lambda: list(workers.encoded(jobs(*chunks), encoder, 3, "a.jsonl")))
+    finally:
+        watchdog.cancel()
+    assert time.monotonic() - began < 20
+    assert "a.jsonl" in message and "killed" in message and "memory" in message
+    assert "dataset_num_proc" in message.splitlines()[-1]
+    assert children() <= before
+
+
+def test_who_stops_reading_leaves_no_process(encoder):
+    before = children()
+    found = workers.encoded(jobs(*map(Text, range(500))), encoder, 2, "here")
+    next(found)
+    assert len(children() - before) == 2
+    found.close()
+    assert children() <= before
+
+
+# A run that prints its workers' process ids, and is in the middle of its chunks then.
+RUN = """
+import multiprocessing, sys
+from tests.unit import test_workers as here
+from brigade.data import encode, workers
+tokenizer = open(sys.argv[1]).read()
+encoder = encode.Encoder(tokenizer, "", None, {}, None, 64, True)
+for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6))), encoder, 2, "here")):
+    if number == 20:
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent, whole_group", [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False),
+                                               (signal.SIGKILL, False)])  # fmt: skip
+def test_no_process_outlives_the_run(sent, whole_group):
+    """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""
+    tokenizer = builtin.ensure(cache_directory()).tokenizer / "tokenizer.json"
+    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(tokenizer)], cwd=REPOSITORY, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    try:
+        pids = [int(word) for word in run.stdout.readline().split()]
+        assert len(pids) == 2
+        (os.killpg if whole_group else os.kill)(run.pid, sent)
+        error = run.communicate(timeout=20)[1]  # ends when all that hold the pipe have ended
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == -sent
+    assert error.count("Traceback") == (sent == signal.SIGINT), "the workers say nothing of their own"
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
