@@ -308,6 +308,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **adapters.described(run.settings.recipe.model, trainer.model),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
+        **({"chat template": report.standing_in(data)} if data.stands_in else {}),
         "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.name} (from {strategy.source})",

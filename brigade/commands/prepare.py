@@ -29,6 +29,8 @@ def run(options: argparse.Namespace) -> int:
     prepared = prepare(settings, tokenizer)
     out = console()
     out.print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch), markup=False)
+    if prepared.stands_in:
+        print(f"chat template: {report.standing_in(prepared)}")
     out.print(report.sample(prepared, tokenizer))
     folder = cache.cache_directory() / "prepared" / prepared.fingerprint
     size = sum(path.stat().st_size for path in folder.iterdir())

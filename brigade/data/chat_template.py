@@ -1,5 +1,8 @@
 """Which chat template a run uses: one with generation marks, for they say which tokens are the assistant's."""
 
+import copy
+import itertools
+import json
 import re
 import time
 from contextlib import suppress
@@ -20,18 +23,49 @@ _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # add_generation_prompt). Where it refuses instead, it loses nothing.
 TOOL = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {
     "type": "object", "properties": {"x": {"type": "string", "description": "X."}}, "required": ["x"]}}}  # fmt: skip
-PROBES: list[tuple[list[dict[str, str]], list[Any] | None, bool]] = [
-    ([{"role": "user", "content": " Hello.\n"}, {"role": "assistant", "content": "Hi!"},
-      {"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Fine."}], None, False),
-    ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"},
-      {"role": "assistant", "content": "2"}], None, False),
-    ([{"role": "user", "content": "Go on"}], None, True),
-    ([{"role": "user", "content": "Go on"}], [TOOL], True),
+ASKED, THOUGHT = {"role": "user", "content": "Go on"}, {"reasoning_content": "\nHm.\nSo be it.\n"}
+
+
+def _calls(*numbers: int) -> dict[str, Any]:
+    """Tool calls whose ids are of the nine letters and digits that Mistral's templates ask for."""
+    return {"tool_calls": [{"type": "function", "id": f"call0000{n}", "function": {"name": "f", "arguments": {"x": f"y{n}"}}}
+                           for n in numbers]}  # fmt: skip
+
+
+def _answer(number: int) -> dict[str, Any]:
+    return {"role": "tool", "name": "f", "tool_call_id": f"call0000{number}", "content": f"z{number}"}
+
+
+def _says(content: str, *more: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": content} | {key: value for part in more for key, value in part.items()}
+
+
+PROBES: list[tuple[list[dict[str, Any]], list[Any] | None, bool]] = [
+    ([{"role": "user", "content": " Hello.\n"}, _says("Hi!"), {"role": "user", "content": "How are you?"}, _says("Fine.")],
+     None, False),
+    ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}, _says("2")], None, False),
+    ([ASKED], None, True),
+    ([ASKED], [TOOL], True),
+    ([{"role": "system", "content": "Be brief."}, ASKED, _says("Done.")], [TOOL], False),
+    ([ASKED, _says("", _calls(1))], [TOOL], False),
+    ([ASKED, _says("", _calls(1)), _answer(1)], [TOOL], True),
+    ([ASKED, _says("", _calls(1)), _answer(1), _says("Done.")], None, False),
+    ([ASKED, _says("I look.", _calls(1)), _answer(1), _says("Done."), ASKED, _says("No.")], [TOOL], False),
+    ([ASKED, _says("", _calls(1, 2)), _answer(1), _answer(2), _says("Done.")], [TOOL], False),
+    ([ASKED, _says("", _calls(1)), _answer(1), _says("", _calls(2)), _answer(2), _says("Done.")], [TOOL], False),
+    ([ASKED, _says("Yes.", THOUGHT), ASKED, _says("No.", THOUGHT)], None, False),
+    ([ASKED, _says("", THOUGHT, _calls(1)), _answer(1), _says("Done.", THOUGHT)], [TOOL], False),
+    ([ASKED, _says("<think>\nHm.\n</think>\n\nYes."), ASKED, _says("<think>\nHm.\n</think>\n\nNo.")], None, False),
 ]  # fmt: skip
 
 
-def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, UserError | None]:
-    """The text of the chat template to use, and the error of whoever meets a chat without a usable one.
+# What precedes a template of ours where it stands in for one of several versions.
+_VERSIONS = {"mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7")))}
+
+
+def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, UserError | None, str]:
+    """The text of the chat template to use, the error of whoever meets a chat without a usable one, and the name of ours
+    that stands in for the tokenizer's own, or "".
 
     The stock templates of Llama 3, Qwen 3 and Gemma 3 have no generation marks, and every label would be masked (trl PR
     #4201): one of ours that renders the same stands in. Texts need no template. Raises UserError for a named one that
@@ -43,38 +77,53 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str,
     error = UserError(place, "the chat template has no {% generation %} marks, so no token would be supervised",
                       f"set chat_template to one of: {', '.join(known)}, or to a .jinja file")  # fmt: skip
     if name in known:
-        return (TEMPLATES / f"{name}.jinja").read_text(), None
+        return (TEMPLATES / f"{name}.jinja").read_text(), None, ""
     if not name:
-        template = tokenizer.chat_template or ""
-        template = template if _MARK.search(template) else stand_in(tokenizer)
-        return template or "", None if template else error
+        own = tokenizer.chat_template or ""
+        stem, template = ("", own) if _MARK.search(own) else stand_in(tokenizer)
+        return template, None if template else error, stem
     path = find(name, place, f"chat template (or one of: {', '.join(known)})")
     if not path.is_file():
         raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
     template = path.read_text()
     if not _MARK.search(template):
         raise error
-    return template, None
+    return template, None, ""
 
 
-def stand_in(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """The template of ours that renders the probes as the tokenizer's own does, or None.
+def stand_in(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
+    """Name and text of the template of ours that renders the probes as the tokenizer's own does, or two empty ones.
 
+    A probe that either of the two refuses tells nothing. Tool calls may be written as the tokenizer's own template writes
+    OpenAI's form, arguments as JSON in a text: Mistral's v7 quotes an object's twice.
     Llama 3.2 and gpt-oss write today's date; ours write a fixed one unless they are given date_string, for data that
     changed overnight could be neither cached nor repeated.
     """
     if not tokenizer.chat_template:
-        return None
-    wanted = [_render(tokenizer, probe, None) for probe in PROBES]
+        return "", ""
+    wanted = [(_render(tokenizer, probe, None), _render(tokenizer, _as_text(probe), None)) for probe in PROBES]
+    if wanted[0][0] is None:
+        return "", ""
     dates: list[dict[str, Any]] = [{}, *({"date_string": time.strftime(form)} for form in ("%d %b %Y", "%Y-%m-%d"))]
     for path in sorted(TEMPLATES.glob("*.jinja")):
-        template = path.read_text()
-        for date in dates:
-            found = [_render(tokenizer, probe, template, **date) for probe in PROBES]
-            same = all(ours in (theirs, None) for ours, theirs in zip(found, wanted, strict=True))
-            if same and found[0] is not None:
-                return template
-    return None
+        for version, date in itertools.product(_VERSIONS.get(path.stem, ("",)), dates):
+            template = version + path.read_text()
+
+            def same(number: int, template: str = template, date: dict[str, Any] = date) -> bool:
+                ours, theirs = _render(tokenizer, PROBES[number], template, **date), wanted[number]
+                return ours in theirs if number == 0 else ours is None or theirs[0] is None or ours in theirs
+
+            if all(map(same, range(len(PROBES)))):
+                return path.stem, template
+    return "", ""
+
+
+def _as_text(probe: Any) -> Any:
+    """A probe with its calls' arguments as JSON in a text."""
+    messages, tools, prompt = copy.deepcopy(probe)
+    for call in (call for message in messages for call in message.get("tool_calls", [])):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return messages, tools, prompt
 
 
 def _render(tokenizer: "PreTrainedTokenizerBase", probe: Any, template: str | None, **variables: Any) -> str | None:

@@ -19,7 +19,8 @@ class Encoder:
     """How rows become tokens; picklable.
 
     tokenizer: JSON of a Rust tokenizer; template: with generation marks, or "" and why there is none; variables: special
-    tokens that templates use; end: the token id that closes a text or a completion
+    tokens that templates use; end: the token id that closes a text or a completion; stands_in: which template of ours
+    this is where the tokenizer's own has no marks
     """
 
     tokenizer: str
@@ -29,6 +30,7 @@ class Encoder:
     end: int | None
     max_length: int
     truncation: bool
+    stands_in: str = ""
 
 
 WHOLE, CUT, SPLIT = range(3)  # what became of a row: longer than max_length, it is cut off there, or in several samples

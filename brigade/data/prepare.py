@@ -31,12 +31,14 @@ META = "meta.json"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe's data. heldout: by the source's name; facts: what `report` tells of it."""
+    """A recipe's data. heldout: by the source's name; facts: what `report` tells of it; stands_in: the template of ours
+    that is used for the tokenizer's own."""
 
     train: Samples | stream.Stream
     heldout: dict[str, Samples]
     fingerprint: str
     facts: dict[str, Any]
+    stands_in: str = ""
 
     def close(self) -> None:
         """Remove what is of use to this run alone."""
@@ -55,16 +57,17 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     variables = {name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     # How it was last called (padding, truncation) is part of its state, but of no sample.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    template, no_template, stands_in = chat_template.load(settings, tokenizer)
     encoder = encode.Encoder(
-        json.dumps(backend), *chat_template.load(settings, tokenizer), variables,
-        tokenizer.eos_token_id, data.max_length, data.truncation,
+        json.dumps(backend), template, no_template, variables,
+        tokenizer.eos_token_id, data.max_length, data.truncation, stands_in,
     )  # fmt: skip
     found = sources.origins(settings)
     contents = [
         (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
-    how = asdict(encoder) | {"no_template": None}
+    how = asdict(encoder) | {"no_template": None, "stands_in": None}
     seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
     text = json.dumps([FORMAT, tokenizers.__version__, how, contents, options, seed])
     return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -90,8 +93,8 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepare
     if data.streaming:
         rows = training.max_steps * training.global_batch_size
         begin = stream.begin(facts["begins"])
-        return Prepared(stream.Stream(settings, encoder, begin, rows), heldout, fingerprint, facts)
-    return Prepared(Samples(folder, "train"), heldout, fingerprint, facts)
+        return Prepared(stream.Stream(settings, encoder, begin, rows), heldout, fingerprint, facts, encoder.stands_in)
+    return Prepared(Samples(folder, "train"), heldout, fingerprint, facts, encoder.stands_in)
 
 
 def _whole(folder: Path) -> bool:

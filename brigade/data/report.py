@@ -42,6 +42,11 @@ def window(samples: Samples, facts: dict[str, int], data: DataSection, training:
     return f"{called} of the stream: {', '.join(words)}" if words else ""
 
 
+def standing_in(prepared: Prepared) -> str:
+    """Which chat template stands in for the tokenizer's own, and why."""
+    return f"Brigade's {prepared.stands_in} for the tokenizer's own, which renders the same without generation marks"
+
+
 def _tokens(facts: dict[str, int]) -> str:
     return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
 

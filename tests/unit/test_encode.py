@@ -46,7 +46,7 @@ class only:
     """A Prepared of one source, its held-out samples and facts by attribute."""
 
     def __init__(self, prepared):
-        self.train, self.fingerprint = prepared.train, prepared.fingerprint
+        self.train, self.fingerprint, self.stands_in = prepared.train, prepared.fingerprint, prepared.stands_in
         (self.heldout,) = prepared.heldout.values()
         self.cut, self.dropped = prepared.facts["cut"], prepared.facts["dropped"]
 
@@ -328,7 +328,9 @@ def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
 
     stock = copy.deepcopy(tokenizer)
     stock.chat_template = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-    assert same(prepare(chat_template=None, tokenizer=stock).train, prepare(chat_template="chatml").train)
+    found = prepare(chat_template=None, tokenizer=stock)
+    assert same(found.train, prepare(chat_template="chatml").train)
+    assert (found.stands_in, prepare(chat_template="chatml", tokenizer=stock).stands_in) == ("chatml", "")
     stock.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
     message = mistake(prepare, chat_template=None, tokenizer=stock)
     assert "chat_template" in message and "generation" in message and "chatml" in message.splitlines()[-1]

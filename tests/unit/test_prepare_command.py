@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import termios
@@ -186,6 +187,19 @@ def test_a_broken_row_is_named_and_nothing_is_left(home, capsys):
     code = brigade.main(["prepare", str(home / "full.yaml")])
     assert_one_message(code, capsys.readouterr().err, ["train.jsonl, line 7", "not JSON"])
     assert not caches(home)
+
+
+def test_a_template_that_stands_in_is_named(home, prepare, tokenizer):
+    other = home / "other"
+    shutil.copytree(tokenizer, other)
+    unmarked = re.sub(r"\{%-? *(end)?generation *-?%\}", "", builtin.TEMPLATE.read_text())
+    (other / "chat_template.jinja").write_text(unmarked)
+    recipe = json.loads((home / "full.yaml").read_text())
+    recipe["model"]["tokenizer_name_or_path"] = str(other)
+    del recipe["data"]["chat_template"]
+    (home / "full.yaml").write_text(json.dumps(recipe))
+    assert "chat template: Brigade's chatml for the tokenizer's own" in prepare()
+    assert "chat template: " not in prepare("--chat_template", "chatml")
 
 
 def folder_of(said):

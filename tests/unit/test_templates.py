@@ -4,6 +4,7 @@ What the official templates render is recorded in tests/data/dialogues with its 
 The strings under "supervised" there were written by hand, not taken from a template.
 """
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from brigade.data import builtin
+from brigade.data import builtin, chat_template
 from brigade.data.cache import cache_directory
 
 TEMPLATES = builtin.TEMPLATE.parent
@@ -77,9 +78,13 @@ def test_renders_like_the_official_template(name, dialogue):
     assert again(name, dialogue)[0] == dialogue["rendering"]
 
 
+def unmarked(name):
+    return MARKS.sub(lambda mark: "{%- endif -%}" if mark[1] else "{%- if true -%}", text_of(name))
+
+
 @every_dialogue
 def test_marks_change_nothing(name, dialogue):
-    bare = MARKS.sub(lambda mark: "{%- endif -%}" if mark[1] else "{%- if true -%}", text_of(name))
+    bare = unmarked(name)
     assert bare != text_of(name) and not re.search(r"%-? *(end)?generation", bare)
     rendered, spans = again(name, dialogue, template=bare)
     assert rendered == dialogue["rendering"] and not spans
@@ -132,6 +137,48 @@ def test_labels_decode_to_exactly_the_assistants_text(tokenizers, name, dialogue
         runs = [run.lstrip() if want[:1].isspace() else run for run, want in zip(runs, expected, strict=True)]
         expected = [want.lstrip() for want in expected]
     assert runs == expected
+
+
+# ---- standing in for stock templates -----------------------------------------------------------------------------
+@every_template
+@pytest.mark.parametrize("version", ["v7", "v11", "v13"])
+def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, version):
+    """(The official files themselves are not part of this repository; ours without marks render what they render.)"""
+    if name != "mistral" and version != "v13":
+        version = "anything"
+    tokenizer = copy.deepcopy(tokenizers[name])
+    tokenizer.chat_template = f"{{%- set version = '{version}' -%}}" + unmarked(name)
+    found, template = chat_template.stand_in(tokenizer)
+    assert found == name and template.endswith(text_of(name))
+    messages = called({"a": 1}) if name == "mistral" else [{"role": "user", "content": "x"}]
+    assert render(name, messages, template)[0] == render(name, messages, tokenizer.chat_template)[0]
+
+
+@pytest.mark.parametrize("name, old, new", [
+    ("qwen3", "'\\n<tool_response>\\n' + text", "'\\n<result>\\n' + text"), ("qwen3", "'<tool_call>\\n", "'<call>\\n"),
+    ("qwen3", "thoughts.strip('\\n')", "thoughts"), ("qwen3", "'\\n' if text or not loop.first", "'\\n'"),
+    ("mistral", "[TOOL_RESULTS]", "[RESULTS]"), ("mistral", "[ARGS]", "[WITH]"), ("llama3", "ipython<|end", "tool<|end"),
+    ("llama3", '"parameters": ', '"arguments": '), ("gpt-oss", "<|start|>functions.", "<|start|>function."),
+])  # fmt: skip
+def test_one_that_writes_tools_or_thoughts_otherwise_is_not_replaced(tokenizers, name, old, new):
+    assert old in unmarked(name)
+    tokenizer = copy.deepcopy(tokenizers[name])
+    tokenizer.chat_template = unmarked(name).replace(old, new)
+    assert chat_template.stand_in(tokenizer) == ("", "")
+
+
+@pytest.mark.parametrize("stock", ["{{ raise_exception('no') }}", "{% if %}", "", None])
+def test_one_that_renders_nothing_is_not_replaced(tokenizers, stock):
+    tokenizer = copy.deepcopy(tokenizers["chatml"])
+    tokenizer.chat_template = stock
+    assert chat_template.stand_in(tokenizer) == ("", "")
+
+
+def test_what_it_refuses_ours_need_not_refuse(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["qwen3"])
+    refuses = "{%- for m in messages if m.role == 'tool' -%}{{- raise_exception('no tools') -}}{%- endfor -%}"
+    tokenizer.chat_template = refuses + unmarked("qwen3").replace("<tool_response>", "<result>")
+    assert chat_template.stand_in(tokenizer)[0] == "qwen3"
 
 
 # ---- the templates themselves ------------------------------------------------------------------------------------
