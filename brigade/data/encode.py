@@ -33,7 +33,8 @@ class Encoder:
     stands_in: str = ""
 
 
-WHOLE, CUT, SPLIT = range(3)  # what became of a row: longer than max_length, it is cut off there, or in several samples
+# What became of a row: longer than max_length, it is cut off there, or in several samples; of white space alone, it is skipped.
+WHOLE, CUT, SPLIT, EMPTY = range(4)
 
 
 @dataclass
@@ -42,8 +43,8 @@ class Encoded:
 
     tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample; fates: int8, one a sample, of
     several from one text the first says SPLIT
-    dropped: int64 (rows, 2), of each row without a supervised token within max_length how many samples stand before it, and
-    its fate; rows: all of the chunk; size, after: the chunk's own
+    dropped: int64 (rows, 2), of each row that is EMPTY or without a supervised token within max_length how many samples stand
+    before it, and its fate; rows: all of the chunk; size, after: the chunk's own
     """
 
     tokens: np.ndarray
@@ -121,19 +122,24 @@ class Machine:
             cure = "raise max_length, drop the row, or set truncation: true"
             raise UserError(chunk.place(numbers[index]), problem, cure) from None
         except TypeError:
-            index = next((i for i, text in enumerate(texts) if not _encodable(text.text)), -1)
+            index = next((i for i, text in enumerate(texts) if text and not _encodable(text.text)), -1)
             if index < 0:
                 raise
             problem = r"half a surrogate pair (\ud800 to \udfff), which is no character"
             raise UserError(chunk.place(numbers[index]), problem, "mend or drop the row") from None
 
-    def _tokenise(self, texts: list[Text], **about: Any) -> Encoded:
+    def _tokenise(self, texts: list[Text | None], **about: Any) -> Encoded:
         longest = self.encoder.max_length
         fates: list[int] = []
         dropped: list[tuple[int, int]] = []
         tokens: list[np.ndarray] = []
         masks: list[np.ndarray] = []
-        for index, (text, (ids, mask)) in enumerate(zip(texts, self._ids(texts), strict=True)):
+        encoded = iter(self._ids([text for text in texts if text]))
+        for index, text in enumerate(texts):
+            if text is None:
+                dropped.append((len(tokens), EMPTY))
+                continue
+            ids, mask = next(encoded)
             fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
             if fate and not self.encoder.truncation:
                 raise _TooLong(index, len(ids))

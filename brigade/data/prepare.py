@@ -25,7 +25,7 @@ from .store import Samples, Writer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 6  # raise it when the same input would be encoded differently, or stored differently
+FORMAT = 7  # raise it when the same input would be encoded differently, or stored differently
 META = "meta.json"
 
 

@@ -59,7 +59,7 @@ def _shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str
 
 def _losses(facts: dict[str, int]) -> list[str]:
     words = {"cut": "longer than max_length cut", "split": "longer texts split into several samples",
-             "dropped": "without a supervised token dropped"}  # fmt: skip
+             "dropped": "without a supervised token dropped", "empty": "empty texts skipped"}  # fmt: skip
     return [f"{facts[key]:,} {said}" for key, said in words.items() if facts[key]]
 
 

@@ -39,13 +39,16 @@ def kind_of(row: Any, columns: dict[str, str]) -> str:
         if row.get(columns.get(kind, kind)) is not None:
             return kind
     wanted = [columns.get(kind, kind) for kind in ("messages", "prompt", "text")]
+    if null := [name for name in wanted if name in row]:
+        raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
     there = ", ".join(map(repr, row)) or "nothing"
     raise BadRow(f"none of the columns {', '.join(map(repr, wanted))} here, only {there}",
                  "name yours in data.columns, e.g. {messages: conversations}")  # fmt: skip
 
 
-def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, list[tuple[int, int]]]]) -> Text:
-    """A row as text with its supervised part.
+def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, list[tuple[int, int]]]]) -> Text | None:
+    """A row as text with its supervised part, or None for a `text` without a character but white space: crawled sets have
+    such, and nothing is to be learnt from them.
 
     render: (messages, tools) -> rendered text and the assistant's spans. Raises BadRow.
     """
@@ -53,9 +56,11 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, 
     value = row[columns.get(kind, kind)]
     tools = row.get(columns.get("tools", "tools"))
     if kind == "text":
-        if not isinstance(value, str) or not value:
-            raise BadRow(f"the text is {type(value).__name__}, or empty", "give each row a text")
-        return Text(value, [(0, len(value))], splits=True)
+        if not isinstance(value, str):
+            raise BadRow(
+                f"the text is {type(value).__name__}, not a string: {repr(value)[:40]}", "give each row a text"
+            )
+        return Text(value, [(0, len(value))], splits=True) if value.strip() else None
     if kind == "prompt":
         name = columns.get("completion", "completion")
         completion = row.get(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .encode import CUT, SPLIT, Encoded
+from .encode import CUT, EMPTY, SPLIT, Encoded
 
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
@@ -46,8 +46,10 @@ class Writer:
             np.concatenate([nothing, *parts])[samples] for parts in (self._lengths, self._supervised, self._fates)
         )
         cut, split = (int((fates == fate).sum() + (dropped == fate).sum()) for fate in (CUT, SPLIT))
+        empty = int((dropped == EMPTY).sum())
         return {"samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
-                "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped)}  # fmt: skip
+                "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped) - empty,
+                "empty": empty}  # fmt: skip
 
     def split(self, name: str, rows: list[list[int]]) -> None:
         """Store which samples make up each row of a split."""

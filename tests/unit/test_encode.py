@@ -289,7 +289,9 @@ def test_no_supervised_token_at_all(prepare, mistake):
     ({"messages": [*chat("a", "b")["messages"], {"role": "assistant", "content": "c"}]}, "do not alternate"),
     ({"messages": [*chat("a", "b")["messages"], {"role": "system", "content": "c"}]}, "can only be the first"),
     ({"question": "a", "answer": "b"}, "'question', 'answer'"), ({"prompt": "a"}, "'completion'"),
-    ({"prompt": "a", "completion": ""}, "empty"), ({"text": ""}, "empty"),
+    ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is int, not a string: 7"),
+    ({"text": ["a"]}, "the text is list"), ({"text": None}, "'text' is null"), ({"messages": None}, "'messages' is null"),
+    ({"text": None, "other": 1}, "'text' is null"),
 ])  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, said):
     message = mistake(prepare, [*CHATS[:3], row])

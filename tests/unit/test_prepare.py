@@ -327,6 +327,33 @@ def test_a_long_text_is_split_and_nothing_of_it_is_lost(from_rows, tokenizer):
     assert [prepared.facts[key] for key in ("cut", "split", "dropped")] == [0, 1, 0]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_empty_texts_are_skipped_and_counted(load, prepare, write, tokenizer, monkeypatch, processes):
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 60)  # among them chunks of nothing else
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    content = [{"text": text} for text in ("", "one", " \n\t", "two", *[""] * 20, "word " * 40, "\u00a0", "three")]
+    data = {"train_file": write("a.jsonl", content), "validation_file": write("h.jsonl", [{"text": ""}, {"text": "held"}]),
+            "max_length": 32, "dataset_num_proc": processes}  # fmt: skip
+    prepared = prepare(**data)
+    found = texts(tokenizer, prepared.train)
+    assert [text.split("<")[0] for text in (*found[:2], found[-1])] == ["one", "two", "three"]
+    assert "".join(found[2:-1]).startswith("word " * 39) and prepared.facts["samples"] == len(found)
+    assert [prepared.facts[key] for key in ("empty", "split", "dropped")] == [23, 1, 0]
+    assert len(prepared.heldout["a"]) == 1
+    assert "23 empty texts skipped" in figures(load, prepared, data=data | {"dataset_name": None})
+
+
+def test_empty_texts_alone_are_no_data(prepare, write, mistake):
+    file, held = write("a.jsonl", [{"text": ""}] * 3), write("h.jsonl", [{"text": "held"}])
+    assert "no training samples" in mistake(prepare, train_file=file, validation_file=held)
+
+
+def test_a_bad_row_behind_empty_texts_is_named_by_its_line(prepare, write, mistake):
+    long = {"text": "word " * 99}
+    file = write("a.jsonl", [{"text": ""}, {"text": "a"}, {"text": " "}, long])
+    assert f"{file}, line 4" in mistake(prepare, train_file=file, max_length=16, truncation=False)
+
+
 def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer):
     from tokenizers.processors import TemplateProcessing
 
@@ -353,7 +380,7 @@ def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, r
 
 
 @pytest.mark.parametrize("row, said", [
-    ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"), ({"text": ""}, "empty"),
+    ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"),
     ({"text": 3}, "int"), ({"prompt": "a", "completion": ["b"]}, "list"), ({}, "nothing"),
     ({"messages": [{"role": "user", "content": "a"}]}, "without an assistant turn"),
     ({"prompt": chats("a", 1)[0]["messages"], "completion": [{"role": "user", "content": "b"}]}, "no assistant turn"),
