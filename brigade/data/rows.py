@@ -4,6 +4,7 @@ A chunk travels to the process that tokenises it, names each row's place for mes
 begins: `after` is a cursor that `chunks` takes to continue there.
 """
 
+import codecs
 import csv
 import json
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ class _Lines:
     def rows(self) -> Iterator[tuple[int, Row]]:
         with self.path.open("rb") as file:
             file.seek(self.begin)
-            lines = file.read(self.end - self.begin).split(NEWLINE)
+            content = file.read(self.end - self.begin)
+        lines = (content if self.begin else content.removeprefix(codecs.BOM_UTF8)).split(NEWLINE)
         for number, line in enumerate(lines):
             if not line.strip():
                 continue

@@ -1,4 +1,4 @@
-"""Where rows come from: JSONL, Parquet and CSV files, saved data sets, the Hub, the built-in documentation of Python."""
+"""Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, the built-in documentation of Python."""
 
 import glob
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..flags import Settings
 from ..recipe import find
 from ..schema import OF_DATASETS, Source, WeightedSource
-from . import builtin
+from . import builtin, json_array
 from .cache import cache_directory
 from .rows import Csv, JsonLines, Parquet, Rows, Table
 
@@ -100,6 +100,12 @@ def _files(name: str, place: str) -> "Rows":
     if len(kinds) > 1 or kinds[0] not in FORMATS:
         raise UserError(place, f"{name!r} is {' and '.join(kinds) or 'without an ending'}",
                         f"give files of one kind: {', '.join(FORMATS)}")  # fmt: skip
+    arrays = [path for path in paths if kinds[0] == ".json" and json_array.is_one(path)]
+    if arrays and len(arrays) < len(paths):
+        raise UserError(place, f"{arrays[0]} is one JSON array, others of {name!r} are one object a line",
+                        "give files of one kind")  # fmt: skip
+    if arrays:
+        return json_array.JsonArrays(paths)
     return Parquet(paths) if kinds[0] == ".parquet" else Csv(paths) if kinds[0] == ".csv" else JsonLines(paths)
 
 

@@ -1,5 +1,6 @@
 """Readers: every row once and in order, whatever the chunks; a cursor gives exactly the rest; places are right."""
 
+import codecs
 import csv
 import itertools
 import json
@@ -16,6 +17,7 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from brigade.data import rows, sources
+from brigade.data.json_array import JsonArrays
 from brigade.data.rows import Csv, JsonLines, Parquet, Table
 
 
@@ -37,8 +39,12 @@ def write_parquet(path, content, group=2):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content, schema), path, row_group_size=group)
 
 
-READERS = {".jsonl": JsonLines, ".csv": Csv, ".parquet": Parquet}
-WRITERS = {".jsonl": write_jsonl, ".csv": write_csv, ".parquet": write_parquet}
+def write_json(path, content, indent=2):
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=indent))
+
+
+READERS = {".jsonl": JsonLines, ".json": JsonArrays, ".csv": Csv, ".parquet": Parquet}
+WRITERS = {".jsonl": write_jsonl, ".json": write_json, ".csv": write_csv, ".parquet": write_parquet}
 
 cell = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\"',"), min_size=1, max_size=12)
 row = st.fixed_dictionaries({"text": cell, "answer": cell})
@@ -215,6 +221,57 @@ def test_a_csv_of_another_encoding(tmp_path, mistake):
     assert "UTF-8" in mistake(read, Csv([tmp_path / "a.csv"]))
 
 
+def test_lines_behind_a_byte_order_mark(tmp_path, monkeypatch):
+    path, content = tmp_path / "a.jsonl", [{"text": "\ufeffa"}, {"text": "b"}, {"text": "c"}]
+    write_jsonl(path, content)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 5)
+    assert holds(JsonLines([path]), content) == [f"{path}, line {number}" for number in (1, 2, 3)]
+
+
+# ---- JSON that is one array --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("text", [
+    '[{"text": "a"}, {"text": "[]"}]', '\ufeff \n[\n{"text": "a"}\n,\n{"text": "[]"}\n]\n\n', '[{"text":"a"},{"text":"[]"}]',
+])  # fmt: skip
+def test_one_json_array_is_its_elements(load, tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+    found = origin(load, train_file=str(path))
+    assert holds(found.train, [{"text": "a"}, {"text": "[]"}]) == [f"{path}, row 1", f"{path}, row 2"]
+
+
+def test_json_of_one_object_a_line_is_read_as_such(load, tmp_path, mistake):
+    write_jsonl(tmp_path / "a.json", [{"text": "a"}, {"text": "b"}])
+    found = origin(load, train_file=str(tmp_path / "a.json"))
+    assert isinstance(found.train, JsonLines) and len(read(found.train)) == 2
+    write_json(tmp_path / "b.json", [{"text": "a"}])
+    assert "b.json is one JSON array" in mistake(origin, load, train_file=f"{tmp_path}/*.json")
+
+
+@pytest.mark.parametrize("text, line, said", [
+    ('[{"text": "a"},\n{"text": ]', 2, "Expecting value"), ('[{"text": "a"}\n\n{"text": "b"}]', 3, "wanted after a row"),
+    ('[{"text": "a"}', 1, "wanted after a row"), ('[{"text": "a"},\n]', 2, "Expecting value"), ("[", 1, "Expecting value"),
+    ('[{"text": "a"}]\n{}', 2, "more behind"), ("[\n" + "[" * 100_000, 2, "recursion"),
+    ('[\n{"n": ' + "1" * 5000 + "}]", 2, "integer"),
+], ids=lambda value: str(value)[:12])  # fmt: skip
+def test_a_broken_json_array_is_named_by_its_line(tmp_path, mistake, text, line, said):
+    (tmp_path / "a.json").write_text(text)
+    message = mistake(read, JsonArrays([tmp_path / "a.json"]))
+    assert f"{tmp_path / 'a.json'}, line {line}" in message and said in message
+
+
+def test_a_json_array_of_another_encoding(tmp_path, mistake):
+    (tmp_path / "a.json").write_bytes('[{"text": "Grüße"}]'.encode("latin-1"))
+    assert "UTF-8" in mistake(read, JsonArrays([tmp_path / "a.json"]))
+
+
+@pytest.mark.parametrize("text", ["[]", "[ \n]\n"])
+def test_an_empty_json_array_has_no_rows(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert read(JsonArrays([tmp_path / "a.json"])) == []
+
+
+# ---- CSV and Parquet ---------------------------------------------------------------------------------------------
 def test_csv_as_spreadsheets_write_it(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbftext,answer\r\n" + b'"a\r\nb","say ""hi"""\r\n' + b"x" * 200_000 + b",c\r\n")
