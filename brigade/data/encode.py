@@ -44,7 +44,7 @@ class Encoded:
     tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample; fates: int8, one a sample, of
     several from one text the first says SPLIT
     dropped: int64 (rows, 2), of each row that is EMPTY or without a supervised token within max_length how many samples stand
-    before it, and its fate; rows: all of the chunk; size, after: the chunk's own
+    before it, and its fate; of: int64, which of the chunk's rows each sample is of; rows: all of the chunk; size, after: its own
     """
 
     tokens: np.ndarray
@@ -52,6 +52,7 @@ class Encoded:
     lengths: np.ndarray
     fates: np.ndarray
     dropped: np.ndarray
+    of: np.ndarray
     size: int = 0
     rows: int = 0
     after: Any = None
@@ -134,6 +135,7 @@ class Machine:
         dropped: list[tuple[int, int]] = []
         tokens: list[np.ndarray] = []
         masks: list[np.ndarray] = []
+        of: list[int] = []
         encoded = iter(self._ids([text for text in texts if text]))
         for index, text in enumerate(texts):
             if text is None:
@@ -151,6 +153,7 @@ class Machine:
                     tokens.append(part)
                     masks.append(own)
                     fates.append(WHOLE if begin else fate)
+                    of.append(index)
                 elif begin == 0:
                     dropped.append((len(tokens), fate))
         lengths = np.array([len(part) for part in tokens], dtype=np.int64)
@@ -161,6 +164,7 @@ class Machine:
             lengths,
             np.array(fates, dtype=np.int8),
             np.array(dropped, dtype=np.int64).reshape(-1, 2),
+            np.array(of, dtype=np.int64),
             **about,
         )
 

@@ -3,12 +3,17 @@
 import numpy as np
 
 
-def split(rows: np.ndarray, share: float, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a share of the samples, spread evenly, at least one of them where there are two, and at most `most`."""
-    held = min(max(1, round(len(rows) * share)), len(rows) - 1, most or len(rows)) if len(rows) > 1 else 0
-    chosen = np.linspace(0, len(rows) - 1, held, dtype=int)
-    kept = np.delete(rows, chosen)
-    return kept, rows[chosen] if held else rows
+def split(
+    samples: np.ndarray, rows: np.ndarray, share: float, most: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, held out): a share of the rows, spread evenly, at least one of them where there are two and at most `most`.
+
+    rows: the row that each sample is of; what one long text was split into lies on one side
+    """
+    own = np.unique(rows)
+    held = min(max(1, round(len(own) * share)), max(len(own) - 1, 0), most or len(own))
+    chosen = np.isin(rows, own[np.linspace(0, len(own) - 1, held, dtype=int)])
+    return samples[~chosen], samples[chosen]
 
 
 def mix(parts: list[np.ndarray], weights: list[float | None], sizes: list[float], seed: int,

@@ -128,7 +128,10 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
         if origin.heldout:
             held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, data.max_eval_samples)
         else:
-            rows, held = mixing.split(rows, share, data.max_eval_samples)
+            rows, held = mixing.split(rows, writer.rows()[rows], share, data.max_eval_samples)
+            if len(rows) and not len(held):
+                raise UserError(origin.train.place, "one row alone: nothing is left to hold out",
+                                "give a validation_file, more rows, or a higher max_train_samples if it is set")  # fmt: skip
         for name, ids in (("training", rows), ("held-out", held)):
             if not len(ids):
                 raise UserError(

@@ -19,18 +19,20 @@ class Writer:
     """Appends samples to a folder's store; `close` makes it readable."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.samples = folder, 0
+        self.folder, self.samples, self._rows = folder, 0, 0
         self._tokens = (folder / "tokens").open("wb")
         self._mask = (folder / "supervised").open("wb")
         self._lengths: list[np.ndarray] = []
         self._supervised: list[np.ndarray] = []
         self._fates: list[np.ndarray] = []
+        self._of: list[np.ndarray] = []
 
     def add(self, part: Encoded) -> None:
         self._fates.append(part.fates)
         part.tokens.astype(np.int32, copy=False).tofile(self._tokens)
         part.supervised.tofile(self._mask)
-        self.samples += len(part.lengths)
+        self._of.append(self._rows + part.of)
+        self.samples, self._rows = self.samples + len(part.lengths), self._rows + part.rows
         if len(part.lengths):
             self._lengths.append(part.lengths)
             begins = np.concatenate([[0], np.cumsum(part.lengths)[:-1]])
@@ -50,6 +52,10 @@ class Writer:
         return {"samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
                 "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped) - empty,
                 "empty": empty}  # fmt: skip
+
+    def rows(self) -> np.ndarray:
+        """The row that each sample is of, by its number among all that were added; int64 (samples,)."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self._of])
 
     def split(self, name: str, rows: list[list[int]]) -> None:
         """Store which samples make up each row of a split."""

@@ -284,6 +284,24 @@ def test_a_share_leaves_something_to_train_on(prepare, write, count, share):
     assert len(prepared.train) >= 1 and len(prepared.heldout["a"]) >= 1
 
 
+@pytest.mark.parametrize("content", [chats("a", 1), [{"text": "word " * 99}], [{"text": ""}, {"text": "a"}]], ids=str)
+def test_one_row_is_not_trained_on_and_held_out(prepare, write, mistake, content):
+    message = mistake(prepare, train_file=write("a.jsonl", content), max_length=16)
+    assert "a.jsonl" in message and "one row alone" in message and "validation_file" in message.splitlines()[-1]
+
+
+@pytest.mark.parametrize("chunk_bytes, share", [(1 << 20, 0.02), (1 << 20, 0.5), (700, 0.2)])
+def test_what_a_long_text_is_split_into_lies_on_one_side(prepare, write, tokenizer, monkeypatch, chunk_bytes, share):
+    monkeypatch.setattr(rows, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    long = [{"text": f"{'abcdefghijkl'[i]} " * (0 if i % 5 == 4 else 60)} for i in range(12)]
+    prepared = prepare(train_file=write("a.jsonl", long), validation_split=share, max_length=16)
+    kept, held = ({letter for text in texts(tokenizer, part) for letter in text.split("<")[0].split()}
+                  for part in (prepared.train, prepared.heldout["a"]))  # fmt: skip
+    assert not kept & held and kept | held == set("abcdfghikl")
+    assert len(held) == max(1, round(10 * share)) and len(prepared.heldout["a"]) > len(held)
+
+
 def test_numbers_of_samples(prepare, write, tokenizer):
     file, held = write("a.jsonl", chats("a", 30)), write("held.jsonl", chats("held", 9))
     prepared = prepare(train_file=file, validation_file=held, max_train_samples=5, max_eval_samples=3)

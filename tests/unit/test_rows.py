@@ -121,7 +121,7 @@ def streams(kind, folder, parts):
         )
     for number, part in enumerate(parts):
         WRITERS[kind](folder / f"{number}{kind}", part)
-    reader = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}[kind]
+    reader = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}[kind]
     paths = [str(folder / f"{number}{kind}") for number in range(len(parts))]
     return datasets.load_dataset(reader, data_files=paths, split="train", streaming=True)
 
