@@ -1,6 +1,7 @@
 """One Hugging Face directory from what a run saved: the model, or its adapters alone, or the two merged."""
 
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,15 +43,22 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
     source = read.find(output, step)
     config = models.load_config(settings)
     model: Any
-    partial = destination.with_name(f".{destination.name}.{os.getpid()}")
-    if has_adapters and not merge:
-        model = _adapters_alone(settings, config, source, dtype, partial)
-    else:
-        model = (_merged if merge else _whole)(settings, config, source, dtype)
-        model.save_pretrained(partial)
-    _tokenizer(settings, config, source, output).save_pretrained(partial)
-    destination.mkdir(parents=True, exist_ok=True)
-    partial.replace(destination)
+    # A directory that is there stays the same one: a shell may stand in it, and a mount cannot be replaced.
+    there = destination.exists()
+    partial = destination / f".{os.getpid()}" if there else destination.with_name(f".{destination.name}.{os.getpid()}")
+    try:
+        if has_adapters and not merge:
+            model = _adapters_alone(settings, config, source, dtype, partial)
+        else:
+            model = (_merged if merge else _whole)(settings, config, source, dtype)
+            model.save_pretrained(partial)
+        _tokenizer(settings, config, source, output).save_pretrained(partial)
+        for path in partial.iterdir() if there else ():
+            path.replace(destination / path.name)
+        if not there:
+            partial.replace(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     base = model.peft_config["default"].base_model_name_or_path if has_adapters and not merge else None
     return Exported(destination, source, base)
 

@@ -1,0 +1,82 @@
+"""Where `python -m brigade export` writes: a new or an empty directory, and nothing that is left elsewhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from brigade import flags
+from brigade.checkpoint import export as exporting
+from brigade.data import builtin
+from brigade.data.cache import cache_directory
+from brigade.recipe import REPOSITORY
+from brigade.run import RECORD, SUCCESS
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """A finished run of a tiny model that was trained whole."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("run")
+    config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
+    config |= {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+               "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(builtin.ensure(cache_directory()).tokenizer).save_pretrained(folder)
+    for name in (RECORD, SUCCESS):
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def export(output):
+    settings = flags.load(["--model_name_or_path", str(output), "--from_scratch", "false"])
+    return lambda destination: exporting.export(settings, output, destination)
+
+
+def whole(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+    assert not [name for name in names if name.startswith(".")]
+
+
+@pytest.mark.parametrize("given", [".", "../here", "empty", "new", "deep/new", "../beside"])
+def test_any_name_of_a_new_or_empty_directory(export, tmp_path, monkeypatch, given):
+    here = tmp_path / "home" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    destination = Path(given)
+    if given == "empty":
+        destination.mkdir()
+    number = destination.stat().st_ino if destination.exists() else None
+    assert export(destination).directory == destination
+    whole(destination)
+    assert number in (None, destination.stat().st_ino), (
+        "a shell stands in it, or it is a mount's: it stays the same one"
+    )
+    assert {path.name for path in here.parent.iterdir()} <= {"here", "beside"}
+    assert given in (".", "../here") or {path.name for path in here.iterdir()} <= {"empty", "new", "deep"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("step", ["_tokenizer", "_whole"])
+def test_a_failed_export_leaves_nothing(export, tmp_path, monkeypatch, there, step):
+    def fails(*_):
+        raise OSError("no space left on device")
+
+    destination = tmp_path / "home" / "out"
+    (destination if there else destination.parent).mkdir(parents=True)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(exporting, step, fails)
+        export(destination)
+    assert [path.name for path in destination.parent.iterdir()] == ["out"] * there
+    assert not there or not list(destination.iterdir())
+    export(destination)
+    whole(destination)
+
+
+def test_a_directory_that_holds_something_is_refused(export, tmp_path, mistake):
+    (tmp_path / "file").touch()
+    assert "not empty" in mistake(export, tmp_path) and "not empty" in mistake(export, tmp_path / "file")
