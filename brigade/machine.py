@@ -40,10 +40,15 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
     if model.attn_implementation.startswith("flash_attention"):
         from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-        there = is_flash_attn_2_available() if model.attn_implementation.endswith("2") else is_flash_attn_3_available()
-        if not there:
+        second = model.attn_implementation.endswith("2")
+        if not (is_flash_attn_2_available() if second else is_flash_attn_3_available()):
             problem = f"{model.attn_implementation} is not installed on this host"
-            raise UserError(settings.place("attn_implementation"), problem, "pip install flash-attn, or use sdpa")
+            install = (
+                "pip install flash-attn"
+                if second
+                else "install flash-attn-3, from hopper/ of Dao-AILab/flash-attention"
+            )
+            raise UserError(settings.place("attn_implementation"), problem, f"{install}, or use sdpa")
     if model.attn_implementation == "flex_attention" and not gpu:
         raise UserError(settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU",
                         "use sdpa or eager")  # fmt: skip

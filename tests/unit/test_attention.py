@@ -8,8 +8,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade import attention
+from brigade import attention, machine
 from brigade.blocked_attention import BlockedAttention, takes
+from brigade.cluster import World
+from brigade.strategy import choose as choose_strategy
 
 PLACE = "full.yaml: model.attn_implementation"
 
@@ -73,6 +75,19 @@ def test_a_named_one_is_taken(named):
 def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking, mistake):
     message = mistake(choose, "varlen", family)
     assert PLACE in message and lacking in message and "auto" in message
+
+
+@pytest.mark.parametrize(
+    "named, package", [("flash_attention_2", "pip install flash-attn,"), ("flash_attention_3", "flash-attn-3")]
+)
+def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, monkeypatch, named, package):
+    monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda: False)
+    for name, value in (("is_available", True), ("device_count", 8), ("is_bf16_supported", True)):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value, **_: value)
+    settings = load("--bf16", model={"attn_implementation": named})
+    world = World(0, 0, 1, 1, "host", "python")
+    message = mistake(machine.check, settings, choose_strategy(settings, world, {}), world)
+    assert f"{named} is not installed" in message and package in message.splitlines()[-1]
 
 
 def test_a_runs_choice_follows_its_recipe(load, flash):
