@@ -21,7 +21,7 @@ METHODS = {
     "lora+lars": [*LORA, "--optim", "lars", "--learning_rate", "7"],
 }  # fmt: skip
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
-STRATEGIES = {n: flags for n, flags in parity.STRATEGIES.items() if n != "hsdp" and (n != "zero3_nvme" or HAS_LIBAIO)}
+STRATEGIES = [name for name in parity.STRATEGIES if name != "hsdp"]  # HSDP takes four ranks: test_export.py
 
 
 def case(method, strategy, micro):
@@ -34,7 +34,7 @@ def case(method, strategy, micro):
 UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("ddp", "fsdp2"))
 UNDER |= {"lora": tuple(STRATEGIES), "qlora": ("ddp", "zero2", "zero3", "zero3_offload_param", "fsdp2")}
 CASES = [case(method, strategy, 4) for method in METHODS for strategy in UNDER[method]
-         if (method, strategy.partition("_")[0]) not in REFUSED]  # fmt: skip
+         if (method, strategy.partition("_")[0]) not in REFUSED and (strategy != "zero3_nvme" or HAS_LIBAIO)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
