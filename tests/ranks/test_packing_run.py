@@ -4,11 +4,14 @@ All 24 chats make up every step, so each epoch is one step and packing cannot ch
 is left of a packed step's sequences is filler.
 """
 
+import json
+
 import pytest
 
 import train
 from benchmarks import parity
-from brigade.data import collate
+from brigade.data import builtin, collate
+from brigade.data.cache import cache_directory
 
 CHATS = 24
 SHARED = ["--max_train_samples", str(CHATS), "--max_length", "128", "--max_steps", "4", "--eval_steps", "2",
@@ -28,6 +31,8 @@ RUNS = {
     "padded to the longest": flags([*ALONE, "--padding_free", "false"], 4),
 }
 SHARDED = ("zero3", "fsdp2")
+TEXTS = ["--max_train_samples", "48", "--max_length", "32", "--max_steps", "4", "--eval_steps", "2", "--packing", "true",
+         "--global_batch_size", "8", "--optim", "sgd", "--learning_rate", "0.6"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +65,24 @@ def reference(run):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def texts(tmp_path_factory):
+    """Flags that name texts instead of chats, for continued pre-training: longer than max_length, short, and empty ones."""
+    folder = tmp_path_factory.mktemp("texts")
+    chats = [
+        json.loads(line)["messages"] for line in builtin.ensure(cache_directory()).train.read_text().splitlines()[:60]
+    ]
+    for name, part in (("train_file", chats[:50]), ("validation_file", chats[50:])):
+        rows = [{"text": "\n".join(turn["content"] for turn in chat) if i % 7 else " "} for i, chat in enumerate(part)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [word for name in ("train_file", "validation_file") for word in (f"--{name}", str(folder / f"{name}.jsonl"))]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory, texts):
     cases = [{"name": name, "flags": [*flags, *parity.STRATEGIES["ddp"]]} for name, flags in RUNS.items()]
     cases += [{"name": f"packed, {kind}", "flags": [*RUNS["packed"], *parity.STRATEGIES[kind]]} for kind in SHARDED]
+    cases += [{"name": f"texts, {kind}", "flags": [*TEXTS, *texts, "--per_device_train_batch_size", "2",
+                                                   *parity.STRATEGIES[kind]]} for kind in ("ddp", "zero3")]  # fmt: skip
     return parity.run_cases(2, cases, tmp_path_factory.mktemp("ranks2"), timeout=300)
 
 
@@ -80,6 +100,24 @@ def test_one_process(name, run, reference):
 @pytest.mark.parametrize("name", [*RUNS, *(f"packed, {kind}" for kind in SHARDED)])
 def test_two_ranks(name, two_ranks, reference):
     assert not differences(two_ranks[name], reference)
+
+
+@pytest.fixture(scope="module")
+def texts_alone(run, texts):
+    found, rows = run([*TEXTS, *texts, "--per_device_train_batch_size", "8"])
+    lengths = [part for row in rows for part in row["lengths"]]
+    assert max(lengths) == 32 and len(lengths) == 48 and len(rows) > 8
+    assert (
+        len(found["loss"]) == 4
+        and found["eval_loss"][-1] < 0.9 * found["eval_loss"][0]
+        and len(set(found["loss"])) == 4
+    )
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero3"])
+def test_continued_pretraining_on_texts(kind, two_ranks, texts_alone):
+    assert not differences(two_ranks[f"texts, {kind}"], texts_alone)
 
 
 def test_chats_that_see_each_other_are_caught(run, reference, monkeypatch):
