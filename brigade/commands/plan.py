@@ -14,18 +14,8 @@ if TYPE_CHECKING:
 
 
 # What a recipe says itself, and what becomes of a search: no flags beside a recipe's file.
-OF_SEARCH = (
-    "method",
-    "lora_r",
-    "max_length",
-    "global_batch_size",
-    "strategy",
-    "micro_batch",
-    "optim",
-    "liger",
-    "write",
-    "plot",
-)
+OF_SEARCH = ("method", "lora_r", "max_length", "global_batch_size", "strategy", "micro_batch", "optim", "liger", "write",
+             "plot")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAME",
         help="between nodes: `3200 Gb/s`, `EFA 3200 Gb/s` (default: the GPU kind's usual)",
+    )
+    where.add_argument(
+        "--host_memory", type=float, default=0.0, metavar="GiB", help="of a host (default: the GPU kind's usual)"
+    )
+    where.add_argument(
+        "--nvme", type=float, default=0.0, metavar="GB", help="of a host's local disks (default: the GPU kind's usual)"
     )
     what = parser.add_argument_group("training")
     what.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
@@ -219,7 +215,9 @@ def _choose(options: argparse.Namespace) -> int:
     winner = search.chosen(ranked)
     console().print(show.comparison(wanted, cluster, ranked, winner))
     if winner is None:
-        print(f"Nothing fits. The smallest change that does: {search.smallest_change(wanted, cluster, traces)}.")
+        change = search.smallest_change(wanted, cluster, traces)
+        print(f"Nothing fits. The smallest change that does: {change}." if change else "Nothing fits, with up to 64 nodes, "
+              "adapters, fused kernels or shorter sequences either: take GPUs or hosts with more memory.")  # fmt: skip
         return 1
     show.describe(winner.estimate)
     if options.trace:
@@ -246,14 +244,17 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     hold_name(options.network, "flag --network")
     if not options.gpu:
         raise UserError("flag --gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
+    for name in ("host_memory", "nvme"):
+        if not 0 <= (size := getattr(options, name)) < float("inf"):
+            raise UserError(f"flag --{name}", f"{size:g} is no size", "give it above 0, or leave it out")
     if not options.hostfile:
-        return Cluster(options.gpu, 1, 1, options.network)
+        return Cluster(options.gpu, 1, 1, options.network, options.host_memory, options.nvme)
     hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
     sizes = sorted(set(hosts.values()))
     if len(sizes) > 1:
         raise UserError(options.hostfile, f"its hosts have {' and '.join(map(str, sizes))} slots",
                         "plan for hosts of one size")  # fmt: skip
-    return Cluster(options.gpu, sizes[0], len(hosts), options.network)
+    return Cluster(options.gpu, sizes[0], len(hosts), options.network, options.host_memory, options.nvme)
 
 
 def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":

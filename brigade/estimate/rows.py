@@ -38,7 +38,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
                             "dropout": True}),
     ("megatron.*(core|[hb][12]00)", MEGATRON_CORE),
     ("megatron-lm", {"engine": "megatron-2022", "kernels": MEGATRON, "attention": "eager", "dropout": True}),
-    ("automodel", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
+    # NeMo AutoModel shards what it loads in bf16, and steps it so.
+    ("automodel", {"engine": "pure", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
     ("megatron|nemo", MEGATRON_CORE),
     (r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transformers", {"loss": "released"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),

@@ -241,7 +241,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
 
 
 def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> str:
-    """What is the least to change where nothing fits: more nodes, shorter sequences, fused kernels, LoRA or QLoRA."""
+    """What is the least to change where nothing fits: more nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
+    none of them does."""
     ways = []
     for nodes in (2, 4, 8, 16, 32, 64):
         if nodes > cluster.nodes:
@@ -267,7 +268,4 @@ def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formul
         if chosen(candidates(replace(adapters, method=method), cluster, traces)):
             ways.append(what)
             break
-    return (
-        " or ".join(ways)
-        or "no number of nodes up to 64, no adapters, no kernels and no shorter sequence makes it fit: take larger GPUs"
-    )
+    return " or ".join(ways)
