@@ -7,4 +7,4 @@ def test_hosts_send_what_the_formulas_say(cluster):
     rows = communication.measure(cluster, communication.QUICK, measured=3)
     assert {row["strategy"] for row in rows} == set(communication.QUICK)
     for row in rows:
-        assert abs(row["difference_percent"]) < 10, row
+        assert abs(row["difference_percent"]) < 5, row

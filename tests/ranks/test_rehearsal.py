@@ -11,6 +11,7 @@ import yaml
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY, torchrun
 from brigade import adapters, flags, rehearse
+from brigade.__main__ import main
 from brigade.estimate.recipe import strategy_of
 
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
@@ -53,12 +54,20 @@ def said(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def said_of_recipes(tmp_path_factory):
-    return run(RECIPE_CASES, tmp_path_factory.mktemp("recipes"))
+    """Of every recipe of the repository, and of one that `plan` writes now."""
+    folder = tmp_path_factory.mktemp("recipes")
+    wanted = ["qwen3-4b", "--method", "lora", "--gpu", "A100 80GB", "--hostfile", str(REPOSITORY / "hostfiles/1x8")]
+    assert main(["plan", *wanted, "--write", str(folder / "mine")]) == 0
+    return run(RECIPE_CASES | {"written": ["--recipe", str(folder / "mine" / "lora.yaml")]}, folder)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)
 def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
     went_well(REHEARSED[path], *said_of_recipes)
+
+
+def test_rehearsal_of_a_recipe_that_plan_has_written(said_of_recipes):
+    went_well("written", *said_of_recipes)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,7 @@
 """Model states: the formulas, what a rehearsal makes of measured bytes, and counting storages once."""
 
+import csv
+import json
 import math
 from dataclasses import replace
 
@@ -7,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks import states
 from brigade.estimate.states import cut_parameters, model_states
 from brigade.rehearse import PARTS, STEPS, _judge
 from brigade.strategy import Strategy
@@ -33,6 +37,23 @@ def measured(kind: str, ranks: int, half: bool = False, sizes: list[int] = SIZES
         figures = (int(getattr(formula, part)) for part in PARTS)
         held.append(States(*figures, half=half and kind.startswith("zero"), shapes=SHAPES))
     return held
+
+
+def test_what_was_measured_is_what_the_formulas_say() -> None:
+    """docs/states.md's rows, of DeepSpeed's and FSDP2's ranks, against today's formulas: within 1 %."""
+    config = json.loads((states.REPOSITORY / "recipes/tiny/config.json").read_text()) | states.MODEL
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    rows = list(csv.DictReader(states.RESULTS.open()))
+    assert {(row["strategy"], int(row["world_size"])) for row in rows} == {
+        (name, ranks) for name in states.STRATEGIES for ranks in (1, 2, 4, 8)}  # fmt: skip
+    for row in rows:
+        kind, ranks, half = states.STRATEGIES[row["strategy"]][0], int(row["world_size"]), row["precision"] == "bf16"
+        cut = cut_parameters(sizes, ranks)[int(row["fullest_rank"])]
+        formula = model_states(kind, int(row["model_parameters"]), ranks, half, cut=cut)
+        assert sum(sizes) == int(row["model_parameters"])
+        assert formula.total == pytest.approx(int(row["total_measured"]), rel=0.01), row
 
 
 @pytest.mark.parametrize("half", [False, True])
