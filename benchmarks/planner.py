@@ -21,7 +21,7 @@ from typing import Any
 
 from brigade.errors import UserError
 from brigade.estimate import calibration, hardware, table
-from brigade.estimate.estimate import Estimate, estimate
+from brigade.estimate.estimate import Estimate, estimate, of_time
 from brigade.estimate.hardware import Gpu
 from brigade.estimate.job import Job
 from brigade.estimate.words import Inexpressible
@@ -157,12 +157,13 @@ def interval(errors: Iterable[float], tail: float) -> tuple[float, float]:
 
 
 def residuals() -> dict[str, list[tuple[Run, float]]]:
-    """Predicted over measured: of memory, and of time within a node and across, speed's from left-out sources."""
+    """Predicted over measured: of memory, and of time inside a node, across nodes and of experts, speed's from left-out
+    sources."""
     found: dict[str, list[tuple[Run, float]]] = {"memory": [(run, memory_error(run)) for run in runs() if run.memory]}
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
             if run.healthy:
-                found.setdefault("time_across" if run.job.nodes > 1 else "time_inside", []).append((run, 1 / error))
+                found.setdefault(of_time(run.job), []).append((run, 1 / error))
     return found
 
 
@@ -313,7 +314,8 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
     every_memory, every_speed = ([error for run, error in members if run.healthy] for members in (
         found["memory"], [(run, speed_error(run, {})) for run in runs() if run.speed]))  # fmt: skip
     widths = "\n".join(
-        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {len(found[name])} | {covered:.0f}% |"
+        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {100 * (high - low):.0f}% | {len(found[name])} | "
+        f"{covered:.0f}% |"
         for name, ((low, high), covered) in ((name, held(members)) for name, members in found.items())
     )
     values = {

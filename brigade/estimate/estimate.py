@@ -86,7 +86,7 @@ class Estimate:
 
     def time_interval(self) -> tuple[float, float]:
         """Seconds per step, between which four of five runs lie."""
-        low, high = intervals()["time_across" if self.job.nodes > 1 else "time_inside"]
+        low, high = intervals()[of_time(self.job)]
         return self.time.total * low, self.time.total * high
 
 
@@ -94,6 +94,11 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
     values = {part.name: getattr(of, part.name) / unit for part in fields(of)}
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
+
+
+def of_time(job: Job) -> str:
+    """Which of intervals() a step's time has: mixtures of experts vary more than what lies between their GPUs."""
+    return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
 
 
 @functools.cache

@@ -14,7 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
 from ..errors import UserError
-from .estimate import intervals
+from .estimate import intervals, of_time
+from .job import Job
 from .memory import GIB
 from .search import Candidate, Cluster, Wanted, candidates, chosen
 
@@ -104,10 +105,10 @@ def _heading(wanted: Wanted, cluster: Cluster) -> tuple[str, str]:
             + (f", {cluster.link} between nodes" if cluster.link else ""))  # fmt: skip
 
 
-def _accuracy() -> str:
-    memory, seconds = intervals()["memory"], intervals()["time_across"]
+def _accuracy(job: Job) -> str:
+    memory, seconds = intervals()["memory"], intervals()[of_time(job)]
     return (f"By formula, not measured. In four runs of five torch allocates {memory[0]:g} to {memory[1]:g} times as much, and a "
-            f"step across nodes takes {seconds[0]:g} to {seconds[1]:g} times as long.")  # fmt: skip
+            f"step takes {seconds[0]:g} to {seconds[1]:g} times as long.")  # fmt: skip
 
 
 def _figure(wanted: Wanted, cluster: Cluster, ranked: list[Candidate], lines: dict[str, list[Point]],
@@ -121,7 +122,7 @@ def _figure(wanted: Wanted, cluster: Cluster, ranked: list[Candidate], lines: di
         figure = Figure(figsize=(14, max(6.2, 2.2 + 0.52 * len(ranked))), layout="constrained")
         title, under = _heading(wanted, cluster)
         figure.suptitle(f"{title}\n{under}", x=0.01, ha="left", fontsize=12)
-        figure.supxlabel(_accuracy(), x=0.01, ha="left", fontsize=9, color=QUIET)
+        figure.supxlabel(_accuracy(ranked[0].estimate.job), x=0.01, ha="left", fontsize=9, color=QUIET)
         grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
         _draw_memory(figure.add_subplot(grid[:, 0]), ranked, winner, hints)
         total, each = figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, 1])

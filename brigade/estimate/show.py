@@ -109,7 +109,7 @@ def describe(result: "Estimate") -> None:
         )
     needs = host(result.job)
     print(f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
-          f"{needs.checkpoint / 1e9:,.0f} GB of disk for a checkpoint"
+          f"{needs.checkpoint / 1e9:,.{1 if needs.checkpoint < 1e10 else 0}f} GB of disk for a checkpoint"
           + (f", {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip
     print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
           f"{parts(result.time, 1, 0.005)}")  # fmt: skip
@@ -123,4 +123,13 @@ def describe(result: "Estimate") -> None:
     if factors:
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
         print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")
-    print(f"duration a billion tokens take {result.days:.2f} days, {24 * result.days * result.job.gpus:,.0f} GPU-hours")
+    least, most = fast / result.time.total, slow / result.time.total
+    speed, hours = result.tokens_per_second_per_gpu, 24 * result.days * result.job.gpus
+    used = (
+        f"; MFU {result.mfu:.0f} %, {result.mfu / most:.0f} to {result.mfu / least:.0f}"
+        if result.job.method == "full"
+        else ""
+    )
+    print(f"speed    {speed:,.0f} tokens/s on each GPU, {speed / most:,.0f} to {speed / least:,.0f}{used}")
+    print(f"duration a billion tokens take {result.days:.2f} days, {result.days * least:.2f} to {result.days * most:.2f}; "
+          f"{hours:,.0f} GPU-hours, {hours * least:,.0f} to {hours * most:,.0f}")  # fmt: skip
