@@ -70,12 +70,13 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
         from brigade.trainer import Trainer  # not before the data is known to be good: it takes seconds to load
+        from brigade.watch.opening import introduce
 
         args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
         model = models.load_model(settings, weights, arguments.load_dtype(settings, strategy))
         trainer = Trainer(run, model, args, data, tokenizer, callbacks)
         if world.speaks:
-            runs.introduce(run, trainer, data, checkpoint)
+            introduce(run, trainer, data, checkpoint)
 
         # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

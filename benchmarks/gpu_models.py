@@ -72,7 +72,7 @@ def adapter_parameters(shape: Row, rank: int) -> int:
 # ---- models --------------------------------------------------------------------------------------------------------
 def config_of(name: str, tiny: bool) -> Row:
     """A model's config.json; tiny: the same architecture as a rehearsal shrinks it (2 layers, hidden size 64)."""
-    from brigade.rehearse import shrink
+    from brigade.tiny import shrink
 
     config = json.loads(CONFIGS[name].read_text())
     return shrink(config) if tiny else config

@@ -59,7 +59,7 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> str:
     from transformers import AutoModelForCausalLM
 
     from .data.collate import cumulative, positions
-    from .rehearse import shrink
+    from .tiny import shrink
 
     by_lengths = chosen in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if chosen.startswith("flex") else chosen

@@ -20,7 +20,6 @@ from .hosts import rank
 from .recipe import REPOSITORY, Batch, find, identity, read_yaml
 from .schema import SECTIONS, marked_apart
 from .strategy import Strategy
-from .terminal import console
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -252,20 +251,6 @@ def git_commit() -> str | None:
         return None
 
 
-def _kernels(run: Run, config: Any) -> str:
-    """What computes attention and the rest, with one reason for what the device lacks."""
-    from . import attention, isolation, machine
-
-    name, why = attention.chosen(run.settings, config)
-    words = [f"attention {name}" + (f" ({why})" if why else "")]
-    on, why = machine.liger(run.settings)
-    words += [f"Liger {why or 'on'}"] if on or why else []
-    if run.settings.recipe.training.padding_free and isolation.way(run.settings, config) == isolation.NOTHING:
-        words += ["padding_free off: nothing tells the model where samples begin"]
-    words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
-    return ", ".join(words)
-
-
 def _difference(old: dict[str, Any], run: Run) -> str:
     """The first key in which a directory's run differs from this one."""
     new = run.settings.recipe.model_dump(mode="json")
@@ -289,46 +274,3 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {prefix.rstrip("."): tree}
     return {key: value for name, below in tree.items() for key, value in _flat(below, f"{prefix}{name}.").items()}
-
-
-def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
-    """Print the resolved run as a short table."""
-    from rich.table import Table
-
-    from . import adapters
-    from .data import report
-    from .models import parameter_count
-
-    training, world, strategy = run.settings.recipe.training, run.world, run.strategy
-    computed = training.model_copy(update={"padding_free": trainer.collate.padding_free})
-    precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
-    parameters = parameter_count(trainer.model)
-    lines = {
-        "recipe": f"{run.settings.recipe_path}, run {run.identity}",
-        "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
-        **adapters.described(run.settings.recipe.model, trainer.model),
-        "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
-        **({"chat template": report.standing_in(data)} if data.stands_in else {}),
-        "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
-        f"device {trainer.args.device.type}",
-        "strategy": f"{strategy.name} (from {strategy.source})",
-        "global batch": str(run.batch),
-        "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
-        "kernels": _kernels(run, trainer.model.config),
-        "output": str(run.directory),
-    }
-    if run.made_for:
-        lines["made for"] = run.made_for
-    if checkpoint:
-        lines["continues"] = f"from {checkpoint}"
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for key, value in lines.items():
-        table.add_row(key, value)
-    out = console()
-    out.print(table)
-    out.print("one sample, its supervised part " + ("green:" if out.is_terminal else "in [[ ]]:"), markup=False)
-    out.print(report.sample(data, trainer.processing_class))
-    for note in run.settings.overridden:
-        out.print(f"overridden: {note}")

@@ -45,7 +45,7 @@ def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
 
 
 def test_what_cannot_be_tried_is_not_trusted(load, monkeypatch):
-    monkeypatch.setattr("brigade.rehearse.shrink", lambda config: config | {"num_attention_heads": "many"})
+    monkeypatch.setattr("brigade.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
     settings = load(model={"attn_implementation": "eager"})
     config = AutoConfig.for_model("llama", vocab_size=1234)  # not tried before
     assert isolation.way(settings, config) == isolation.NOTHING

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from brigade import flags, models, rehearse
+from brigade import flags, models
+from brigade.tiny import shrink
 
 CONFIG = Path(__file__).parents[2] / "recipes/gpt-oss-20b/config.json"
 
@@ -17,7 +18,7 @@ CONFIG = Path(__file__).parents[2] / "recipes/gpt-oss-20b/config.json"
 def published(tmp_path):
     """A tiny model as the published one lies on the Hub: 32 values of 4 bits share a scale, experts' biases are in bf16."""
     config = json.loads(CONFIG.read_text())
-    tiny = rehearse.shrink(config)
+    tiny = shrink(config)
     (tmp_path / "config.json").write_text(json.dumps(tiny))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=torch.bfloat16)
     tensors = {}

@@ -8,6 +8,7 @@ import pytest
 from brigade import flags, rehearse
 from brigade.cluster import World
 from brigade.strategy import Strategy
+from brigade.tiny import VOCABULARY, shrink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -15,18 +16,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("recipes/*/config.json")), ids=lambda path: path.parent.name)
 def test_the_architecture_stays_and_the_sizes_shrink(path):
     config = json.loads(path.read_text())
-    tiny = rehearse.shrink(config)
+    tiny = shrink(config)
     assert tiny.keys() >= config.keys() - {"quantization_config"} and tiny["model_type"] == config["model_type"]
     assert {k: v for k, v in tiny.items() if isinstance(v, bool)} == {
         k: v for k, v in config.items() if isinstance(v, bool)
     }
     text = tiny.get("text_config", tiny)
-    assert text["hidden_size"] < 100 and text["num_hidden_layers"] == 2 and text["vocab_size"] == rehearse.VOCABULARY
+    assert text["hidden_size"] < 100 and text["num_hidden_layers"] == 2 and text["vocab_size"] == VOCABULARY
     assert text.get("num_attention_heads", 4) % text.get("num_key_value_heads", 4) == 0
 
 
 def test_sizes_of_a_text_model_inside_another_shrink_too():
-    tiny = rehearse.shrink({"model_type": "gemma3", "text_config": {"hidden_size": 4096, "num_hidden_layers": 62}})
+    tiny = shrink({"model_type": "gemma3", "text_config": {"hidden_size": 4096, "num_hidden_layers": 62}})
     assert tiny["text_config"]["hidden_size"] < 100 and tiny["text_config"]["num_hidden_layers"] == 2
 
 

@@ -1,0 +1,61 @@
+"""What a run says of itself before its first step."""
+
+from pathlib import Path
+from typing import Any
+
+from .. import adapters, attention, isolation, machine
+from ..data import report
+from ..models import parameter_count
+from ..run import Run
+from ..terminal import console
+
+
+def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
+    """Print the resolved run as a short table."""
+    from rich.table import Table
+
+    training, world, strategy = run.settings.recipe.training, run.world, run.strategy
+    computed = training.model_copy(update={"padding_free": trainer.collate.padding_free})
+    precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
+    parameters = parameter_count(trainer.model)
+    lines = {
+        "recipe": f"{run.settings.recipe_path}, run {run.identity}",
+        "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
+        **adapters.described(run.settings.recipe.model, trainer.model),
+        "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
+        **({"chat template": report.standing_in(data)} if data.stands_in else {}),
+        "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
+        f"device {trainer.args.device.type}",
+        "strategy": f"{strategy.name} (from {strategy.source})",
+        "global batch": str(run.batch),
+        "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
+        "kernels": _kernels(run, trainer.model.config),
+        "output": str(run.directory),
+    }
+    if run.made_for:
+        lines["made for"] = run.made_for
+    if checkpoint:
+        lines["continues"] = f"from {checkpoint}"
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in lines.items():
+        table.add_row(key, value)
+    out = console()
+    out.print(table)
+    out.print("one sample, its supervised part " + ("green:" if out.is_terminal else "in [[ ]]:"), markup=False)
+    out.print(report.sample(data, trainer.processing_class))
+    for note in run.settings.overridden:
+        out.print(f"overridden: {note}")
+
+
+def _kernels(run: Run, config: Any) -> str:
+    """What computes attention and the rest, with one reason for what the device lacks."""
+    name, why = attention.chosen(run.settings, config)
+    words = [f"attention {name}" + (f" ({why})" if why else "")]
+    on, why = machine.liger(run.settings)
+    words += [f"Liger {why or 'on'}"] if on or why else []
+    if run.settings.recipe.training.padding_free and isolation.way(run.settings, config) == isolation.NOTHING:
+        words += ["padding_free off: nothing tells the model where samples begin"]
+    words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
+    return ", ".join(words)
