@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         machine.check(settings, strategy, world)
         config = models.load_config(settings)
         models.check_beside(settings, config)
-        tokenizer = models.load_tokenizer(settings, config)
+        tokenizer = models.load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)
     with ranks.agreed(world):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
+RESULTS = Path(__file__).with_name("results")
 TEMPLATE = Path(__file__).with_name("peers_page.md")
 OURS = "ours"
 PLAIN = "not compiled"
@@ -119,6 +120,16 @@ def verdict(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def preparing(results: Path) -> dict[str, str]:
+    """What `python -m benchmarks.preparing` found."""
+    found = json.loads(results.read_text())
+    ours, theirs = found["seconds"]["brigade"], found["seconds"]["datasets.map"]
+    pairs = [their / our for our, their in zip(ours, theirs, strict=True)]
+    return {"prepared": f"{found['megabytes']:g} MB", "prepare": f"{statistics.median(ours):.1f} s", "pairs": str(len(pairs)),
+            "map": f"{statistics.median(theirs):.1f} s", "prepare_ratio": spread(pairs, 2),
+            "prepare_where": f"{found['machine']}, {found['date']}"}  # fmt: skip
+
+
 def write(results: Path) -> None:
     """Fill the template with the newest measurement of each kind; a part that was not measured says so."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -130,6 +141,7 @@ def write(results: Path) -> None:
         "table": table(peers) if peers else "Not measured yet.",
         "verdict": verdict(peers) if peers else "Not measured yet.",
         "ablation": ablation(choices) if choices else "Not measured yet.",
+        **preparing(RESULTS / "preparing.json"),
         "rounds": str(max((row["round"] for row in peers), default=0)),
         "steps": str(some["steps"]), "others": f"{max(row['others'] for row in peers + choices or [some]):.0%}",
         "device": some["device"], "threads": str(some["threads"]), "measured": some["measurement"][:10],

@@ -1,9 +1,10 @@
 """Tokenising 100 MB of chats: `python -m brigade prepare` against a plain datasets.map, two processes each.
 
-python -m benchmarks.preparing [--megabytes 100] [--pairs 5]
+python -m benchmarks.preparing [--megabytes 100] [--pairs 5]     # -> benchmarks/results/preparing.json
 
 Both read the same JSONL file, render the same template with generation marks, tokenise, cut at max_length and write what a
-run reads; whole commands from an empty cache, alternating, medians and the ratio of each pair.
+run reads; whole commands from an empty cache, alternating, medians and the ratio of each pair. `python -m
+benchmarks.peers --draw` puts them into docs/speed.md.
 """
 
 import argparse
@@ -16,7 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.states import machine
+
 REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results" / "preparing.json"
 MAX_LENGTH = 1024
 
 PLAIN = """
@@ -70,6 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     from brigade.data import builtin, cache
     from brigade.data.chat_template import TEMPLATES
+    from brigade.run import versions
 
     tokenizer = str(builtin.ensure(cache.cache_directory()).tokenizer)
     with tempfile.TemporaryDirectory() as folder:
@@ -105,6 +110,9 @@ def main() -> None:
         median = statistics.median(times)
         print(f"{name:14}{median:7.1f} s  {options.megabytes / median:5.2f} MB/s")
     print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    where = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
+    RESULTS.write_text(json.dumps({"megabytes": options.megabytes, "seconds": found} | where, indent=1) + "\n")
+    print(f"wrote {RESULTS}")
 
 
 if __name__ == "__main__":

@@ -42,8 +42,7 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     """The model's configuration. Raises UserError when it is not there or its positions are fewer than max_length."""
     from transformers import AutoConfig
 
-    model, data = settings.recipe.model, settings.recipe.data
-    place = settings.place("model_name_or_path")
+    model, place = settings.recipe.model, settings.place("model_name_or_path")
     try:
         config = AutoConfig.from_pretrained(
             location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
@@ -51,11 +50,37 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
         raise UserError(place, f"{model.model_name_or_path!r} has no usable config: {_first_line(error)}",
                         "give a name on the Hub or a directory with a config.json") from None  # fmt: skip
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and data.max_length > positions:
-        raise UserError(settings.place("max_length"), f"{data.max_length} tokens, but the model has positions for {positions}",
-                        f"set max_length to at most {positions}")  # fmt: skip
+    _check_length(settings, getattr(config, "max_position_embeddings", None))
     return config
+
+
+def vocabulary(settings: Settings) -> int:
+    """Tokens of the model's vocabulary, after the checks of load_config().
+
+    From config.json itself where it says so: building a Transformers configuration imports a second's worth of torch, which
+    tokenising does not need.
+    """
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model = settings.recipe.model
+    try:
+        document, _ = PreTrainedConfig.get_config_dict(location(settings), revision=model.revision)
+    except Exception:  # load_config() says what is wrong
+        document = {}
+    text = document.get("text_config") or document
+    known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
+    if not known or not isinstance(text, dict) or not isinstance(text.get("vocab_size"), int):
+        return load_config(settings).get_text_config().vocab_size
+    _check_length(settings, document.get("max_position_embeddings"))
+    return text["vocab_size"]
+
+
+def _check_length(settings: Settings, positions: int | None) -> None:
+    length = settings.recipe.data.max_length
+    if positions and length > positions:
+        raise UserError(settings.place("max_length"), f"{length} tokens, but the model has positions for {positions}",
+                        f"set max_length to at most {positions}")  # fmt: skip
 
 
 def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
@@ -79,8 +104,9 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
                             "put the model's own config.json there, or remove it")  # fmt: skip
 
 
-def load_tokenizer(settings: Settings, config: "PreTrainedConfig") -> "PreTrainedTokenizerBase":
-    """The tokenizer, with a padding token. Raises UserError when there is none, or one of more tokens than the model's."""
+def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
+    """The tokenizer, with a padding token. Raises UserError when there is none, or one of more tokens than `words`, those of
+    the model's vocabulary."""
     from transformers import AutoTokenizer
 
     model = settings.recipe.model
@@ -100,7 +126,6 @@ def load_tokenizer(settings: Settings, config: "PreTrainedConfig") -> "PreTraine
         tokenizer.pad_token = tokenizer.eos_token
     if model.tokenizer_name_or_path and not model.from_scratch:
         _check_belongs(settings, tokenizer)
-    words = config.get_text_config().vocab_size
     if len(tokenizer) > words:
         raise UserError(settings.place("tokenizer_name_or_path"), f"{name!r} has {len(tokenizer)} tokens, but the model's "
                         f"vocabulary {words}", "name the model's own tokenizer")  # fmt: skip

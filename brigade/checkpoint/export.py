@@ -131,4 +131,4 @@ def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> A
     for folder in (source, output):
         if (folder / "tokenizer_config.json").is_file():
             return AutoTokenizer.from_pretrained(folder)
-    return models.load_tokenizer(settings, config)
+    return models.load_tokenizer(settings, config.get_text_config().vocab_size)

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from ..terminal import console
 
     began = time.time()
-    tokenizer = models.load_tokenizer(settings, models.load_config(settings))
+    tokenizer = models.load_tokenizer(settings, models.vocabulary(settings))
     prepared = prepare(settings, tokenizer)
     out = console()
     out.print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch), markup=False)

@@ -5,6 +5,7 @@ import math
 import shutil
 
 import pytest
+import torch
 import yaml
 
 import train
@@ -97,6 +98,16 @@ def test_each_log_entry_has_the_figures_that_are_promised(done):
     assert all(entry["tokens_per_second"] > 0 and entry["token_spread"] == 0 for entry in entries)
     assert all(0 <= entry["data_time"] <= entry["step_time"] for entry in entries)
     assert "mfu" not in entries[0]  # an unknown device gets none
+
+
+def test_8_bit_adamw_learns_what_adamw_does_in_a_quarter_of_its_memory(done, flags, tmp_path):
+    """bitsandbytes quantises states of 4,096 elements and more, but for embeddings'."""
+    run = train.main([*flags, "--optim", "adamw_8bit", "--output_dir", str(tmp_path / "run")])
+    assert losses(run.state.log_history) == pytest.approx(losses(done[1]), rel=0.02)
+    states = run.optimizer.state
+    ends = {id(run.model.get_input_embeddings().weight), id(run.model.get_output_embeddings().weight)}
+    large = [parameter for parameter in states if parameter.numel() >= 4096 and id(parameter) not in ends]
+    assert large and all(states[parameter]["state1"].dtype == torch.uint8 for parameter in large)
 
 
 def test_nan_is_logged_as_nan(flags, tmp_path):

@@ -192,3 +192,13 @@ def test_generation_with_varlen_is_sdpas(family, values):
         alone = model.generate(prompts[1:], max_new_tokens=8, do_sample=False)
         answers.append((both.tolist(), alone.tolist()))
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("asked, gpu, there, expected", [
+    (False, True, True, (False, "")), (True, False, True, (False, "off: its Triton kernels need a GPU")),
+    (True, True, False, (False, "off: pip install liger-kernel")), (True, True, True, (True, "")),
+])  # fmt: skip
+def test_liger_is_off_with_one_reason_where_the_device_lacks_it(load, monkeypatch, asked, gpu, there, expected):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if there else None)
+    assert machine.liger(load(training={"use_liger_kernel": asked})) == expected

@@ -319,6 +319,13 @@ def test_offload_keeps_an_optimizer_that_is_no_adamw(optim, kept, tmp_path):
 
 
 # ---- optimizers and precision ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("optim", ["adamw_8bit", "paged_adamw_8bit"])
+def test_8_bit_optimizers_are_refused_under_fsdp2(pick, mistake, optim):
+    message = mistake(pick, "--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml", training={"optim": optim})
+    assert "training.optim" in message and optim in message and "DTensors" in message and "zero2.json" in message
+    assert pick("--ds_config", "ds_configs/zero2.json", training={"optim": optim}).kind == "zero2"
+
+
 @pytest.mark.parametrize("optim", strategies.NEED_WHOLE_PARAMETERS)
 @pytest.mark.parametrize("name", ["zero1.json", "zero3.json"])
 def test_optimizers_that_need_whole_parameters_are_refused_under_zero(pick, mistake, optim, name):

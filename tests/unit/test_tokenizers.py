@@ -57,7 +57,7 @@ def tokenizer_of(load):
     def call(model, tokenizer=None, **more):
         settings = load(model={"model_name_or_path": model, "tokenizer_name_or_path": tokenizer} | more,
                         data={"max_length": 256})  # fmt: skip
-        return models.load_tokenizer(settings, models.load_config(settings))
+        return models.load_tokenizer(settings, models.vocabulary(settings))
 
     return call
 
