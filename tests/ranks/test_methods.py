@@ -30,9 +30,10 @@ def case(method, strategy, micro):
     return {"name": f"{method}-{strategy}", "strategy": strategy, "method": method, "flags": flags}
 
 
-# LoRA under all of them, 4-bit weights under each kind, the other forms of an adapter where weights are sharded.
+# LoRA and 4-bit weights under all of them; other forms of an adapter where weights are sharded, DoRA also where they are whole.
 UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("ddp", "fsdp2"))
-UNDER |= {"lora": tuple(STRATEGIES), "qlora": ("ddp", "zero2", "zero3", "zero3_offload_param", "fsdp2")}
+UNDER |= {"lora": tuple(STRATEGIES), "qlora": tuple(STRATEGIES), "dora": ("ddp", "zero2", "zero3", "fsdp2"),
+          "qdora": ("ddp", "zero2", "fsdp2")}  # fmt: skip
 CASES = [case(method, strategy, 4) for method in METHODS for strategy in UNDER[method]
          if (method, strategy.partition("_")[0]) not in REFUSED and (strategy != "zero3_nvme" or HAS_LIBAIO)]  # fmt: skip
 
