@@ -70,10 +70,14 @@ def vocabulary(settings: Settings) -> int:
         document = {}
     text = document.get("text_config") or document
     known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
-    if not known or not isinstance(text, dict) or not isinstance(text.get("vocab_size"), int):
+    words, positions = (
+        (text if isinstance(text, dict) else {}).get("vocab_size"),
+        document.get("max_position_embeddings"),
+    )
+    if not known or not isinstance(words, int) or not isinstance(positions, int | None):
         return load_config(settings).get_text_config().vocab_size
-    _check_length(settings, document.get("max_position_embeddings"))
-    return text["vocab_size"]
+    _check_length(settings, positions)
+    return words
 
 
 def _check_length(settings: Settings, positions: int | None) -> None:
