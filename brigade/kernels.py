@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}  # no other host writes there
@@ -36,7 +37,7 @@ def sweep_locks(folder: Path) -> list[Path]:
     """Remove the locks under `folder` that no process of this host holds; returns them. Where other hosts may hold one,
     only those older than HOURS."""
     locks = [*folder.glob("*/lock"), *folder.glob("*/*/lock")]
-    held = {file.resolve() for file in Path("/proc").glob("[0-9]*/fd/*") if locks and _is_there(file)}
+    held = _open_files() if locks else set()
     old = time.time() - HOURS * 3600
     left = [lock for lock in locks if lock.resolve() not in held and (_is_local(lock) or lock.stat().st_mtime < old)]
     for lock in left:
@@ -44,11 +45,15 @@ def sweep_locks(folder: Path) -> list[Path]:
     return left
 
 
-def _is_there(file: Path) -> bool:
-    try:
-        return file.exists()
-    except OSError:  # another user's process, or one that just ended
-        return False
+def _open_files() -> set[Path]:
+    """What the processes of this host have open, as far as this user may see it."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's process, or one that ends while it is looked at
+            for link in (process / "fd").iterdir():
+                with suppress(OSError):
+                    found.add(link.readlink())
+    return found
 
 
 def _is_local(path: Path) -> bool:

@@ -28,6 +28,22 @@ def test_a_lock_of_nobody_is_swept_and_a_held_one_stays(locks, tmp_path):
     assert locks[0].exists() and not locks[1].exists()
 
 
+def test_a_process_that_ends_while_it_is_looked_at_does_not_disturb_it(locks, tmp_path, monkeypatch):
+    ending = f"/proc/{os.getppid()}/fd"
+
+    def ends(read):
+        def instead(path="."):
+            if str(path) == ending:
+                raise FileNotFoundError(2, "No such file or directory", ending)
+            return read(path)
+
+        return instead
+
+    monkeypatch.setattr(os, "listdir", ends(os.listdir))
+    monkeypatch.setattr(os, "scandir", ends(os.scandir))
+    assert kernels.sweep_locks(tmp_path) == [locks[1]]
+
+
 def test_where_another_host_may_hold_a_lock_only_an_old_one_goes(locks, tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "LOCAL", set())
     assert kernels.sweep_locks(tmp_path) == []
