@@ -60,9 +60,14 @@ class Run:
     def ok(self) -> bool:
         return self.row["status"] == "ok"
 
-    @property
+    @cached_property
     def healthy(self) -> bool:
-        return (table.figure(self.row, "mfu_pct") or 100) > HEALTHY
+        return (table.figure(self.row, "mfu_pct") or measured_mfu(self)) > HEALTHY
+
+    @property
+    def says_what(self) -> bool:
+        """Whether its source says which memory it measured."""
+        return bool(re.search(r"alloc|active|reserved|device|smi", self.row["mem_kind"].lower()))
 
     @property
     def fits_speed(self) -> bool:
@@ -221,7 +226,7 @@ def by_set() -> str:
 
 def measured_mfu(run: Run) -> float:
     found = estimated(run, {})
-    return found.mfu * (run.speed or 0.0) / found.tokens_per_second_per_gpu
+    return found.mfu * run.speed / found.tokens_per_second_per_gpu if run.speed else 100.0
 
 
 def trivial(run: Run, others: list[Run]) -> float:

@@ -10,12 +10,14 @@ import yaml
 
 from .hardware import Gpu, flops_per_token, gpu
 from .job import Job
-from .memory import GIB, Memory, gradient_bytes, memory
+from .memory import GIB, Memory, gradient_bytes, moments
 from .time import StepTime, step_time
 from .trace import Traced
 
-# What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails.
-SHORT = 1.04
+# What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
+# an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
+# with 74.8 GiB in the step went on, one with 74.6 GiB of activations did not (collected.csv, fms-acceleration-038 and -039).
+SHORT, SHORT_IN_STEP = 0.7, 0.4
 CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
 COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
 
@@ -24,13 +26,14 @@ COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every f
 class Estimate:
     """What a configuration takes.
 
-    context: bytes that no allocator of torch's counts: CUDA's context and NCCL's buffers
+    held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
     """
 
     job: Job
     gpu: Gpu
     memory: Memory
     time: StepTime
+    held: float
     context: float
 
     @property
@@ -47,7 +50,7 @@ class Estimate:
     @property
     def device_gib(self) -> float:
         """What the card has to hold."""
-        return self.allocated_gib * SHORT + self.context / GIB
+        return (self.held + self.context) / GIB
 
     @property
     def spare_gib(self) -> float:
@@ -112,4 +115,7 @@ def estimate(job: Job, device: Gpu | None = None, traced: Traced | None = None) 
     runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
     device = device or gpu(job.gpu)
     collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
-    return Estimate(job, device, memory(job, traced), step_time(job, device), (CONTEXT_GIB + collectives) * GIB)
+    found, loose = moments(job, traced), job.conventions.fragmentation - 1
+    held = max(one.allocated * (1 + loose * (SHORT if one.activations else SHORT_IN_STEP)) for one in found)
+    context = (CONTEXT_GIB + collectives) * GIB
+    return Estimate(job, device, max(found, key=lambda one: one.allocated), step_time(job, device), held, context)

@@ -39,8 +39,9 @@ class Job:
     checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
         op"), or whole layers, of which `every`-th
     trained: parameters with gradients where adapters are trained; 0: all of the model's
-    adapter_dropout: whether adapters drop from their inputs (lora_dropout)
+    targets: what adapters lie on (adapters.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     optimizer: a key of states.OPTIMIZER_BYTES
+    linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     """
 
@@ -74,8 +75,10 @@ class Job:
     sequence_parallel: bool = True
     repeat_kv: bool = False
     trained: int = 0
+    targets: str = "qkvom"
     adapter_dropout: bool = False
     optimizer: str = "adamw_torch_fused"
+    linear_experts: bool = False
     gpu: str = "H100 80GB"
     node_size: int = 8
     link: str = ""
@@ -119,6 +122,11 @@ class Job:
     @property
     def length(self) -> float:
         return self.attended or self.sequence
+
+    @property
+    def adapter_copies(self) -> bool:
+        """Whether adapters are in fp32 and read copies: brigade/adapters.py, and PEFT by itself, but under DeepSpeed."""
+        return self.engine in ("ddp", "fsdp2", "fsdp-bf16")
 
     @property
     def autocast(self) -> bool:

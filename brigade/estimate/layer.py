@@ -53,13 +53,13 @@ class Op:
 
 def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attended: float, *,
               moe: bool = False, repeat_kv: bool = False, dropout: bool = False,
-              autocast: bool = False, adapters: bool = False) -> Iterator[Op]:  # fmt: skip
+              autocast: bool = False, adapters: Op | None = None) -> Iterator[Op]:  # fmt: skip
     """The forward pass of one layer, in the order in which it runs.
 
     attended: tokens that a token's attention sees at most (the sample's length, or the window); on average it sees half
     repeat_kv: keys and values are repeated to the queries' number before attention (SDPA in Transformers)
     autocast: products in bf16 over an fp32 residual stream, of which every product makes a bf16 copy of its own
-    adapters: LoRA on every linear layer, experts aside
+    adapters: what they do beside the layer's own operations (adapters.py)
     """
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     readers = (1 if family.fused_qkv else 3, 2 if family.gated and not family.fused_gate else 1) if autocast else (1, 1)
@@ -86,11 +86,7 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
         yield from norm(2)
     yield Op("residual", "pointwise", moved=12 * h, moved_back=6 * h, kept=2 * h * dropout, split=False)
     if adapters:
-        # Each layer's input is read again, and what the adapter gives is written, scaled and added to the layer's own output.
-        outer, inner = q + kv + h, h + q
-        if not moe:
-            outer, inner = outer + (3 if shape.family.gated else 2) * shape.ffn, inner + h + shape.ffn
-        yield Op("adapters", "pointwise", moved=10 * outer + 2 * inner, moved_back=10 * outer + 4 * inner)
+        yield adapters
     if family.norms > 1:  # else attention and MLP read the same one side by side
         yield from norm(1)
     if not moe:
@@ -106,28 +102,6 @@ def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attende
         yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top, back=6 * h * top)
     if family.norms == 4:
         yield from norm(3)
-
-
-def adapter_bytes(shape: ModelShape, kernels: Kernels, *, moe: bool, copies: bool, dropout: bool) -> float:
-    """What a layer keeps more (or less) per token where its weights are frozen and LoRA lies on every linear layer but experts.
-
-    A frozen norm does not keep what its weight multiplies, frozen experts not what they read. Adapters in bf16 read what their
-    linear layers read.
-    copies: each adapter reads a copy of its own: PEFT casts its input to fp32 where adapters are (_cast_input_dtype), and
-        autocast back; dropout: and it drops from one, which takes a byte of mask besides
-    """
-    h, q, family, top = shape.hidden, shape.query_width, shape.family, shape.top_k
-    less = 0.0
-    if "norm" not in kernels and not family.layer_norm:
-        less += (4 if family.fp32_norm else 2) * (2 * h + (q + shape.key_value_width / 2) * family.qk_norm)
-    inputs, shared = (1 if family.fused_qkv else 3) * h + q, h
-    if moe:
-        less += 2 * h + 2 * top * h + 2 * top * shape.expert_ffn
-    else:
-        inputs += (2 if family.gated and not family.fused_gate else 1) * h + shape.ffn
-        shared += h + shape.ffn
-    more = 2 * (inputs - shared) if copies or dropout else 0
-    return more + inputs * dropout - less
 
 
 def keeps_input(shape: ModelShape, kernels: Kernels, autocast: bool) -> bool:

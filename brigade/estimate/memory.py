@@ -1,15 +1,17 @@
 """Peak memory of a rank, in parts, by formula. Bytes.
 
-A step has three moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in
-the first layers of the backward pass, when the logits are gone and gradients have begun; and in the optimizer's step, when
-all gradients are there and no activation. The peak is the largest of them, over the stages of a pipeline.
+A step has four moments at which memory can be highest: at the loss, when all layers' activations and the logits are there; in
+the first layers of the backward pass, when the logits are gone and gradients have begun; in the last of them, when all
+gradients are there; and in the optimizer's step, with what that needs and no activation. The peak is the largest of them, over
+the stages of a pipeline.
 """
 
 from dataclasses import dataclass, fields
 
+from .adapters import adapter_bytes
 from .job import Job
-from .layer import adapter_bytes, back_bytes, keeps_input, kept_bytes, layer_ops
-from .states import OPTIMIZER_BYTES, StateBytesPerRank, model_states
+from .layer import back_bytes, keeps_input, kept_bytes, layer_ops
+from .states import FOREACH, OPTIMIZER_BYTES, StateBytesPerRank, model_states
 from .trace import Traced
 
 GIB = 2**30
@@ -33,6 +35,10 @@ LOGIT_BYTES = {
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
+NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
+STEPPED_BY_TORCH = frozenset(
+    ("ddp", "fsdp2", "fsdp-bf16", "pure")
+)  # by torch.optim; the others have kernels of their own
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
 
 
@@ -141,9 +147,9 @@ def _adapters_keep(job: Job) -> float:
     if job.method == "full":
         return 0.0
     counts = ((False, s.dense_layers), (True, s.moe_layers))
-    copies = job.engine in ("ddp", "fsdp2")  # adapters in fp32: brigade/adapters.py
     more = (
-        count * adapter_bytes(s, job.kernels, moe=moe, copies=copies, dropout=job.adapter_dropout)
+        count
+        * adapter_bytes(s, job.kernels, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout)
         for moe, count in counts
     )
     return sum(more) * job.tokens / s.layers / job.tensor
@@ -151,9 +157,9 @@ def _adapters_keep(job: Job) -> float:
 
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
-    if job.loss == "fused":
-        return FUSED_LOSS_BYTES * job.tokens * job.labelled
     norm = 2 if "norm" in job.kernels or job.shape.family.layer_norm else 6  # bytes of its input, as in a layer
+    if job.loss == "fused":  # besides what the norm gives
+        return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * job.shape.hidden) * job.tokens
     norm_bytes = norm * job.shape.hidden * job.tokens / (job.tensor if job.sequence_parallel else 1)
     loss: str = job.loss
     if job.tensor > 1 and job.engine == "fsdp2":
@@ -168,15 +174,18 @@ def held_states(job: Job) -> StateBytesPerRank:
     return _states(job, job.trained or psi, _frozen_bytes(job, psi))[0]
 
 
+def moments(job: Job, traced: Traced | None = None) -> list[Memory]:
+    """Of every stage; activations and logits by formula, or as `traced` on one rank that holds every layer."""
+    return [moment for place, count in enumerate(stage_layers(job)) for moment in _moments(job, place, count, traced)]
+
+
 def memory(job: Job, traced: Traced | None = None) -> Memory:
-    """The fullest rank at its peak; activations and logits by formula, or as `traced` on one rank that holds every layer."""
-    layers = stage_layers(job)
-    peaks = [moment for place, count in enumerate(layers) for moment in _moments(job, place, count, traced)]
-    return max(peaks, key=lambda moment: moment.allocated)
+    """The fullest rank at its peak."""
+    return max(moments(job, traced), key=lambda moment: moment.allocated)
 
 
 def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[Memory]:
-    """The three moments of one pipeline stage."""
+    """The four moments of one pipeline stage."""
     engine, s = job.conventions, job.shape
     first, last = place == 0, place == job.pipeline - 1
     psi = stage_parameters(job, layers, first=first, last=last)
@@ -199,13 +208,21 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
         head = engine.gradients * s.vocab * s.hidden / job.tensor
     elif job.engine == "zero" and job.method == "full" and job.data > 1:
         head = 2 * s.vocab * s.hidden
+    ends = (last * s.vocab + first * s.vocab * (not s.tied or not last)) * s.hidden / job.tensor
+    made = min(
+        1.0, ((psi - ends) / max(layers, 1) + last * s.vocab * s.hidden / job.tensor) / max(psi, 1.0)
+    )  # head's, a layer's
     weights, optimizer = states.parameters, states.optimizer
+    roots = optimizer / 2 if job.optimizer in FOREACH and job.engine in STEPPED_BY_TORCH else 0.0
     at_step = 0.0 if job.step_in_backward else states.gradients
-    last_layer = back if job.checkpointing == "full" else 0.0
+    last_layer, standing = back if job.checkpointing == "full" else 0.0, buffers if job.stage < 3 else 0.0
     return [
         Memory(weights, waiting + head, optimizer, kept, logits, buffers),
-        Memory(weights, waiting or begun / max(layers, 1), optimizer, kept + back, 0.0, buffers),
-        Memory(weights, max(at_step, begun), optimizer, last_layer, 0.0, buffers if job.stage < 3 else 0.0),
+        Memory(weights, waiting or begun * made, optimizer, kept + back, 0.0, buffers),
+        Memory(weights, max(at_step, begun), optimizer, last_layer, 0.0, standing),
+        Memory(
+            weights, at_step, optimizer + roots, 0.0, 0.0, standing - 2 * psi * job.autocast
+        ),  # casts go with the pass
     ]
 
 
@@ -255,16 +272,17 @@ def gradient_bytes(job: Job) -> float:
 def _frozen_bytes(job: Job, psi: float) -> float:
     """The weights under adapters: bf16, or in linear layers four bits with nested constants (QLoRA).
 
-    Experts are no linear layers: Transformers holds those of a layer in one 3D parameter, and gives bitsandbytes nn.Linear
-    alone (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
+    Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes
+    nn.Linear alone (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
     """
     if job.method == "full":
         return 0.0
     if job.method == "lora":
         return 2 * psi
     s = job.shape
-    whole = (s.embedding + s.head + s.moe_layers * s.experts * s.expert) / job.tensor / job.pipeline
-    return 2 * whole + 0.516 * (psi - whole)
+    experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
+    whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
+    return 2 * whole + NF4 * (psi - whole)
 
 
 def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
@@ -279,11 +297,13 @@ def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
         if job.pipeline > 1:
             return (2 + (0 if job.method != "full" else 4)) * psi
         ends = first * s.embedding + last * (s.head or (0 if first else s.vocab * s.hidden))
+        weight, expert = (NF4, NF4 if job.linear_experts else 2) if job.method == "qlora" else (2, 2)
+        back = 3 if job.method == "full" else 0  # of gradients, against two layers' weights
         layer = max(
-            s.dense_layer if s.dense_layers else 0,
-            s.moe_base + s.experts * s.expert / job.expert if s.moe_layers else 0,
+            weight * s.dense_layer if s.dense_layers else 0,
+            weight * s.moe_base + expert * s.experts * s.expert / job.expert if s.moe_layers else 0,
         )
-        return ((4 + (0 if job.method != "full" else 6)) * layer + 2 * ends) / t
+        return ((2 + back) * layer + 2 * ends) / t
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
     if job.engine == "ddp" and job.method == "full":

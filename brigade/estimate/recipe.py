@@ -11,10 +11,11 @@ from ..errors import UserError
 from ..flags import Settings
 from ..recipe import REPOSITORY, batch_arithmetic, find
 from ..strategy import Strategy, choose
+from .adapters import lora_parameters
 from .job import Job, Method
 from .names import described, named_config
 from .runs import NoPromise, job_of_run
-from .shape import ModelShape, lora_parameters
+from .shape import ModelShape
 
 BESIDE = "config.json"
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from .adapters import lora_parameters
 from .job import Job, Loss
 from .layer import EAGER, FUSED, MEGATRON
 from .names import known_shape
 from .runs import attention_of
-from .shape import FAMILIES, LLAMA, Family, ModelShape, lora_parameters
+from .shape import FAMILIES, LLAMA, Family, ModelShape
 from .states import OPTIMIZER_BYTES
 from .words import (
     ATTENTIONS,
@@ -29,6 +30,8 @@ from .words import (
     told,
 )
 
+# What trains with Transformers and PEFT, whose adapters are in fp32 over weights in bf16.
+TRANSFORMERS = r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transformers|peft"
 # How a framework computes: the first pattern that is found in the row's `framework` and `gpu`.
 MEGATRON_CORE = {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
@@ -41,7 +44,9 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     # NeMo AutoModel shards what it loads in bf16, and steps it so.
     ("automodel", {"engine": "pure", "kernels": FUSED, "stage": 3, "attention": "flash3"}),
     ("megatron|nemo", MEGATRON_CORE),
-    (r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transformers", {"loss": "released"}),
+    # There the caller holds bf16 logits while fp32 ones are copied for the shift (transformers 4.48, loss/loss_utils.py).
+    (r"transformers 4\.4[6-9]", {"loss": "full"}),
+    (TRANSFORMERS, {"loss": "released"}),
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
@@ -170,8 +175,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         stage = 3 if int(match[1]) > 1 else stage
     if traits["engine"] == "megatron-2022" and stage >= 2:
         traits["engine"] = "zero"
-    precision, optimizer = precision_of(row), optimizer_of(row)
-    if precision == "pure" and not native:
+    precision, method = precision_of(row), method_of(row)
+    optimizer = optimizer_of(row, "adamw_torch_fused" if native else "adamw_torch")
+    if precision == "pure" and not native and not (method != "full" and re.search(TRANSFORMERS, framework)):
         if traits["engine"] == "zero":
             raise Inexpressible("DeepSpeed keeps an fp32 copy of the weights, and the row says that there is none")
         traits["engine"] = "pure"
@@ -196,12 +202,12 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         )
     node = min(8, gpus)
     # torchtune's ladder: each of its rows adds to those above it
-    cumulative, method = "ladder" in row.get("notes", "").lower(), method_of(row)
+    cumulative = "ladder" in row.get("notes", "").lower()
     if cumulative and ("lora" in kernels or "+packed" not in kernels):
         traits["kernels"] = FUSED
         loss = "compiled" if "compile" in kernels and "lora" not in kernels else "chunked"
     if method != "full":
-        traits |= {"method": method, "trained": lora_parameters(shape, *adapters_of(row))}
+        traits |= {"method": method} | _adapters(row, shape)
     if re.search(r"in.backward|in.bwd", told(row, "optimizer", "kernels")) or (cumulative and offloaded):
         traits["step_in_backward"] = True
     expert = size(row, "ep", 1)
@@ -221,6 +227,15 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     if job.gpus != gpus:
         raise Inexpressible(f"{data} (dp) x {tensor} (tp) x {pipeline} (pp) x {context} (cp) are not its {gpus} GPUs")
     return job
+
+
+def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
+    """What a Job says of a row's adapters."""
+    framework, (rank, targets) = row["framework"].lower(), adapters_of(row)
+    new = re.search(r"transformers ?(v|==)? ?([5-9]|\d\d)\b", framework)
+    return {"trained": lora_parameters(shape, rank, targets), "targets": targets,
+            "linear_experts": bool(re.search(TRANSFORMERS, framework)) and not new,
+            "adapter_dropout": bool(re.search(r"dropout[ =:]*0?\.\d*[1-9]", row.get("notes", "").lower()))}  # fmt: skip
 
 
 def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:

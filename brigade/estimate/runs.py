@@ -9,10 +9,11 @@ from ..errors import UserError
 from ..recipe import Batch
 from ..schema import Recipe
 from ..strategy import Strategy
+from .adapters import lora_parameters
 from .job import Job, Method
 from .layer import EAGER, FUSED, Attention
 from .names import described
-from .shape import Family, ModelShape, lora_parameters
+from .shape import Family, ModelShape
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {

@@ -180,26 +180,3 @@ class ModelShape:
         """Mean over layers of the length that a token's attention sees at most, of samples `length` long."""
         inside = min(length, self.window) if self.window else length
         return (self.windowed_layers * inside + (self.layers - self.windowed_layers) * length) / self.layers
-
-
-def lora_parameters(shape: ModelShape, rank: int, targets: str = "qkvom") -> int:
-    """Of adapters of `rank` on every linear layer but the head; experts are no linear layers (docs/methods.md).
-
-    targets: of the projections q, k, v and o, and m: the MLP. Slices of one product have one adapter.
-    """
-    if (adapted := getattr(shape, "adapted", 0)) and targets == "qkvom":
-        return rank * adapted
-    h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
-    widths = {"q": h + q, "k": h + kv // 2, "v": h + kv // 2}
-    attention = (
-        h + q + kv if family.fused_qkv and set(targets) & set(widths) else sum(widths.get(one, 0) for one in targets)
-    )
-    attention += (q + h) * ("o" in targets)
-
-    def mlp(width: int) -> int:
-        into = (h + 2 * width if family.fused_gate else 2 * (h + width)) if family.gated else h + width
-        return into + width + h
-
-    dense = shape.dense_layers * mlp(shape.ffn)
-    shared = shape.moe_layers * mlp(shape.shared_ffn) if shape.shared_ffn else 0
-    return rank * (shape.layers * attention + (dense + shared) * ("m" in targets))

@@ -10,6 +10,10 @@ from itertools import accumulate
 OPTIMIZER_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "lamb": 8, "lars": 4, "sgd": 0,
                    "adamw_8bit": 2, "paged_adamw_8bit": 0, "paged_adamw": 0, "lion": 4, "sgd_momentum": 4, "adam_mini": 4,
                    "adafactor": 0}  # fmt: skip
+# A copy of these optimizers' second moments stands while they step: torch's foreach kernels take the square root of all of them
+# at once (torch/optim/adam.py: _multi_tensor_adam). Ten bytes per parameter where weights, gradients and moments have eight
+# (Mistral 7B and Llama 3 8B in bf16: benchmarks/data/collected.csv, fms-acceleration).
+FOREACH = frozenset(("adamw_torch",))
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
 

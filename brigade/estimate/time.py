@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
+from .adapters import adapter_op
 from .hardware import Gpu, gpu
 from .job import Job
 from .layer import Op, layer_ops
@@ -18,6 +19,7 @@ CONTENTION = (
 )
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
 GROUPED = 0.75  # of a dense product's rate that products of many experts at once reach
+ADAPTED = 1.7  # of the kernels of a layer, with LoRA: 4.7 ms a layer of Qwen 7B at 256 tokens (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
 NVME = 6e9  # bytes per second and node of local disks
@@ -89,8 +91,11 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
     s = job.shape
+    adapters = None
+    if job.method != "full":
+        adapters = adapter_op(s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout)
     ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
-                         dropout=job.dropout, adapters=job.method != "full"))  # fmt: skip
+                         dropout=job.dropout, adapters=adapters))  # fmt: skip
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
     scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
@@ -130,7 +135,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
         exchange = net.half(2 * s.hidden * t * s.top_k, job.expert, job.tensor)
         around += 4 * exchange * s.moe_layers / s.layers
         around_across = around_across or net.crosses(job.expert, job.tensor)
-    waiting = max(0.0, job.conventions.host_seconds * (1 + again / 2) - forward - backward - around)
+    launching = job.conventions.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
+    waiting = max(0.0, launching - forward - backward - around)
     per_micro = [n * (forward + backward + waiting + around) + add for n in layers]
     per_micro[-1] += head
     slowest = per_micro.index(max(per_micro))

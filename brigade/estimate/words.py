@@ -41,7 +41,8 @@ OPTIMIZERS: Words[str] = (
     (r"adam.?mini", "adam_mini"), (r"lamb", "lamb"), (r"lars", "lars"),
     (r"lion.?8.?bit|8.?bit.?lion", ""), (r"paged.*8.?bit|8.?bit.*paged", "paged_adamw_8bit"),
     (r"8.?bit", "adamw_8bit"), (r"4.?bit", ""), (r"paged", "paged_adamw"),
-    (r"adafactor.*(momentum|beta1)", ""), (r"adafactor", "adafactor"), (r"adam", "adamw_torch_fused"),
+    (r"adafactor.*(momentum|beta1)", ""), (r"adafactor", "adafactor"), (r"adam.*fused|fused.*adam", "adamw_torch_fused"),
+    (r"adamw_torch|foreach", "adamw_torch"), (r"adam", "default"),
     (r"lion", "lion"), (r"sgd.*momentum|momentum.*sgd|^momentum", "sgd_momentum"), (r"sgd", "sgd"),
 )  # fmt: skip
 PRECISIONS: Words[str] = (
@@ -97,12 +98,11 @@ def refuse(row: Mapping[str, str]) -> None:
             raise Inexpressible(f"{why}: {found[0]!r} in {' or '.join(columns)}")
 
 
-def optimizer_of(row: Mapping[str, str]) -> str:
+def optimizer_of(row: Mapping[str, str], adam: str = "adamw_torch_fused") -> str:
+    """adam: which of torch's Adams it is where the row does not say."""
     text = told(row, "optimizer")
-    if not text:
-        return "adamw_torch_fused"
-    if found := first(OPTIMIZERS, text, ""):
-        return found
+    if found := first(OPTIMIZERS, text, "") if text else "default":
+        return adam if found == "default" else found
     raise Inexpressible(f"optimizer {row['optimizer']!r}: how many bytes it keeps is not known here")
 
 

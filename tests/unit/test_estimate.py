@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 
 from brigade.errors import UserError
 from brigade.estimate.config import shape_of
-from brigade.estimate.estimate import estimate
+from brigade.estimate.engines import ENGINES
+from brigade.estimate.estimate import SHORT, SHORT_IN_STEP, estimate
 from brigade.estimate.hardware import catalogue, gpu
 from brigade.estimate.host import host
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.links import hold_name, links, node_gbit
-from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, stage_layers
+from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, moments, stage_layers
 from brigade.estimate.names import described, named_shape
 from brigade.estimate.shape import FAMILIES, ModelShape
 from brigade.estimate.states import model_states
+from brigade.estimate.time import step_time
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
@@ -136,6 +138,33 @@ def test_each_thing_that_saves_memory_saves_some():
     plain = job(sequence=8192, micro_batch=2)
     for saving in ({"checkpointing": "full"}, {"kernels": FUSED}, {"loss": "fused"}, {"data": 64}, {"micro_batch": 1}):
         assert memory(replace(plain, **saving)).allocated < memory(plain).allocated, saving
+
+
+@pytest.mark.parametrize("engine, each", [("pure", 10), ("ddp", 20), ("fsdp2", 20)])
+def test_foreach_kernels_copy_the_second_moments_in_the_step(engine, each):
+    """Weights, gradients, two moments and the roots of one of them; fused kernels need none."""
+    plain = Job(LLAMA_8B, 16, engine=engine, checkpointing="full", optimizer="adamw_torch")
+    fused = replace(plain, optimizer="adamw_torch_fused")
+    *_, step = moments(plain)
+    assert step.allocated == pytest.approx(each * LLAMA_8B.parameters) and step.activations == 0
+    assert step.allocated - moments(fused)[-1].allocated == pytest.approx(each / 5 * LLAMA_8B.parameters)
+
+
+def test_activations_need_more_room_than_states():
+    """The allocator gives back what it cached, but for the gaps between tensors of many sizes."""
+    states, activations = estimate(Job(LLAMA_8B, 16, engine="pure")), estimate(Job(LLAMA_8B, 2**14, engine="pure"))
+    loose = ENGINES["pure"].fragmentation - 1
+    assert states.held == pytest.approx(states.memory.allocated * (1 + SHORT_IN_STEP * loose))
+    assert activations.held == pytest.approx(activations.memory.allocated * (1 + SHORT * loose))
+    assert SHORT_IN_STEP < SHORT < 1
+
+
+def test_adapters_cost_time_where_they_lie():
+    job = Job(LLAMA_8B, 2**12, method="lora", trained=10**5)
+    costs = [step_time(replace(job, targets=targets, adapter_dropout=dropout)).compute
+             for targets, dropout in (("qv", False), ("qkvo", False), ("qkvom", False), ("qkvom", True))]  # fmt: skip
+    assert costs == sorted(costs) and len(set(costs)) == 4
+    assert step_time(replace(job, engine="zero", stage=2)).compute < costs[2]  # no copies in fp32
 
 
 def test_offload_leaves_the_optimizer_on_the_host():

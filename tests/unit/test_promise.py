@@ -8,10 +8,10 @@ import yaml
 
 from brigade import models
 from brigade.estimate import hardware, promise, runs
+from brigade.estimate.adapters import lora_parameters
 from brigade.estimate.config import read_config, shape_of
 from brigade.estimate.engines import ENGINES
 from brigade.estimate.layer import EAGER, FUSED
-from brigade.estimate.shape import lora_parameters
 from brigade.recipe import REPOSITORY, Batch
 from brigade.strategy import Strategy
 

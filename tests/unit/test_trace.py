@@ -12,12 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.estimate import measured, stand_ins, traced_model
+from brigade.estimate.adapters import lora_parameters
 from brigade.estimate.config import shape_of
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.memory import activation_bytes, logit_bytes, memory
 from brigade.estimate.names import described
-from brigade.estimate.shape import FAMILIES, lora_parameters
+from brigade.estimate.shape import FAMILIES
 from brigade.estimate.trace import Asked, asked, trace
 
 LENGTH = 512

@@ -1,0 +1,77 @@
+"""What LoRA adds to a layer: parameters, what autograd keeps, and what goes through memory beside the products.
+
+Adapters lie on linear layers: targets names them, of the projections q, k, v and o, and m: the MLP. Slices of one product have
+one adapter, and experts have none (docs/methods.md).
+"""
+
+from collections.abc import Iterator
+
+from .layer import Kernels, Op
+from .shape import ModelShape
+
+ALL = "qkvom"
+
+
+def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
+    """(what it reads, inner width, outer width) of a layer's linear layers that have adapters."""
+    h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    if family.fused_qkv and set(targets) & set("qkv"):
+        yield "stream", h, q + kv
+    elif not family.fused_qkv:
+        yield from (("stream", h, {"q": q}.get(one, kv // 2)) for one in targets if one in "qkv")
+    if "o" in targets:
+        yield "attention", q, h
+    if "m" in targets and (width := shape.shared_ffn if moe else shape.ffn):
+        into = 2 if family.gated else 1
+        yield from [("mlp", h, into * width)] if family.fused_gate else [("mlp", h, width)] * into
+        yield "activation", width, h
+
+
+def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
+    """Of adapters of `rank` on the targets of every layer; not on the head."""
+    if (adapted := getattr(shape, "adapted", 0)) and targets == ALL:
+        return rank * adapted
+    each = (count * (inner + outer) for moe, count in ((False, shape.dense_layers), (True, shape.moe_layers))
+            for _, inner, outer in linears(shape, targets, moe=moe))  # fmt: skip
+    return rank * sum(each)
+
+
+def adapter_bytes(shape: ModelShape, kernels: Kernels, targets: str = ALL, *, moe: bool, copies: bool,
+                  dropout: bool) -> float:  # fmt: skip
+    """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the targets.
+
+    A frozen norm does not keep what its weight multiplies, a frozen linear layer without adapter not what it reads. Adapters in
+    bf16 read what their linear layers read.
+    copies: each adapter reads a copy of its own: PEFT casts its input to fp32 where adapters are (_cast_input_dtype), and
+        autocast back; dropout: and it drops from one, which takes a byte of mask besides
+    """
+    h, family, top = shape.hidden, shape.family, shape.top_k
+    less = 0.0
+    if "norm" not in kernels and not family.layer_norm:
+        queries = (shape.query_width + shape.key_value_width / 2) * family.qk_norm
+        less += (4 if family.fp32_norm else 2) * (2 * h + queries)
+    if moe:
+        less += 2 * h + 2 * top * h + 2 * top * shape.expert_ffn
+    read = list(linears(shape, targets, moe=moe))
+    inputs = sum(inner for _, inner, _ in read)
+    # What a copy replaces; attention keeps its own output in any case.
+    shared = sum({name: inner for name, inner, _ in read if name != "attention"}.values())
+    more = 2 * (inputs - shared) if copies or dropout else 0
+    return more + inputs * dropout - less
+
+
+def adapter_op(shape: ModelShape, targets: str = ALL, *, moe: bool, copies: bool, dropout: bool) -> Op:
+    """What adapters read and write between a layer's products, in two bytes per element: eager kernels all, as PEFT runs them.
+
+    Of what each reads: A reads it (2); a copy is cast to fp32 and back (12), dropped from (9 in fp32, 5 in bf16, its mask among
+    them). Of what each gives: B writes it (2), it is scaled (4) and added to the layer's own output (6). Backward, gradients take
+    the same ways, and are added up where several adapters read one thing.
+    """
+    read = list(linears(shape, targets, moe=moe))
+    inner, outer = (
+        (float(sum(widths)) for widths in zip(*((i, o) for _, i, o in read), strict=True)) if read else (0.0, 0.0)
+    )
+    between = 12 * copies + (9 if copies else 5) * dropout
+    return Op(
+        "adapters", "pointwise", moved=(2 + between) * inner + 12 * outer, moved_back=(8 + between) * inner + 8 * outer
+    )
