@@ -10,7 +10,7 @@ from .shape import ModelShape
 
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
-Loss = Literal["full", "released", "compiled", "kernel", "chunked", "fused"]
+Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused"]
 SIZES = (
     "sequence",
     "micro_batch",

@@ -19,6 +19,7 @@ GIB = 2**30
 # full: where the caller holds its outputs, bf16 logits (2), and log-softmax (4), the gradient that comes in (4) and its own (4):
 #   transformers/loss/loss_utils.py; released: without the logits, as Trainer lets them go before the backward pass (traced 12)
 # compiled: the fp32 copy is never made whole, its gradient replaces log-softmax (12 in a torchtune run with and without)
+# online: compiled by torch 2.8 and later: one pass over bf16 logits each way, and their gradient (tests/unit/test_estimate.py)
 # kernel: bf16 logits and their gradient, by one kernel (Megatron's vocabulary-parallel cross-entropy, flash-attn's)
 # chunked: bf16 logits, and of one chunk of eight the rest; fused: neither (Liger, cut cross-entropy)
 # parallel: of logits that tensor parallelism divides, log-softmax, the gradient as it is filled, exp and their sum, 4 each
@@ -27,6 +28,7 @@ LOGIT_BYTES = {
     "full": 14.0,
     "released": 12.0,
     "compiled": 12.0,
+    "online": 4.0,
     "kernel": 4.0,
     "chunked": 3.0,
     "fused": 0.0,

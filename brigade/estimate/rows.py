@@ -32,6 +32,8 @@ from .words import (
 
 # What trains with Transformers and PEFT, whose adapters are in fp32 over weights in bf16.
 TRANSFORMERS = r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transformers|peft"
+# What computes a compiled loss in one pass.
+ONLINE = r"torch ?2\.([89]|\d\d)|torchtitan (2025-(0[4-9]|1\d)|202[6-9])"
 # How a framework computes: the first pattern that is found in the row's `framework` and `gpu`.
 MEGATRON_CORE = {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
@@ -191,7 +193,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
             traits["kernels"] = traits.get("kernels", EAGER) | fused
     usual: Loss = traits.pop("loss", "full")
     loss: Loss = "fused" if re.search(FUSED_LOSS, text) else "chunked" if "chunk" in kernels else (
-        "compiled" if "compile" in kernels else usual)  # fmt: skip
+        ("online" if re.search(ONLINE, framework) else "compiled") if "compile" in kernels else usual)  # fmt: skip
     said = " ; ".join(row.get(column, "").lower() for column in ("kernels", "strategy"))
     traits["attention"] = first(ATTENTIONS, said, traits.get("attention", attention_of(shape)))
     micro, batch = size(row, "mbs"), integer(row, "gbs_seqs", 0)

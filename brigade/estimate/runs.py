@@ -55,7 +55,7 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
         shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
         checkpointing="full" if training.activation_checkpointing else "none", kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
-        loss="fused" if training.use_liger_kernel else "compiled" if training.torch_compile else "released",
+        loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
         trained=trained if method != "full" else 0, adapter_dropout=method != "full" and model.lora_dropout > 0,
         optimizer=training.optim, **_engine(strategy, node_size),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from brigade.estimate.host import host
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.links import hold_name, links, node_gbit
-from brigade.estimate.memory import GIB, memory, micro_batches_in_flight, moments, stage_layers
+from brigade.estimate.memory import GIB, LOGIT_BYTES, memory, micro_batches_in_flight, moments, stage_layers
 from brigade.estimate.names import described, named_shape
 from brigade.estimate.shape import FAMILIES, ModelShape
 from brigade.estimate.states import model_states
@@ -148,6 +149,17 @@ def test_foreach_kernels_copy_the_second_moments_in_the_step(engine, each):
     *_, step = moments(plain)
     assert step.allocated == pytest.approx(each * LLAMA_8B.parameters) and step.activations == 0
     assert step.allocated - moments(fused)[-1].allocated == pytest.approx(each / 5 * LLAMA_8B.parameters)
+
+
+def test_a_compiled_loss_keeps_the_logits_and_nothing_else_as_wide():
+    """Two bytes of bf16 logits; their gradient takes two more (LOGIT_BYTES: online)."""
+    loss = torch.compile(lambda logits, labels: torch.nn.functional.cross_entropy(logits.float(), labels))
+    logits = torch.randn(16, 512, dtype=torch.bfloat16, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        loss(logits, torch.arange(16))
+    wide = [tensor.nbytes / logits.numel() for tensor in kept if tensor.numel() >= logits.numel()]
+    assert wide == [2.0] and LOGIT_BYTES["online"] == 2 * sum(wide)
 
 
 def test_activations_need_more_room_than_states():
