@@ -262,7 +262,7 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
 
     from ..estimate.names import named_shape
     from ..estimate.recipe import source_of, trained_parameters
-    from ..estimate.search import MICRO_BATCHES, Wanted
+    from ..estimate.search import INSTALLED, MICRO_BATCHES, Wanted
     from ..estimate.strategies import named
     from ..schema import TrainingSection
 
@@ -295,6 +295,6 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
         raise UserError(
             "flag --optim", f"{options.optim!r} is none that train.py runs", did_you_mean(options.optim, known)
         )
-    return Wanted(shape, options.max_length, batch, options.method, trained, kernels="Liger" if options.liger else "torch",
+    return Wanted(shape, options.max_length, batch, options.method, trained, kernels=("Liger",) if options.liger else INSTALLED,
                   margin=options.margin, choices=named(options.strategy, options.optim), optimizer=options.optim,
                   micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES)  # fmt: skip

@@ -19,7 +19,9 @@ from .time import cpu_adam_seconds
 from .trace import Traced
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-KERNELS: dict[str, tuple[Kernels, Loss]] = {"torch": (EAGER, "released"), "Liger": (FUSED, "fused")}
+KERNELS: dict[str, tuple[Kernels, Loss]] = {
+    "torch": (EAGER, "released"), "torch.compile": (FUSED, "online"), "Liger": (FUSED, "fused")}  # fmt: skip
+INSTALLED = ("torch", "torch.compile")  # Liger's are a package that requirements.txt leaves out
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 
@@ -55,8 +57,8 @@ class Cluster:
 class Wanted:
     """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
 
-    trained: adapters' parameters, 0 for all weights; kernels: a key of KERNELS; margin: share of each card to leave free
-    choices, micro_batches, optimizer: what the search is among
+    trained: adapters' parameters, 0 for all weights; margin: share of each card to leave free
+    choices, micro_batches, kernels (keys of KERNELS), optimizer: what the search is among
     """
 
     shape: ModelShape
@@ -65,7 +67,7 @@ class Wanted:
     method: Method = "full"
     trained: int = 0
     attended: float = 0
-    kernels: str = "torch"
+    kernels: tuple[str, ...] = INSTALLED
     margin: float = 0.05
     choices: tuple[Choice, ...] = CHOICES
     micro_batches: tuple[int, ...] = MICRO_BATCHES
@@ -74,7 +76,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy with its best micro-batch and checkpointing. refused: why it is not to be taken, whatever it needs."""
+    """A strategy with its best micro-batch, checkpointing and kernels. refused: why it is not to be taken, whatever it needs."""
 
     choice: Choice
     kernels: str
@@ -91,9 +93,14 @@ class Candidate:
         return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib and not self.refused
 
 
-def jobs(wanted: Wanted, cluster: Cluster, choice: Choice) -> Iterator[Job]:
-    """The configurations of one strategy."""
-    node, (kernels, loss) = cluster.node_size, KERNELS[wanted.kernels]
+def compiles(wanted: Wanted, choice: Choice) -> bool:
+    """Whether compiled layers are proven to compute what plain ones do (tests/ranks/test_compile.py)."""
+    return wanted.method == "full" and not (wanted.shape.experts or choice.inside or choice.pipeline or choice.offload)
+
+
+def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
+    """The configurations of one strategy, with the kernels of that name."""
+    node, (kernels, loss) = cluster.node_size, KERNELS[names]
     shape, attention = wanted.shape, attention_of(wanted.shape)
     tensor, expert, context = (node if choice.inside == kind else 1 for kind in ("tensor", "expert", "context"))
     stages = cluster.nodes if choice.pipeline else 1
@@ -166,14 +173,10 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
             continue
         why = trap(wanted.shape, choice)
         found = [
-            Candidate(
-                choice,
-                wanted.kernels,
-                estimate(job, traced=traces(job)),
-                wanted.margin,
-                why or lacks_host(job, cluster),
-            )
-            for job in jobs(wanted, cluster, choice)
+            Candidate(choice, names, estimate(job, traced=traces(job)), wanted.margin, why or lacks_host(job, cluster))
+            for names in wanted.kernels
+            if names != "torch.compile" or compiles(wanted, choice)
+            for job in jobs(wanted, cluster, choice, names)
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
@@ -257,7 +260,7 @@ def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formul
             ways.append(f"sequences of {length:,} tokens instead of {wanted.length:,}")
             break
         length //= 2
-    if wanted.kernels != "Liger" and chosen(candidates(replace(wanted, kernels="Liger"), cluster, traces)):
+    if wanted.kernels != ("Liger",) and chosen(candidates(replace(wanted, kernels=("Liger",)), cluster, traces)):
         ways.append("Liger's kernels (--liger, use_liger_kernel)")
     adapters = replace(wanted, trained=wanted.trained or wanted.shape.parameters // 200)
     lighter: dict[Method, list[tuple[Method, str]]] = {

@@ -63,8 +63,8 @@ def with_liger(wanted: "Wanted", cluster: "Cluster", winner: "Candidate") -> Non
     """What fused kernels would bring, which need a package that requirements.txt leaves out."""
     from . import search
 
-    other = search.chosen(search.candidates(replace(wanted, kernels="Liger"), cluster))
-    if other:
+    other = search.chosen(search.candidates(replace(wanted, kernels=("Liger",)), cluster))
+    if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
         print(f"liger    with liger-kernel installed and use_liger_kernel: {other.choice.name}, micro-batch "
               f"{other.estimate.job.micro_batch}, {speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it")  # fmt: skip
@@ -81,13 +81,13 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
              f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     utilisation = ["MFU"] if wanted.method == "full" else []
-    table = Table("strategy", "micro-batch", "recomputes", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU", *utilisation,
-                  "why", title=title)  # fmt: skip
+    table = Table("strategy", "micro-batch", "recomputes", "kernels", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU",
+                  *utilisation, "why", title=title)  # fmt: skip
     for candidate in ranked[:10]:
         result, style = candidate.estimate, "bold green" if candidate is winner else "" if candidate.fits else "dim"
         again = "layers" if result.job.checkpointing == "full" else "nothing"
         speed = [f"{result.tokens_per_second_per_gpu:,.0f}", f"{result.mfu:.0f}%"] if candidate.fits else ["", ""]
-        table.add_row(candidate.choice.name, str(result.job.micro_batch), again, f"{result.device_gib:.0f}",
+        table.add_row(candidate.choice.name, str(result.job.micro_batch), again, candidate.kernels, f"{result.device_gib:.0f}",
                       *speed[: 1 + len(utilisation)], reason(candidate, winner), style=style)  # fmt: skip
     return table
 

@@ -22,6 +22,11 @@ RATES = {
     "lora": ((2e10, 2e-4), (1e12, 1e-4)),
     "qlora": ((2e10, 2e-4), (1e12, 1e-4)),
 }
+FLAGS: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "torch.compile": {"torch_compile": True},
+    "Liger": {"use_liger_kernel": True},
+}
 COMMENTS = {
     "dataset_name": "multi-turn chats; any set with a `messages` column does",
     "lora_modules_to_save": "the base model has not learned the template's tokens (docs/data.md)",
@@ -73,7 +78,7 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
         "warmup_steps": 0.05,
         "bf16": True,
         "activation_checkpointing": job.checkpointing == "full",
-        **({"use_liger_kernel": True} if candidate.kernels == "Liger" else {}),
+        **FLAGS[candidate.kernels],
         "logging_steps": 10,
         "eval_steps": 50,
         "save_steps": 50,

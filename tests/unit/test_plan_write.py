@@ -176,6 +176,18 @@ def test_the_smallest_change_goes_through_the_methods(model, method, change):
     assert chosen(candidates(wanted, bare)) is None and change in smallest_change(wanted, bare)
 
 
+@pytest.mark.parametrize("model, method, kernels", [
+    ("llama-3.1-8b", "full", "torch.compile"), ("llama-3.1-8b", "lora", "torch"), ("qwen3-30b-a3b", "lora", "torch"),
+])  # fmt: skip
+def test_layers_are_compiled_where_that_is_proven(model, method, kernels):
+    """tests/ranks/test_compile.py: all weights of dense models, under the engines that train.py runs."""
+    trained = 10**7 if method == "lora" else 0
+    ranked, winner = chosen_for(model, Cluster("H100 80GB", 8, 2), method=method, trained=trained)
+    assert winner is not None and winner.kernels == kernels
+    never = {c.choice.name for c in ranked if c.kernels == "torch.compile" and (c.choice.inside or c.choice.offload)}
+    assert not never
+
+
 def test_kernels_are_torchs_unless_asked(capsys):
     assert plan("qwen3-4b", "--gpu", "H100 80GB", "--method", "lora") == 0
     assert "--liger plans with it" in capsys.readouterr().out
