@@ -1,0 +1,142 @@
+"""Rows of published runs beside their estimates, and what is fitted to them: one share per chip."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+from brigade.errors import UserError
+from brigade.estimate import hardware, table
+from brigade.estimate.estimate import Estimate, estimate
+from brigade.estimate.hardware import Gpu
+from brigade.estimate.job import Job
+from brigade.estimate.words import Inexpressible
+
+DATA = Path(__file__).with_name("data")
+TABLES = ("published", "collected")
+# GPU kinds that share their `sustained`: the same chip at the same power.
+CHIPS = {"A100 40GB": "A100", "A100 80GB": "A100", "H100 80GB": "H100", "H200": "H100", "H100 94GB": "H100, 500 W",
+         "RTX 4090": "RTX 4090"}  # fmt: skip
+HEALTHY = 20.0  # percent of MFU below which a run waits for something that no formula knows
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row that can be expressed. memory, speed: what was measured, or None."""
+
+    place: int
+    row: dict[str, str]
+    job: Job
+    memory: float | None
+    speed: float | None
+
+    @property
+    def source(self) -> str:
+        return self.row["set"]
+
+    @property
+    def model(self) -> str:
+        return self.job.shape.name
+
+    @property
+    def ok(self) -> bool:
+        return self.row["status"] == "ok"
+
+    @cached_property
+    def healthy(self) -> bool:
+        return (table.figure(self.row, "mfu_pct") or measured_mfu(self)) > HEALTHY
+
+    @property
+    def says_what(self) -> bool:
+        """Whether its source says which memory it measured."""
+        return "unknown" not in self.row["mem_kind"]
+
+    @property
+    def fits_speed(self) -> bool:
+        """Whether `sustained` is fitted to it."""
+        return bool(self.speed) and self.healthy
+
+    @cached_property
+    def chip(self) -> str:
+        return CHIPS.get(hardware.gpu(self.job.gpu).kind, "")
+
+
+@cache
+def runs() -> list[Run]:
+    """Every expressible row of TABLES."""
+    found: list[Run] = []
+    for name in TABLES:
+        for row in table.read(DATA / f"{name}.csv"):
+            try:
+                job = table.expressed(row).job
+            except (Inexpressible, UserError):
+                continue
+            ok = row["status"] == "ok"
+            memory, speed = ((table.figure(row, name) if ok else None) for name in ("peak_mem_gib", "tok_s_gpu"))
+            found.append(Run(len(found), row, job, memory, speed))
+    return found
+
+
+@cache
+def _estimate(place: int, hundredths: int | None) -> Estimate:
+    run = runs()[place]
+    device: Gpu = hardware.gpu(run.job.gpu)
+    return estimate(run.job, replace(device, sustained=hundredths / 100) if hundredths else device)
+
+
+def estimated(run: Run, sustained: dict[str, float]) -> Estimate:
+    """With a chip's `sustained`, in hundredths, or the catalogue's where it is not given."""
+    value = sustained.get(run.chip)
+    return _estimate(run.place, round(100 * value) if value else None)
+
+
+def speed_error(run: Run, sustained: dict[str, float]) -> float:
+    """Predicted over measured tokens per second."""
+    assert run.speed
+    return estimated(run, sustained).tokens_per_second_per_gpu / run.speed
+
+
+def memory_error(run: Run) -> float:
+    assert run.memory
+    found = estimated(run, {})
+    return (found.allocated_gib if table.counts_allocated(run.row) else found.reserved_gib) / run.memory
+
+
+def measured_mfu(run: Run) -> float:
+    found = estimated(run, {})
+    return found.mfu * run.speed / found.tokens_per_second_per_gpu if run.speed else 100.0
+
+
+# ---- fitting -----------------------------------------------------------------------------------------------------
+def fit(training: Iterable[Run]) -> dict[str, float]:
+    """`sustained` of each chip that has at least three healthy rows: it makes the median of predicted over measured speed 1."""
+    by_chip: dict[str, list[Run]] = defaultdict(list)
+    for run in training:
+        if run.fits_speed and run.chip:
+            by_chip[run.chip].append(run)
+    return {chip: _root(members) for chip, members in by_chip.items() if len(members) >= 3}
+
+
+def _root(members: list[Run]) -> float:
+    """By bisection over hundredths; speed grows with `sustained`."""
+    low, high, chip = 30, 120, members[0].chip
+    while high - low > 1:
+        middle = (low + high) // 2
+        above = statistics.median(speed_error(run, {chip: middle / 100}) for run in members) > 1
+        low, high = (low, middle) if above else (middle, high)
+    return high / 100
+
+
+def left_out(key: Callable[[Run], str]) -> dict[str, list[tuple[Run, float]]]:
+    """For each source (or model): its runs, and predicted over measured speed with `sustained` fitted to all others."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs():
+        if run.speed:
+            groups[key(run)].append(run)
+    result = {}
+    for name, members in groups.items():
+        sustained = fit(run for run in runs() if key(run) != name)
+        result[name] = [(run, speed_error(run, sustained)) for run in members]
+    return result

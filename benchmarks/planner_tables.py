@@ -1,0 +1,153 @@
+"""The tables of docs/planner-accuracy.md: how far estimates are off, set by set, left out, and as a choice."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from brigade.estimate import table
+from brigade.estimate.memory import GIB
+
+from .planner_rows import DATA, HEALTHY, TABLES, Run, estimated, left_out, measured_mfu, memory_error, runs, speed_error
+
+
+def spread(errors: Iterable[float]) -> str:
+    """Rows, median and p90 of |predicted / measured - 1|, and the median with its sign."""
+    ordered = sorted(errors)
+    count, median, p90 = table.quantiles(error - 1 for error in ordered)
+    if not count:
+        return " |  |  | "
+    return f"{count} | {median:.1f}% | {p90:.1f}% | {100 * (statistics.median(ordered) - 1):+.1f}%"
+
+
+def by_set() -> str:
+    lines = ["| set | rows | estimated | memory: rows | median | p90 | bias | speed: rows | median | p90 | bias "
+             "| failed, called unfit | ran, called unfit |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name in TABLES:
+        rows = table.read(DATA / f"{name}.csv")
+        for source in dict.fromkeys(row["set"] for row in rows):
+            members = [run for run in runs() if run.source == source]
+            memory = spread(memory_error(run) for run in members if run.memory)
+            speed = spread(speed_error(run, {}) for run in members if run.speed)
+            unfit = {True: [0, 0], False: [0, 0]}
+            for run in members:
+                unfit[run.ok][0] += not estimated(run, {}).fits
+                unfit[run.ok][1] += 1
+            verdicts = " | ".join(f"{told} of {count}" if count else "" for told, count in (unfit[False], unfit[True]))
+            lines.append(
+                f"| {source} | {sum(row['set'] == source for row in rows)} | {len(members)} | {memory} | {speed} | {verdicts} |"
+            )
+    return "\n".join(lines)
+
+
+def trivial(run: Run, others: list[Run]) -> float:
+    """Predicted over measured speed if every run had the median MFU of the other sources' runs on that chip."""
+    same = [one for one in others if one.chip == run.chip] or others
+    return statistics.median(measured_mfu(one) for one in same) / measured_mfu(run)
+
+
+def leave_one_out(key: Callable[[Run], str], what: str) -> str:
+    """The table of left-out groups, beside a model that knows nothing but the median MFU of the others."""
+    lines = [
+        f"| left out: {what} | speed: rows | median | p90 | bias | median with the others' MFU |",
+        "|---|---|---|---|---|---|",
+    ]
+    every, plain = [], []
+    for name, members in left_out(key).items():
+        healthy = [(run, error) for run, error in members if run.healthy]
+        if len(healthy) < 3:
+            every += [error for _, error in healthy]
+            continue
+        others = [run for run in runs() if key(run) != name and run.speed and run.healthy]
+        simple = [trivial(run, others) for run, _ in healthy]
+        every += [error for _, error in healthy]
+        plain += simple
+        lines.append(
+            f"| {name} | {spread(error for _, error in healthy)} | {table.quantiles(e - 1 for e in simple)[1]:.1f}% |"
+        )
+    lines.append(f"| **all** | {spread(every)} | {table.quantiles(e - 1 for e in plain)[1]:.1f}% |")
+    return "\n".join(lines)
+
+
+def textbook(run: Run) -> float:
+    """GiB of model states by the table of Rajbhandari et al. 2020 (arXiv 1910.02054), and nothing else."""
+    job = run.job
+    shared = [job.shard_ranks if job.stage >= stage else 1 for stage in (1, 2, 3)]
+    whole = job.shape.parameters / job.tensor / job.pipeline
+    trained = job.trained / job.tensor / job.pipeline if job.trained else whole
+    frozen = {"full": 0.0, "lora": 2.0, "qlora": 0.5}[job.method] * whole
+    return (12 * trained / shared[0] + 2 * trained / shared[1] + (2 * trained + frozen) / shared[2]) / GIB
+
+
+def memory_left_out() -> str:
+    """By source, beside a model that knows nothing but the textbook's states, times what the others' runs had of them."""
+    lines = [
+        "| source | memory: rows | median | p90 | bias | median with the textbook's states |",
+        "|---|---|---|---|---|---|",
+    ]
+    measured = [run for run in runs() if run.memory]
+    plain: dict[bool, list[float]] = {True: [], False: []}
+    for source in dict.fromkeys(run.source for run in measured):
+        members = [run for run in measured if run.source == source]
+        ratio = statistics.median((run.memory or 0.0) / textbook(run) for run in measured if run.source != source)
+        simple = [ratio * textbook(run) / (run.memory or 0.0) - 1 for run in members]
+        plain[members[0].says_what] += simple
+        lines.append(f"| {source} | {spread(map(memory_error, members))} | {table.quantiles(simple)[1]:.1f}% |")
+    told = [run for run in measured if run.says_what]
+    lines.append(f"| **where the source says what it measured** | {spread(map(memory_error, told))} "
+                 f"| {table.quantiles(plain[True])[1]:.1f}% |")  # fmt: skip
+    every = table.quantiles(plain[True] + plain[False])[1]
+    return "\n".join([*lines, f"| **all** | {spread(map(memory_error, measured))} | {every:.1f}% |"])
+
+
+def first_choices() -> str:
+    """Of cells (source, model, method, GPU kind, GPUs, sequence length) with several configurations: is the first choice good?"""
+    cells: dict[str, dict[tuple[Any, ...], list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs():
+        if run.speed:
+            cells[run.source][run.model, run.job.method, run.job.gpu, run.job.gpus, run.job.sequence].append(run)
+    lines = ["| set | cells | first choice within 10 % of the best | worst |", "|---|---|---|---|"]
+    every: list[float] = []
+    for source, members in cells.items():
+        shares = [_share_of_best([(estimated(run, {}).tokens_per_second_per_gpu, run.speed or 0.0) for run in cell])
+                  for cell in members.values() if len(cell) > 1]  # fmt: skip
+        if shares:
+            lines.append(_near(source, shares))
+        every += shares
+    return "\n".join([*lines, _near("**all**", every)])
+
+
+def _near(name: str, shares: list[float]) -> str:
+    return f"| {name} | {len(shares)} | {sum(share >= 0.9 for share in shares)} | {100 * min(shares):.0f}% |"
+
+
+def _share_of_best(cell: list[tuple[float, float]]) -> float:
+    """cell: (predicted, measured) speeds. The share of the best measured one that the predicted best has."""
+    return max(cell)[1] / max(measured for _, measured in cell)
+
+
+def playbook() -> dict[str, Any]:
+    """Errors and ranking on the Ultra-Scale Playbook's whole table."""
+    rows = [row | table.predict(row) for row in table.read(DATA / "playbook_h100.csv")]
+    told = [row for row in rows if not row["reason"]]
+    ok = [row for row in told if row["status"] == "ok"]
+    sane = [
+        row
+        for row in ok
+        if int(row["tp"]) <= 8 and int(row["grad_acc"]) >= int(row["pp"]) and float(row["mem_gb"]) < 70
+    ]
+    healthy = [row for row in sane if float(row["mfu_pct"]) > HEALTHY]
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in sane:
+        cells[row["model"], row["nodes"]].append(row)
+    shares = {
+        name: [_share_of_best([(float(row["pred_tok_s_gpu"]), float(row["tok_s_gpu"])) for row in cell])
+               for members in cells.values() if (cell := [row for row in members if float(row["mfu_pct"]) > least])]
+        for name, least in (("all", 0.0), ("healthy", HEALTHY))
+    }  # fmt: skip
+    return {"rows": len(rows), "told": len(told), "ok": len(ok), "sane": len(sane), "healthy": len(healthy),
+            "memory": table.quantiles(table.errors(row)[0] for row in sane),
+            "speed": table.quantiles(table.errors(row)[1] for row in healthy),
+            "speed_all": table.quantiles(table.errors(row)[1] for row in sane), "shares": shares,
+            "refused": sum(row["fits"] == "no" for row in ok)}  # fmt: skip
