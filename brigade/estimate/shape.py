@@ -149,10 +149,6 @@ class ModelShape:
         return (self.matmul_active - ends) / self.layers
 
     @property
-    def largest_layer(self) -> int:
-        return max(self.moe_layer if self.moe_layers else 0, self.dense_layer if self.dense_layers else 0)
-
-    @property
     def dense_layers(self) -> int:
         return self.layers - self.moe_layers
 

@@ -261,7 +261,7 @@ def test_experts_of_an_unknown_architecture():
 def test_measured_and_known_shapes_agree(family, values):
     document = {"model_type": family, **values}
     known, seen = shape_of(document, "x"), measured.shape_from_model(document)
-    for name in ("parameters", "active", "embedding", "head", "kv_heads", "head_dim", "ffn", "expert", "largest_layer"):
+    for name in ("parameters", "active", "embedding", "head", "kv_heads", "head_dim", "ffn", "expert", "layer_matmul"):
         assert getattr(known, name) == getattr(seen, name), name
     assert known.family.gated == seen.family.gated and known.family.layer_norm == seen.family.layer_norm
     assert lora_parameters(known, 8) == lora_parameters(seen, 8)
