@@ -19,7 +19,7 @@ CONTENTION = (
 )
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
 GROUPED = 0.75  # of a dense product's rate that products of many experts at once reach
-ADAPTED = 1.7  # of the kernels of a layer, with LoRA: 4.7 ms a layer of Qwen 7B at 256 tokens (collected.csv, qwen-007)
+ADAPTED = 1.7  # times as long to launch with LoRA, which has 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
 NVME = 6e9  # bytes per second and node of local disks
