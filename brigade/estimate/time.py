@@ -13,13 +13,15 @@ from .memory import LOGIT_BYTES, stage_layers, stage_parameters
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
-FP8 = 1.7
+FP8 = 1.7  # times as fast as bf16, of dense products; those of experts gain nothing in published runs
 CONTENTION = (
     0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
 )
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
-GROUPED = 0.75  # of a dense product's rate that products of many experts at once reach
-ADAPTED = 1.7  # times as long to launch with LoRA, which has 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
+GROUPED = (
+    0.8  # of a dense product's rate that those of many experts at once reach: the median of 12 published runs in bf16
+)
+ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
 NVME = 6e9  # bytes per second and node of local disks
@@ -51,7 +53,7 @@ def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool =
     """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
-    rate = g.product_rate * (FP8 if fp8 else 1) * (GROUPED if groups > 1 else 1)
+    rate = g.product_rate * (GROUPED if groups > 1 else FP8 if fp8 else 1)
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
     return max(compute, memory)
