@@ -35,6 +35,7 @@ class Job:
     labelled: share of the tokens that have logits: with padding_free those alone that a label follows
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
+    quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
     offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
     checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
         op"), or whole layers, of which `every`-th
@@ -60,6 +61,7 @@ class Job:
     virtual: int = 1
     shard: int = 0
     hpz: int = 0
+    quantised: bool = False
     offload: str = ""
     attended: float = 0
     labelled: float = 1.0

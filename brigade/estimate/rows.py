@@ -223,7 +223,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         traits["engine"] = "ddp"
     job = Job(shape, sequence, micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
                context=context, virtual=size(row, "vp", 1), shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
-               hpz=node if re.search(r"hpz", strategy) else 0, checkpointing=how, every=every, offload_activations=offloaded,
+               hpz=node if re.search(r"hpz|zero ?\+\+", strategy) else 0,
+               quantised=bool(re.search(r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|zero ?\+\+(?!.*hpz)", strategy)),
+               checkpointing=how, every=every, offload_activations=offloaded,
                gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss, expert=expert, fp8=precision == "fp8",
                offload=offload, optimizer=optimizer, **traits)  # fmt: skip
     if job.gpus != gpus:

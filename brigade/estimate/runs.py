@@ -70,9 +70,11 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
         "they know no DoRA": method_of(recipe.model).endswith("dora"),
         f"they do not know what ddp_comm_hook {training.ddp_comm_hook} saves": training.ddp_comm_hook != "none"
         and ranks > 1,
-        "they do not know ZeRO++'s quantised weights and gradients": any(
-            zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights")
-        ),
+        "they know ZeRO++'s quantised weights and gradients, but neither alone": zero.get(
+            "zero_quantized_weights", False
+        )
+        != zero.get("zero_quantized_gradients", False),
+        "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
         "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
@@ -81,7 +83,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
 
 
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
-    """A Job's engine, stage, shard, hpz and offload."""
+    """What a Job says of how states are spread, and of what is sent."""
     if strategy.is_fsdp:
         return {"engine": "fsdp2", "stage": 3, "shard": strategy.shard if strategy.kind == "hsdp" else 0}
     if strategy.ds_config is None:
@@ -92,7 +94,8 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     devices = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
     offload = "nvme" if "nvme" in devices.values() else "all" if devices["param"] != "none" else (
         "optimizer" if devices["optimizer"] != "none" else "")  # fmt: skip
-    return {"engine": "zero", "stage": zero["stage"], "hpz": hpz if hpz > 1 else 0, "offload": offload}
+    return {"engine": "zero", "stage": zero["stage"], "hpz": hpz if hpz > 1 else 0, "offload": offload,
+            "quantised": bool(zero.get("zero_quantized_weights"))}  # fmt: skip
 
 
 def record(job: Job) -> dict[str, Any]:

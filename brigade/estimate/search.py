@@ -95,7 +95,7 @@ class Candidate:
 
 def compiles(wanted: Wanted, choice: Choice) -> bool:
     """Whether compiled layers are proven to compute what plain ones do (tests/ranks/test_compile.py)."""
-    return wanted.method == "full" and not (wanted.shape.experts or choice.inside or choice.pipeline or choice.offload)
+    return wanted.method == "full" and not (wanted.shape.experts or choice.only or choice.offload)
 
 
 def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
@@ -115,7 +115,7 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterat
                 expert=expert, context=context,
                 attended=wanted.attended, attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
-                hpz=node if choice.group and choice.engine == "zero" else 0,
+                hpz=node if choice.group and choice.engine == "zero" else 0, quantised=choice.quantised,
                 offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
                 trained=wanted.trained, optimizer=wanted.optimizer, gpu=cluster.gpu, node_size=node, link=cluster.link,
             )  # fmt: skip
@@ -217,7 +217,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return f"out of memory by {lacks:.0f} GiB: {largest} take {parts[largest] / GIB:.0f}"
     if candidate.choice.only:
         against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
-        return f"estimate only: train.py does not run it{against}"
+        return f"estimate only: {candidate.choice.why_only}{against}"
     if winner and winner.estimate.safe and not result.safe:
         return f"may not fit: up to {result.memory_interval()[1] + result.context / GIB:.0f} GiB"
     if winner and candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:

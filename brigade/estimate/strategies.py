@@ -1,4 +1,4 @@
-"""The strategies that train.py runs, as the planner sees them: what they shard, what they offload, and which file names them."""
+"""The strategies of train.py and of others, as the planner sees them: what they shard and offload, and which file names them."""
 
 import re
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ class Choice:
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
     file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
     inside: "tensor", "expert" or "context": what a node's GPUs divide among them; pipeline: each node is a stage
+    quantised: what it sends is rounded to 8 and 4 bits
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
 
@@ -27,6 +28,7 @@ class Choice:
     offload: str = ""
     inside: str = ""
     pipeline: bool = False
+    quantised: bool = False
 
     @property
     def key(self) -> str:
@@ -36,8 +38,14 @@ class Choice:
 
     @property
     def only(self) -> bool:
-        """Estimated, but not run by train.py."""
-        return bool(self.inside) or self.pipeline
+        """Estimated, but not chosen."""
+        return bool(self.why_only)
+
+    @property
+    def why_only(self) -> str:
+        if self.quantised:
+            return "it rounds what it sends, as no GPU has shown here"
+        return "train.py does not run it" if self.inside or self.pipeline else ""
 
 
 CHOICES = (
@@ -48,6 +56,7 @@ CHOICES = (
     Choice("ZeRO-3", "zero", 3, "ds_configs/zero3.json", 2),
     Choice("HSDP", "fsdp2", 3, "hsdp", 3, group="node"),
     Choice("ZeRO-3 hpZ", "zero", 3, "ds_configs/zero3_hpz.json", 4, group="node"),
+    Choice("ZeRO++", "zero", 3, "ds_configs/zeropp.json", 5, group="node", quantised=True),
     Choice("ZeRO-2 offload", "zero", 2, "ds_configs/zero2_offload.json", 5, offload="optimizer"),
     Choice("ZeRO-3 offload", "zero", 3, "ds_configs/zero3_offload.json", 6, offload="optimizer"),
     Choice("ZeRO-3 offload all", "zero", 3, "ds_configs/zero3_offload_param.json", 7, offload="all"),

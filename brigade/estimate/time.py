@@ -191,11 +191,15 @@ def _data(job: Job, net: Links, forward: float, backward: float, psi: float, tra
     n, s = job.shard_ranks, job.shape
     layers = s.layers / job.pipeline
     if job.stage >= 3:
-        gather = layers * net.half(engine.gathered * psi / layers, n, stride)
+        # ZeRO++ (arXiv 2306.10209, table 1): half of the weights' bytes and a quarter of the gradients'.
+        gathered, reduced = (
+            (engine.gathered / 2, engine.reduced / 4) if job.quantised else (engine.gathered, engine.reduced)
+        )
+        gather = layers * net.half(gathered * psi / layers, n, stride)
         if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
             inside = layers * net.half(engine.gathered * psi / layers, job.hpz, stride)
             gather = (gather + (2 * m - 1) * inside) / (2 * m)
-        scatter = layers * net.half(engine.reduced * trained / layers, n, stride)
+        scatter = layers * net.half(reduced * trained / layers, n, stride)
         replicas = ranks // n
         across = layers * net.all_reduce(engine.reduced * trained / n / layers, replicas, stride * n)
         exposed = m * (max(0.0, gather - forward) + max(0.0, gather + scatter - backward)) + 2 * gather / layers

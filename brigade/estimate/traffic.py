@@ -19,7 +19,6 @@ Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in do
 
 from dataclasses import dataclass
 
-from .job import Job
 from .shape import ModelShape
 
 
@@ -75,11 +74,3 @@ def traffic(kind: str, parameters: float, nodes: int, node_size: int, accumulati
 def unreleased(shape: ModelShape) -> int:
     """Elements that FSDP2 gathers once per micro-batch: the output head, or the embedding that is also it, and the final norm."""
     return (shape.head or shape.embedding) + shape.hidden
-
-
-def of_job(job: Job) -> Traffic:
-    """Of a dense model's full fine-tuning by one of the strategies that train.py runs, over NCCL."""
-    kind = f"zero{job.stage}" if job.engine == "zero" else job.engine
-    whole = unreleased(job.shape) if kind == "fsdp2" else 0
-    return traffic(kind, job.shape.parameters, job.nodes, min(job.node_size, job.gpus), job.accumulation,
-                   shard=job.shard, hpz=job.hpz, whole=whole)  # fmt: skip

@@ -171,6 +171,13 @@ def test_activations_need_more_room_than_states():
     assert SHORT_IN_STEP < SHORT < 1
 
 
+def test_zero_plus_plus_sends_less_over_slow_networks_and_takes_no_memory():
+    plain = job(LLAMA_8B, engine="zero", data=16, hpz=8, link="100 Gb/s")
+    rounded = replace(plain, quantised=True)
+    assert 2 * step_time(rounded).across < step_time(plain).across
+    assert memory(rounded) == memory(plain)
+
+
 def test_adapters_cost_time_where_they_lie():
     job = Job(LLAMA_8B, 2**12, method="lora", trained=10**5)
     costs = [step_time(replace(job, targets=targets, adapter_dropout=dropout)).compute

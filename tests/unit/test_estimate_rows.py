@@ -158,10 +158,18 @@ def test_a_single_gpu_needs_no_strategy():
     assert made(strategy="ZeRO++ hpZ", n_gpus="16").hpz == made(strategy="HSDP", n_gpus="16").shard == 8
 
 
+@pytest.mark.parametrize(
+    "strategy, quantised", [("ZeRO++", True), ("ZeRO++ (hpZ)", False), ("ZeRO++ hpZ + qwZ + qgZ", True)]
+)
+def test_what_zero_plus_plus_sends(strategy, quantised):
+    found = made(strategy=strategy, n_gpus="16")
+    assert (found.engine, found.stage, found.hpz, found.quantised) == ("zero", 3, 8, quantised)
+
+
 @pytest.mark.parametrize("changes, said", [
     ({"strategy": "FSDP + CPU offload"}, "offload without DeepSpeed"), ({"strategy": ""}, "not known here"),
     ({"strategy": "Gemini"}, "not known here"), ({"strategy": "ZeRO-2", "zero": "3"}, "the column zero 3"),
-    ({"strategy": "ZeRO++"}, "quantised"), ({"strategy": "ZeRO-3 MiCS"}, "MiCS"), ({"zero": "4"}, "there is no ZeRO-4"),
+    ({"strategy": "ZeRO-3 MiCS"}, "MiCS"), ({"zero": "4"}, "there is no ZeRO-4"),
     ({"framework": "", "strategy": "", "zero": ""}, "not known here"),
     ({"framework": "DeepSpeed", "strategy": ""}, "no ZeRO stage"),
     ({"framework": "Unsloth"}, "unsloth"), ({"framework": "MaxText (JAX)"}, "its framework"),

@@ -81,11 +81,11 @@ def test_a_search_among_what_is_asked_for(capsys, tmp_path):
         "DDP",
         "FSDP2",
         "HSDP",
-        *(c.name for c in CHOICES if c.only),
+        *(c.name for c in CHOICES if c.only and c.engine != "zero"),
     ]
     assert all(named([name], "sgd") == (choice,) for choice in CHOICES for name in (choice.key, choice.name))
     files = {path.stem for path in ROOT.glob("ds_configs/*.json")}
-    assert {choice.key for choice in CHOICES if choice.file.endswith("json")} < files
+    assert {choice.key for choice in CHOICES if choice.file.endswith("json")} == files
 
 
 def test_eight_bit_moments_take_less(capsys):

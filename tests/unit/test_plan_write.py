@@ -121,7 +121,9 @@ def test_slow_networks_and_the_cpus_adam_are_named():
 def test_what_train_py_does_not_run_is_an_estimate_only():
     ranked, winner = chosen_for("llama-3.1-70b", Cluster("H100 80GB", 8, 4))
     only = {candidate.choice.name: candidate for candidate in ranked if candidate.choice.only}
-    assert only.keys() == {"TP x FSDP2", "CP x FSDP2", "TP x PP x ZeRO-1"} and winner and not winner.choice.only
+    assert (
+        only.keys() == {"TP x FSDP2", "CP x FSDP2", "TP x PP x ZeRO-1", "ZeRO++"} and winner and not winner.choice.only
+    )
     assert all(reason(candidate, winner).startswith("estimate only") for candidate in only.values() if candidate.fits)
     ranked, winner = chosen_for("qwen3-30b-a3b", Cluster("H100 80GB", 8, 2))
     assert any(candidate.choice.name == "EP x FSDP2" for candidate in ranked) and not winner.choice.only

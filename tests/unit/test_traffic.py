@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.communication import STRATEGIES
-from brigade.estimate.job import Job
 from brigade.estimate.names import named_shape
-from brigade.estimate.traffic import of_job, traffic, unreleased
+from brigade.estimate.traffic import traffic, unreleased
 
 MANY = 10**6  # ranks, so that (n-1)/n is 1
 
@@ -46,11 +45,8 @@ def test_nothing_leaves_a_single_node():
     assert all(traffic(kind, 100, 1, 8, 4).total == 0 for kind in ("ddp", "zero1", "zero2", "zero3", "fsdp2"))
 
 
-def test_a_job_of_the_planner():
-    shape = named_shape("recipes/llama-3.1-8b")
-    job = Job(shape, 4096, accumulation=4, engine="fsdp2", stage=3, data=16)
-    assert of_job(job) == traffic("fsdp2", shape.parameters, 2, 8, 4, whole=unreleased(shape))
-    assert unreleased(shape) == 128256 * 4096 + 4096
+def test_what_stays_gathered():
+    assert unreleased(named_shape("recipes/llama-3.1-8b")) == 128256 * 4096 + 4096
 
 
 def test_what_was_counted_on_network_cards():
