@@ -4,12 +4,28 @@ Adapters lie on linear layers: targets names them, of the projections q, k, v an
 one adapter, and experts have none (docs/methods.md).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from .layer import Kernels, Op
 from .shape import ModelShape
 
 ALL = "qkvom"
+# Names of linear layers in Transformers' models -> what of ALL they are; the MLP is all of one of the last sets.
+NAMES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "qkv_proj": "qkv", "query_key_value": "qkv", "o_proj": "o"}
+MLPS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
+
+
+def targets_of(modules: str | Collection[str]) -> str:
+    """The targets that a recipe's lora_target_modules names; "" for layers that no formula knows."""
+    if modules == "all-linear":
+        return ALL
+    named = {modules} if isinstance(modules, str) else set(modules)
+    mlp = next((names for names in MLPS if names <= named), set())
+    rest = named - mlp
+    if not rest <= NAMES.keys():
+        return ""
+    found = set("".join(NAMES[name] for name in rest)) | ({"m"} if mlp else set())
+    return "".join(one for one in ALL if one in found)
 
 
 def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
@@ -50,8 +66,12 @@ def adapter_bytes(shape: ModelShape, kernels: Kernels, targets: str = ALL, *, mo
     if "norm" not in kernels and not family.layer_norm:
         queries = (shape.query_width + shape.key_value_width / 2) * family.qk_norm
         less += (4 if family.fp32_norm else 2) * (2 * h + queries)
+    if not set(targets) & set("qkv"):
+        less += 2 * h
     if moe:
         less += 2 * h + 2 * top * h + 2 * top * shape.expert_ffn
+    elif "m" not in targets:
+        less += 2 * h + 2 * shape.ffn
     read = list(linears(shape, targets, moe=moe))
     inputs = sum(inner for _, inner, _ in read)
     # What a copy replaces; attention keeps its own output in any case.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .job import Job
-from .memory import stage_parameters
+from .memory import gathered_bytes, stage_parameters
 from .states import OPTIMIZER_BYTES
 
 PROCESS = 3.5e9  # resident, of one rank: Python, torch with CUDA's libraries, Transformers
@@ -45,10 +45,11 @@ def host(job: Job) -> Host:
         loading = width * psi * (1 if job.engine == "fsdp2" else ranks)
     states = 4 + OPTIMIZER_BYTES[job.optimizer]
     share = trained / job.shard_ranks * ranks
+    weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
     offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
     if job.offload == "all":
-        offloaded += 2 * psi / job.shard_ranks * ranks
+        offloaded += weights
     halves = {1: 4, 2: 4, 3: 2}.get(job.stage, 0) if job.engine == "zero" and job.method == "full" else 0
     kept = states * trained + halves * psi
-    swapped = (states + 4) * share + 2 * psi / job.shard_ranks * ranks if job.offload == "nvme" else 0.0
+    swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
     return Host(loading + ranks * PROCESS, PINNED * offloaded + ranks * PROCESS, kept, swapped)

@@ -173,7 +173,7 @@ def logit_bytes(job: Job) -> float:
 def held_states(job: Job) -> StateBytesPerRank:
     """What one rank holds of the model in the optimizer's step. Without pipeline and tensor parallelism."""
     psi = job.shape.parameters
-    return _states(job, job.trained or psi, _frozen_bytes(job, psi))[0]
+    return _states(job, job.trained or psi, frozen_bytes(job, psi))[0]
 
 
 def moments(job: Job, traced: Traced | None = None) -> list[Memory]:
@@ -193,7 +193,7 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     psi = stage_parameters(job, layers, first=first, last=last)
     trained = job.trained / job.tensor / job.pipeline if job.trained else psi
     experts = expert_parameters(job, layers) if job.expert > 1 else 0.0
-    states, held = _states(job, trained, _frozen_bytes(job, psi), experts)
+    states, held = _states(job, trained, frozen_bytes(job, psi), experts)
     kept, back = activation_bytes(job)
     kept *= layers * micro_batches_in_flight(job, place)
     logits = logit_bytes(job) if last else 0.0
@@ -271,7 +271,12 @@ def gradient_bytes(job: Job) -> float:
     return _states(job, psi, 0.0, expert_parameters(job, layers) if job.expert > 1 else 0.0)[1]
 
 
-def _frozen_bytes(job: Job, psi: float) -> float:
+def gathered_bytes(job: Job, psi: float) -> float:
+    """Of `psi` parameters as they are gathered or moved: in half precision, but QLoRA's."""
+    return frozen_bytes(job, psi) if job.method == "qlora" else job.conventions.gathered * psi
+
+
+def frozen_bytes(job: Job, psi: float) -> float:
     """The weights under adapters: bf16, or in linear layers four bits with nested constants (QLoRA).
 
     Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes

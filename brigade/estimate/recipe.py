@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..flags import Settings
 from ..recipe import REPOSITORY, batch_arithmetic, find
 from ..strategy import Strategy, choose
-from .adapters import lora_parameters
+from .adapters import ALL, lora_parameters, targets_of
 from .job import Job, Method
 from .names import described, named_config
 from .runs import NoPromise, job_of_run
@@ -58,11 +58,11 @@ def source_of(name: str) -> Source:
     return sources().get(plain) or next((s for s in sources().values() if name == s.hub), Source(name))
 
 
-def trained_parameters(shape: ModelShape, method: Method, rank: int, whole: list[str]) -> int:
+def trained_parameters(shape: ModelShape, method: Method, rank: int, whole: list[str], targets: str = ALL) -> int:
     """Of adapters and of the ends that are trained whole beside them; 0: all."""
     if method == "full":
         return 0
-    return lora_parameters(shape, rank) + sum(shape.vocab * shape.hidden for _ in whole)
+    return lora_parameters(shape, rank, targets) + sum(shape.vocab * shape.hidden for _ in whole)
 
 
 def hosts_of(settings: Settings) -> dict[str, int]:
@@ -82,7 +82,7 @@ def strategy_of(settings: Settings) -> Strategy:
 def job_of(settings: Settings, link: str = "") -> Job:
     """The recipe on its own cluster, packed full. link: the network between hosts, "" for the GPU kind's usual one.
 
-    Adapters are counted as on all linear layers. Raises UserError for what the run would refuse, or no formula covers.
+    Raises UserError for what the run would refuse, or no formula covers.
     """
     model, training, cluster = settings.recipe.model, settings.recipe.training, settings.recipe.cluster
     beside = settings.recipe_path.with_name(BESIDE)
@@ -90,7 +90,8 @@ def job_of(settings: Settings, link: str = "") -> Job:
     hosts, shape = hosts_of(settings), described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
     method: Method = "qlora" if model.load_in_4bit else "lora" if model.use_peft else "full"
-    trained = trained_parameters(shape, method, model.lora_r, model.lora_modules_to_save)
+    targets = targets_of(model.lora_target_modules)
+    trained = trained_parameters(shape, method, model.lora_r, model.lora_modules_to_save, targets)
     batch = batch_arithmetic(training, ranks, settings.place("global_batch_size"))
     try:
         job = job_of_run(settings.recipe, strategy_of(settings), batch, ranks, node, config, cluster.gpu or "H100 80GB",

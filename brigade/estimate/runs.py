@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..recipe import Batch
 from ..schema import Recipe
 from ..strategy import Strategy
-from .adapters import lora_parameters
+from .adapters import ALL, lora_parameters, targets_of
 from .job import Job, Method
 from .layer import EAGER, FUSED, Attention
 from .names import described
@@ -46,10 +46,13 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
     except UserError as error:
         raise NoPromise(f"{error.place}: {error.problem}") from None
     method: Method = "full" if not model.use_peft else "qlora" if model.load_in_4bit else "lora"
+    targets = targets_of(model.lora_target_modules)
+    if method != "full" and not targets:
+        raise NoPromise("the formulas count adapters on attention's projections, the MLP or all linear layers")
     if method != "full" and not trained:
-        if model.lora_target_modules != "all-linear" or model.lora_modules_to_save:
-            raise NoPromise("the formulas count adapters on all linear layers alone")
-        trained = lora_parameters(shape, model.lora_r)
+        if model.lora_modules_to_save:
+            raise NoPromise("the formulas count adapters alone, and not what is trained whole beside them")
+        trained = lora_parameters(shape, model.lora_r, targets)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
@@ -57,6 +60,7 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
         attention=attention_of(shape, model.attn_implementation),
         loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
         trained=trained if method != "full" else 0, adapter_dropout=method != "full" and model.lora_dropout > 0,
+        targets=targets or ALL,
         optimizer=training.optim, **_engine(strategy, node_size),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from .hardware import Gpu, gpu
 from .job import Job
 from .layer import Op, layer_ops
 from .links import Links, links
-from .memory import LOGIT_BYTES, stage_layers, stage_parameters
+from .memory import LOGIT_BYTES, gathered_bytes, stage_layers, stage_parameters
 
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
@@ -192,12 +192,10 @@ def _data(job: Job, net: Links, forward: float, backward: float, psi: float, tra
     layers = s.layers / job.pipeline
     if job.stage >= 3:
         # ZeRO++ (arXiv 2306.10209, table 1): half of the weights' bytes and a quarter of the gradients'.
-        gathered, reduced = (
-            (engine.gathered / 2, engine.reduced / 4) if job.quantised else (engine.gathered, engine.reduced)
-        )
-        gather = layers * net.half(gathered * psi / layers, n, stride)
+        weights, reduced = gathered_bytes(job, psi) / layers, engine.reduced / (4 if job.quantised else 1)
+        gather = layers * net.half(weights / (2 if job.quantised else 1), n, stride)
         if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
-            inside = layers * net.half(engine.gathered * psi / layers, job.hpz, stride)
+            inside = layers * net.half(weights, job.hpz, stride)
             gather = (gather + (2 * m - 1) * inside) / (2 * m)
         scatter = layers * net.half(reduced * trained / layers, n, stride)
         replicas = ranks // n
@@ -232,7 +230,7 @@ def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> fl
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
     seconds = 4 * stepped / pcie + cpu_adam_seconds(job)
     if job.offload in ("all", "nvme"):
-        shard = 2 * psi / job.shard_ranks
+        shard = gathered_bytes(job, psi) / job.shard_ranks
         rate = pcie if job.offload == "all" else NVME / here
         seconds += max(0.0, 2 * job.accumulation * shard / rate - compute)
     if job.offload == "nvme":

@@ -5,22 +5,23 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from brigade.estimate.adapters import adapter_bytes
+from brigade.estimate.adapters import adapter_bytes, linears, targets_of
 from brigade.estimate.config import shape_of
 from brigade.estimate.layer import EAGER
 
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
          "vocab_size": 96}  # fmt: skip
-TOKENS, RANK, LINEARS = 32, 2, 7
+TOKENS, RANK = 32, 2
+QV, MLP = ["q_proj", "v_proj"], ["gate_proj", "up_proj", "down_proj"]
 
 
-def saved(family, layers, adapters=None):
+def saved(family, layers, adapters=None, targets="all-linear"):
     """Bytes per token that a forward pass saves, each storage once, weights left out."""
     torch.manual_seed(0)
     config = family(**SIZES, num_hidden_layers=layers)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     if adapters:
-        lora = LoraConfig(r=RANK, target_modules="all-linear")
+        lora = LoraConfig(r=RANK, target_modules=targets)
         model = get_peft_model(model, lora, autocast_adapter_dtype=adapters == "fp32")
         model.enable_input_require_grads()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -44,8 +45,10 @@ def saved(family, layers, adapters=None):
 
 @pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config])
 @pytest.mark.parametrize("adapters", ["bf16", "fp32"])
-def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters):
-    layer = {kind: saved(family, 3, kind) - saved(family, 2, kind) for kind in (None, adapters)}
-    shape = shape_of(family(**SIZES).to_dict(), "config.json")
-    more = adapter_bytes(shape, EAGER, moe=False, copies=adapters == "fp32", dropout=False) + 2 * RANK * LINEARS
+@pytest.mark.parametrize("modules", ["all-linear", QV, [*QV, "k_proj", "o_proj"], MLP])
+def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters, modules):
+    layer = {kind: saved(family, 3, kind, modules) - saved(family, 2, kind, modules) for kind in (None, adapters)}
+    shape, targets = shape_of(family(**SIZES).to_dict(), "config.json"), targets_of(modules)
+    more = adapter_bytes(shape, EAGER, targets, moe=False, copies=adapters == "fp32", dropout=False)
+    more += 2 * RANK * len(list(linears(shape, targets)))
     assert layer[adapters] - layer[None] == pytest.approx(more, abs=0.01 * layer[None])

@@ -13,7 +13,7 @@ from brigade.estimate.config import shape_of
 from brigade.estimate.engines import ENGINES
 from brigade.estimate.estimate import SHORT, SHORT_IN_STEP, estimate
 from brigade.estimate.hardware import catalogue, gpu
-from brigade.estimate.host import host
+from brigade.estimate.host import PROCESS, host
 from brigade.estimate.job import Job
 from brigade.estimate.layer import FUSED
 from brigade.estimate.links import hold_name, links, node_gbit
@@ -176,6 +176,14 @@ def test_zero_plus_plus_sends_less_over_slow_networks_and_takes_no_memory():
     rounded = replace(plain, quantised=True)
     assert 2 * step_time(rounded).across < step_time(plain).across
     assert memory(rounded) == memory(plain)
+
+
+def test_four_bits_are_gathered_and_offloaded_as_four_bits():
+    lora = job(LLAMA_8B, engine="fsdp2", method="lora", trained=10**7, data=16, link="25 Gb/s")
+    qlora = replace(lora, method="qlora")
+    assert 2 * step_time(qlora).across < step_time(lora).across
+    lora, qlora = (replace(one, engine="zero", offload="all") for one in (lora, qlora))
+    assert host(lora).training - host(qlora).training > 0.5 * (host(lora).training - 8 * PROCESS)
 
 
 def test_adapters_cost_time_where_they_lie():

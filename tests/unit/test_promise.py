@@ -93,13 +93,16 @@ def test_adapters(job):
     assert (made.method, made.trained) == ("lora", lora_parameters(made.shape, 8))
     made = job(model={"use_peft": True, "load_in_4bit": True, "lora_target_modules": ["q_proj"]}, trained=1000)
     assert (made.method, made.trained) == ("qlora", 1000)
+    made = job(model={"use_peft": True, "lora_r": 8, "lora_target_modules": ["v_proj", "q_proj"]})
+    assert (made.targets, made.trained) == ("qv", lora_parameters(made.shape, 8, "qv"))
     assert job().trained == 0
 
 
 @pytest.mark.parametrize("changes, reason", [
     ({"training": {"bf16": False}}, "fp32"),
     ({"model": {"use_peft": True, "use_dora": True}}, "DoRA"),
-    ({"model": {"use_peft": True, "lora_target_modules": ["q_proj"]}}, "all linear layers"),
+    ({"model": {"use_peft": True, "lora_target_modules": ["up_proj"]}}, "attention's projections, the MLP or all"),
+    ({"model": {"use_peft": True, "lora_modules_to_save": ["lm_head"]}}, "trained whole"),
     ({"training": {"ddp_comm_hook": "power_sgd"}}, "power_sgd"),
     ({"strategy": zero(3, zero_quantized_weights=True)}, "neither alone"),
     ({"strategy": zero(3, zero_quantized_nontrainable_weights=True)}, "stored quantised"),
