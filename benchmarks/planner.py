@@ -75,6 +75,7 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
     }
     memory_told = [error for run, error in found["memory"] if run.says_what]
     speeds = [speed_error(run, {}) for run in runs() if run.fits_speed]
+    left = [error for members in left_out(lambda run: run.source).values() for run, error in members if run.healthy]
     widths = "\n".join(
         f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {100 * (high - low):.0f}% | {len(found[name])} | "
         f"{covered:.0f}% |"
@@ -87,7 +88,7 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
         "sustained": "\n".join(f"| {chip} | {value:.2f} | {sum(run.chip == chip and run.fits_speed for run in runs())} |"
                                for chip, value in sustained.items()),
         "memory_all": spread(error for _, error in found["memory"]), "memory_told": spread(memory_told),
-        "speed_all": spread(speeds), "intervals": widths,
+        "speed_all": spread(speeds), "speed_left": spread(left), "intervals": widths,
         **{f"book_{key}": str(value) for key, value in book.items() if isinstance(value, int)},
         **{f"book_{key}": f"{value[1]:.1f}% median, {value[2]:.1f}% p90" for key, value in book.items()
            if isinstance(value, tuple)},

@@ -185,6 +185,7 @@ def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
     from ..estimate.as_it_is import show_recipe
     from ..estimate.links import hold_name
+    from ..estimate.search import Cluster
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -193,7 +194,8 @@ def _recipe(options: argparse.Namespace) -> int:
         raise UserError(f"flag --{beside[0]}", said, "leave it out, or name the model instead")
     hold_name(options.network, "flag --network")
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu") if getattr(options, name)}
-    return show_recipe(options.model, cluster, options.network, options.trace, options.margin)
+    hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
+    return show_recipe(options.model, cluster, hosts, options.trace, options.margin)
 
 
 def _choose(options: argparse.Namespace) -> int:
@@ -216,8 +218,12 @@ def _choose(options: argparse.Namespace) -> int:
     console().print(show.comparison(wanted, cluster, ranked, winner))
     if winner is None:
         change = search.smallest_change(wanted, cluster, traces)
-        print(f"Nothing fits. The smallest change that does: {change}." if change else "Nothing fits, with up to 64 nodes, "
-              "adapters, fused kernels or shorter sequences either: take GPUs or hosts with more memory.")  # fmt: skip
+        if all(candidate.choice.only for candidate in ranked):
+            print("train.py runs none of these. Leave --strategy out to see what it runs.")
+        else:
+            print(f"Nothing that train.py runs fits. The smallest change that does: {change}." if change else
+                  "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
+                  "take GPUs or hosts with more memory.")  # fmt: skip
         return 1
     show.describe(winner.estimate)
     if options.trace:

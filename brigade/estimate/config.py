@@ -118,9 +118,12 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
     )  # fmt: skip
 
 
+UNBIASED = ("mistral", "mixtral")  # whose modelling code reads no attention_bias
+
+
 def _switched(family: Family, text: Mapping[str, Any]) -> Family:
     """The family, with the biases that a config may switch on."""
-    if family is not LLAMA:
+    if family is not LLAMA or text.get("model_type") in UNBIASED:
         return family
     attention = bool(text.get("attention_bias"))
     return replace(family, qkv_bias=attention, out_bias=attention, mlp_bias=bool(text.get("mlp_bias")))

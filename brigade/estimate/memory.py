@@ -6,12 +6,13 @@ gradients are there; and in the optimizer's step, with what that needs and no ac
 the stages of a pipeline.
 """
 
+import math
 from dataclasses import dataclass, fields
 
 from .adapters import adapter_bytes
 from .job import Job
 from .layer import back_bytes, keeps_input, kept_bytes, layer_ops
-from .states import FOREACH, OPTIMIZER_BYTES, StateBytesPerRank, model_states
+from .states import FOREACH, OPTIMIZER_BYTES, SUB_GROUP_SIZE, StateBytesPerRank, model_states
 from .trace import Traced
 
 GIB = 2**30
@@ -38,9 +39,6 @@ FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
 NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
-STEPPED_BY_TORCH = frozenset(
-    ("ddp", "fsdp2", "fsdp-bf16", "pure")
-)  # by torch.optim; the others have kernels of their own
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
 
 
@@ -48,7 +46,7 @@ LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_
 class Memory:
     """Bytes on the fullest rank at its peak.
 
-    buffers: gathered layers, reduction buckets, half-precision copies; workspace: what libraries take beside torch's tensors
+    buffers: gathered layers, reduction buckets, half-precision copies
     """
 
     weights: float
@@ -132,7 +130,7 @@ def activation_bytes(job: Job) -> tuple[float, float]:
             kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
             whole += kept * t * count / s.layers
             back = max(back, back_bytes(ops, job.tensor, job.sequence_parallel) * t)
-    whole += _adapters_keep(job)
+    whole += adapters_keep(job)
     boundary = (4 if job.autocast else 2) * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
@@ -143,7 +141,7 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     return whole, back
 
 
-def _adapters_keep(job: Job) -> float:
+def adapters_keep(job: Job) -> float:
     """What a layer keeps more, mean over layers, with frozen weights and adapters; neither a trace nor layer_ops() has it."""
     s = job.shape
     if job.method == "full":
@@ -198,7 +196,7 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     kept *= layers * micro_batches_in_flight(job, place)
     logits = logit_bytes(job) if last else 0.0
     if traced:
-        more, again = _adapters_keep(job), job.checkpointing == "full"
+        more, again = adapters_keep(job), job.checkpointing == "full"
         kept, back = traced.kept + more * layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
     buffers = _buffers(job, psi, first=first, last=last)
@@ -211,11 +209,10 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     elif job.engine == "zero" and job.method == "full" and job.data > 1:
         head = 2 * s.vocab * s.hidden
     ends = (last * s.vocab + first * s.vocab * (not s.tied or not last)) * s.hidden / job.tensor
-    made = min(
-        1.0, ((psi - ends) / max(layers, 1) + last * s.vocab * s.hidden / job.tensor) / max(psi, 1.0)
-    )  # head's, a layer's
+    first_made = (psi - ends) / max(layers, 1) + last * s.vocab * s.hidden / job.tensor  # of a layer, and of the head
+    made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
-    roots = optimizer / 2 if job.optimizer in FOREACH and job.engine in STEPPED_BY_TORCH else 0.0
+    roots = _roots(job, optimizer) if job.optimizer in FOREACH else 0.0
     at_step = 0.0 if job.step_in_backward else states.gradients
     last_layer, standing = back if job.checkpointing == "full" else 0.0, buffers if job.stage < 3 else 0.0
     return [
@@ -226,6 +223,16 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
             weights, at_step, optimizer + roots, 0.0, 0.0, standing - 2 * psi * job.autocast
         ),  # casts go with the pass
     ]
+
+
+def _roots(job: Job, optimizer: float) -> float:
+    """Bytes of the copy that torch's foreach kernels make of second moments; `optimizer` are those of all its states.
+
+    DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group of it at a time.
+    """
+    if job.engine == "zero":
+        return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
+    return optimizer / 2 if job.engine in ("ddp", "fsdp2", "fsdp-bf16", "pure") else 0.0
 
 
 def _states(job: Job, trained: float, frozen: float, experts: float = 0.0) -> tuple[StateBytesPerRank, float]:
@@ -305,12 +312,12 @@ def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
             return (2 + (0 if job.method != "full" else 4)) * psi
         ends = first * s.embedding + last * (s.head or (0 if first else s.vocab * s.hidden))
         weight, expert = (NF4, NF4 if job.linear_experts else 2) if job.method == "qlora" else (2, 2)
-        back = 3 if job.method == "full" else 0  # of gradients, against two layers' weights
         layer = max(
             weight * s.dense_layer if s.dense_layers else 0,
             weight * s.moe_base + expert * s.experts * s.expert / job.expert if s.moe_layers else 0,
         )
-        return ((2 + back) * layer + 2 * ends) / t
+        gradients = 3 * layer if job.method == "full" else 0  # in bf16 and in fp32, three times its weights in bf16
+        return (2 * layer + gradients + 2 * ends) / t
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
     if job.engine == "ddp" and job.method == "full":

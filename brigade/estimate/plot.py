@@ -143,7 +143,7 @@ def _draw_memory(axis: Axes, ranked: list[Candidate], winner: Candidate | None, 
             bar.set_gid(f"bar-{place}-{part.split(',')[0]}")
             hints[str(bar.get_gid())] = f"{name}: {part} {size:.1f} of {candidate.estimate.device_gib:.1f} GiB"
             left += size
-        said = f"{left:,.0f} GiB" + ("" if candidate.fits else ", does not fit")
+        said = f"{left:,.0f} GiB{_verdict(candidate)}"
         inside = left > 0.8 * end  # a label stays within the panel, and legible on whatever it crosses
         axis.annotate(said, (min(left, end), place), (-7 if inside else 7, 0), "data", "offset points", va="center",
                       ha="right" if inside else "left", fontsize=9, zorder=5,
@@ -262,13 +262,25 @@ def _page(figure: Figure, hints: dict[str, str], heading: tuple[str, str], ranke
             "</tbody></table></div>\n</body></html>\n")  # fmt: skip
 
 
+def _verdict(candidate: Candidate) -> str:
+    if candidate.fits:
+        return ""
+    return (
+        ", does not fit"
+        if not candidate.refused
+        else ", may hang"
+        if "hang" in candidate.refused
+        else ", host too small"
+    )
+
+
 def _row(candidate: Candidate, points: list[Point], counts: list[int], winner: Candidate | None) -> str:
     def cells() -> Iterator[str]:
         result, at = candidate.estimate, {point.nodes: f"{point.speed:,.0f}" for point in points}
         yield from (candidate.choice.name, str(result.job.micro_batch))
         yield "layers" if result.job.checkpointing == "full" else "nothing"
         yield from (f"{size:.1f}" for size in parts(candidate).values())
-        yield f"{result.device_gib:.1f} of {result.gpu.memory_gib:.0f}" + ("" if candidate.fits else ", does not fit")
+        yield f"{result.device_gib:.1f} of {result.gpu.memory_gib:.0f}{_verdict(candidate)}"
         yield from (at.get(count, "") for count in counts)
 
     kind = "chosen" if candidate is winner else "" if candidate.fits else "unfit"

@@ -34,6 +34,8 @@ from .words import (
 TRANSFORMERS = r"trainer|\btrl\b|axolotl|llama-?factory|\bhf\b|hugging|transformers|peft"
 # What computes a compiled loss in one pass.
 ONLINE = r"torch ?2\.([89]|\d\d)|torchtitan (2025-(0[4-9]|1\d)|202[6-9])"
+# Whose Adam is fused without a word (transformers 4.56, training_args.py: with torch 2.8); DeepSpeed's own is, too.
+FUSED_BY_DEFAULT = r"torch ?2\.([89]|\d\d)|transformers ?(v|==)? ?([5-9]|4\.5[6-9])"
 # How a framework computes: the first pattern that is found in the row's `framework` and `gpu`.
 MEGATRON_CORE = {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
@@ -178,7 +180,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     if traits["engine"] == "megatron-2022" and stage >= 2:
         traits["engine"] = "zero"
     precision, method = precision_of(row), method_of(row)
-    optimizer = optimizer_of(row, "adamw_torch_fused" if native else "adamw_torch")
+    fused = native or traits["engine"] == "zero" or re.search(FUSED_BY_DEFAULT, framework)
+    optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
     if precision == "pure" and not native and not (method != "full" and re.search(TRANSFORMERS, framework)):
         if traits["engine"] == "zero":
             raise Inexpressible("DeepSpeed keeps an fp32 copy of the weights, and the row says that there is none")

@@ -134,9 +134,9 @@ def lacks_host(job: Job, cluster: Cluster) -> str:
     return ""
 
 
-def trap(shape: ModelShape, choice: Choice) -> str:
-    """Why a strategy that would fit is not to be taken, or ""."""
-    if shape.experts and choice.engine == "zero" and choice.stage == 3:
+def trap(job: Job) -> str:
+    """Why what would fit is not to be taken, or ""."""
+    if job.shape.experts and job.engine == "zero" and job.stage == 3:
         return "may hang, as ranks route to different experts (lint: recipe-moe-zero3)"
     return ""
 
@@ -171,9 +171,10 @@ def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) ->
     for choice in wanted.choices:
         if not possible(wanted.shape, cluster, choice):
             continue
-        why = trap(wanted.shape, choice)
         found = [
-            Candidate(choice, names, estimate(job, traced=traces(job)), wanted.margin, why or lacks_host(job, cluster))
+            Candidate(
+                choice, names, estimate(job, traced=traces(job)), wanted.margin, trap(job) or lacks_host(job, cluster)
+            )
             for names in wanted.kernels
             if names != "torch.compile" or compiles(wanted, choice)
             for job in jobs(wanted, cluster, choice, names)
@@ -222,7 +223,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return f"may not fit: up to {result.memory_interval()[1] + result.context / GIB:.0f} GiB"
     if winner and candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:
         return f"faster by formula, but offload is for what fits in no other way, and {winner.choice.name} does"
-    if winner is None or candidate.seconds <= NEAR * winner.seconds:
+    if winner is None or (candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank):
         return f"as fast, but {winner.choice.name if winner else 'another'} is simpler"
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
     if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
@@ -234,20 +235,32 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         "for Python to launch kernels": result.time.launches, "in the optimizer": result.time.optimizer,
     }  # fmt: skip
     most = max(waits, key=lambda name: waits[name])
-    slower = candidate.seconds / winner.seconds - 1
+    ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
+    longer = f"{ratio:.1f}x the time" if ratio >= 2 else f"{ratio - 1:.0%} more time"
     share = waits[most] / candidate.seconds
     if share > 0.1:
-        return f"{slower:.0%} slower: {share:.0%} of its step waits {most}"
-    if result.job.checkpointing == "full" and winner.estimate.job.checkpointing == "none":
-        return f"{slower:.0%} slower: it has to compute layers again to fit"
-    return f"{slower:.0%} slower: micro-batch {result.job.micro_batch} against {winner.estimate.job.micro_batch}"
+        return f"{longer}: {share:.0%} of its step waits {most}"
+    if result.job.checkpointing == "full" and other.checkpointing == "none":
+        return f"{longer}: it computes layers again"
+    if candidate.kernels != winner.kernels:
+        return f"{longer}: {candidate.kernels} against {winner.kernels}"
+    if result.job.micro_batch < other.micro_batch:
+        return f"{longer}: micro-batch {result.job.micro_batch} against {other.micro_batch}"
+    return longer
 
 
 def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> str:
     """What is the least to change where nothing fits: more nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
     none of them does."""
     ways = []
-    for nodes in (2, 4, 8, 16, 32, 64):
+    for size in (2, 4, 8) if cluster.nodes == 1 else ():
+        more = replace(cluster, node_size=size)
+        if size > cluster.node_size and chosen(
+            candidates(replace(wanted, batch=-(-wanted.batch // size) * size), more, traces)
+        ):
+            ways.append(f"{size} GPUs instead of {cluster.node_size}")
+            break
+    for nodes in () if ways else (2, 4, 8, 16, 32, 64):
         if nodes > cluster.nodes:
             more = replace(cluster, nodes=nodes)
             batch = math.ceil(wanted.batch / more.gpus) * more.gpus

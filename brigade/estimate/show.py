@@ -43,20 +43,27 @@ def tracer(model: str) -> "Traces":
 
 def both(job: "Job", found: "Traced | None") -> None:
     """Formula and trace side by side, of a micro-batch."""
-    from .memory import GIB, activation_bytes, logit_bytes
+    from .memory import GIB, activation_bytes, adapters_keep, logit_bytes
 
     if found is None:
         print("trace    this configuration cannot be traced: its activations and logits are by formula")
         return
     kept, back = activation_bytes(job)
-    figures = [("kept by layers", kept * job.shape.layers, found.kept), ("beside, backward", back, found.back)]
+    more, again = adapters_keep(job), job.checkpointing == "full"  # which no trace has
+    figures = [("kept by layers", kept * job.shape.layers, found.kept + more * job.shape.layers * (not again)),
+               ("beside, backward", back, found.back + more * again)]  # fmt: skip
     figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
     print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
     for what, guess, seen in figures:
         off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
         print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
-    if job.loss == "fused":
-        print(f"{'':9}logits and loss: by formula; Liger's fused loss is a Triton kernel that no trace runs")
+    if job.loss != "released":
+        what = (
+            "Liger's fused loss is a Triton kernel"
+            if job.loss == "fused"
+            else "a compiled loss is a program of its own"
+        )
+        print(f"{'':9}logits and loss: by formula; {what} that no trace runs")
 
 
 def with_liger(wanted: "Wanted", cluster: "Cluster", winner: "Candidate") -> None:
@@ -101,8 +108,10 @@ def describe(result: "Estimate") -> None:
 
     low, high = result.memory_interval()
     fast, slow = result.time_interval()
-    print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, context "
-          f"{result.context / GIB:.1f}. In four runs of five torch allocates {low:.1f} to {high:.1f} GiB")  # fmt: skip
+    loose = result.device_gib - result.allocated_gib - result.context / GIB
+    print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {loose:.2f}, context "
+          f"{result.context / GIB:.2f}. Torch allocates {result.allocated_gib:.1f} GiB, {low:.1f} to {high:.1f} in four runs "
+          "of five")  # fmt: skip
     if not result.safe:
         print(
             "         at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"

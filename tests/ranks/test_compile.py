@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks import parity
 
-STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "zero3_hpz", "fsdp2")
+AGAIN = "fsdp2 computes again"
 COMPILED = ["--torch_compile", "--max_steps", "4"]
 
 
@@ -16,17 +17,19 @@ def case(strategy, micro, flags):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Losses and norms of one process that compiles nothing, and of compiled runs on one and two ranks."""
-    alone, two = (tmp_path_factory.mktemp(name) for name in ("alone", "two"))
-    parity.write_inputs(alone)
-    parity.write_inputs(two)
+    """Losses and norms of one process that compiles nothing, and of compiled runs on one, two and four ranks."""
+    alone, two, four = (tmp_path_factory.mktemp(name) for name in ("alone", "two", "four"))
+    for folder in (alone, two, four):
+        parity.write_inputs(folder)
     plain = case("single", 16, ["--max_steps", "4"])
     compiled = case("single", 16, COMPILED) | {"name": "compiled"}
     found = parity.run_cases(1, [plain, compiled], alone)
-    return found | parity.run_cases(2, [case(strategy, 8, COMPILED) for strategy in STRATEGIES], two)
+    found |= parity.run_cases(4, [case("hsdp", 4, COMPILED)], four)
+    again = case("fsdp2", 8, [*COMPILED, "--activation_checkpointing"]) | {"name": AGAIN}
+    return found | parity.run_cases(2, [*(case(strategy, 8, COMPILED) for strategy in STRATEGIES), again], two)
 
 
-@pytest.mark.parametrize("name", ["compiled", *STRATEGIES])
+@pytest.mark.parametrize("name", ["compiled", *STRATEGIES, AGAIN, "hsdp"])
 def test_compiled_layers_equal_plain_ones(name, results):
     differences = parity.worst(results[name], results["single"])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences

@@ -1,6 +1,7 @@
 """`python -m brigade plan`: what its flags ask for, and what it says of those it does not know."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,9 +102,27 @@ def test_a_recipe_is_planned_as_it_is(capsys):
     planned = header.load(Path(path))
     code, text = plan(capsys, path)
     assert code == 0 and f"memory   {planned.estimate.device_gib:.1f} GiB" in text and "verdict  it fits" in text
-    assert f"{planned.estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" in text
+    assert (
+        f"{planned.estimate.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU" in text and text.count("speed ") == 1
+    )
     code, text = plan(capsys, path, "--gpu", "L40S")
     assert code == 1 and "1 x 8 L40S" in text and "it does not fit:" in text
+
+
+@pytest.mark.parametrize("recipe, changes, said", [
+    ("qwen3-8b/full.yaml", {"ds_config": "ds_configs/zero3_offload_param.json"}, "each host needs"),
+    ("qwen3-30b-a3b/full.yaml", {"ds_config": "ds_configs/zero3.json"}, "not to be taken: it may hang"),
+])  # fmt: skip
+def test_a_recipe_that_the_search_would_refuse_is_refused_too(capsys, tmp_path, recipe, changes, said):
+    folder = tmp_path / "mine"
+    shutil.copytree(ROOT / "recipes" / Path(recipe).parent, folder)
+    path = folder / Path(recipe).name
+    document = yaml.safe_load(path.read_text())
+    document["cluster"].pop("accelerate_config", None)
+    document["cluster"] |= changes
+    path.write_text(yaml.safe_dump(document))
+    code, text = plan(capsys, path, "--gpu", "H200", "--host_memory", 20)
+    assert code == 1 and said in text
 
 
 def test_help_comes_at_once():
