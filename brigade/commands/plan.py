@@ -208,7 +208,8 @@ def _choose(options: argparse.Namespace) -> int:
     ranked = search.candidates(wanted, cluster, traces)
     if not ranked:
         names = " or ".join(choice.name for choice in wanted.choices)
-        raise UserError("flag --strategy", f"{names} has nothing to divide over {cluster.nodes} x {cluster.node_size} GPUs",
+        raise UserError("flag --strategy", f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs "
+                        f"({wanted.shape.heads} attention heads, {wanted.shape.layers} layers, {wanted.shape.experts} experts)",
                         "name another strategy, micro-batch or hostfile")  # fmt: skip
     if options.plot:
         from ..estimate import plot

@@ -41,9 +41,11 @@ def config_of(name: str) -> Path:
         raise UserError(f"model {name[:60]!r}", f"it cannot be looked up: {error.strerror}", "check the name") from None
     if known := known_config(name.rpartition("/")[2]):
         return known
-    if "/" not in name:  # the Hub's names have an owner's before them
+    # The Hub's names have an owner's before them, and none of its owners is a folder here.
+    if "/" not in name or name.count("/") > 1 or Path(name).parent.is_dir():
         folders = [path.parent.name for path in RECIPES.glob("*/config.json")]
-        raise UserError(f"model {name!r}", "no folder or recipe here has that name", did_you_mean(name, folders))
+        near = did_you_mean(name.rpartition("/")[2], folders)
+        raise UserError(f"model {name!r}", "no folder or recipe here has that name", near)
     from huggingface_hub import hf_hub_download
 
     try:

@@ -126,7 +126,7 @@ def describe(result: "Estimate") -> None:
         rate = f"{links(result.gpu, result.job.link, result.job.node_size).gbit:,.0f} Gbit/s"
         print(
             f"network  {rate} between nodes"
-            + ("" if result.job.link else ", which are usual for that GPU: --network says another")
+            + ("" if result.job.link else ", as is usual for that GPU: --network says another")
         )
     factors = calibration.factors(result.gpu.kind)
     if factors:

@@ -44,7 +44,7 @@ class Choice:
     @property
     def why_only(self) -> str:
         if self.quantised:
-            return "it rounds what it sends, as no GPU has shown here"
+            return "it rounds what it sends, which no GPU has tried here"
         return "train.py does not run it" if self.inside or self.pipeline else ""
 
 
