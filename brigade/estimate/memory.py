@@ -212,7 +212,7 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     first_made = (psi - ends) / max(layers, 1) + last * s.vocab * s.hidden / job.tensor  # of a layer, and of the head
     made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
-    roots = _roots(job, optimizer) if job.optimizer in FOREACH else 0.0
+    roots = _roots(job, optimizer) if job.optimizer in FOREACH and not job.step_in_backward else 0.0
     at_step = 0.0 if job.step_in_backward else states.gradients
     last_layer, standing = back if job.checkpointing == "full" else 0.0, buffers if job.stage < 3 else 0.0
     return [

@@ -175,6 +175,9 @@ def overview(planned: list[Planned]) -> str:
         "date. `python -m brigade plan MODEL --hostfile HOSTS --gpu KIND --method METHOD` prints the figures for any other model",
         "and cluster, and `--write recipes/NAME/` makes a recipe of them.",
         "",
+        "These recipes are careful: they compile no layers, as no GPU has shown here what that brings, and several leave memory",
+        "for longer sequences. For the same cluster `plan` may choose something faster by formula.",
+        "",
         "| model | parameters | trains | on | strategy | GiB of a GPU | tokens/s/GPU | days per 10⁹ tokens | recipe |",
         "|---|--:|---|---|---|--:|--:|--:|---|",
     ]
