@@ -107,6 +107,15 @@ def test_a_config_of_anything_is_a_shape_or_a_clear_error(config, changes):
         assert found.memory.allocated > 0 and found.time.total > 0
 
 
+def test_biases_count_where_the_modelling_code_reads_the_switch():
+    on = {
+        kind: shape_of(CONFIG | {"model_type": kind, "attention_bias": True}, "x").parameters
+        for kind in ("llama", "mistral")
+    }
+    off = {kind: shape_of(CONFIG | {"model_type": kind}, "x").parameters for kind in ("llama", "mistral")}
+    assert on["llama"] > off["llama"] and on["mistral"] == off["mistral"]
+
+
 def test_sliding_windows_shorten_what_a_token_sees():
     shape = named_shape(str(ROOT / "recipes" / "gpt-oss-20b"))
     assert (shape.window, shape.windowed_layers) == (128, 12)
@@ -243,7 +252,7 @@ def test_a_network_s_name_states_its_rate(named, gbit):
     assert node_gbit(named, 8) == gbit
 
 
-@pytest.mark.parametrize("named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand"])
+@pytest.mark.parametrize("named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s"])
 def test_a_network_without_a_rate_is_refused(named):
     with pytest.raises(UserError) as error:
         hold_name(named, "flag --network")

@@ -190,6 +190,27 @@ def test_layers_are_compiled_where_that_is_proven(model, method, kernels):
     assert not never
 
 
+@pytest.mark.parametrize(
+    "gpu, nodes, method", [("H100 80GB", 2, "full"), ("A100 80GB", 4, "lora"), ("L40S", 1, "full")]
+)
+def test_every_reason_is_one(gpu, nodes, method):
+    """A micro-batch is named where it is smaller, and a simpler strategy where it is simpler."""
+    trained = 10**7 if method == "lora" else 0
+    ranked, winner = chosen_for("qwen3-4b", Cluster(gpu, 8, nodes), method=method, trained=trained)
+    assert winner is not None
+    for candidate in ranked:
+        said = reason(candidate, winner)
+        if found := re.search(r"micro-batch (\d+) against (\d+)", said):
+            assert int(found[1]) < int(found[2]), said
+        if "is simpler" in said:
+            assert candidate.choice.rank > winner.choice.rank, said
+
+
+def test_more_gpus_in_one_host_come_before_more_hosts():
+    bare = Cluster("A100 40GB", 1, 1)
+    assert "GPUs instead of 1" in smallest_change(Wanted(named_shape("llama-3.1-8b"), 4096, 8), bare)
+
+
 def test_kernels_are_torchs_unless_asked(capsys):
     assert plan("qwen3-4b", "--gpu", "H100 80GB", "--method", "lora") == 0
     assert "--liger plans with it" in capsys.readouterr().out
