@@ -101,7 +101,7 @@ def speed_error(run: Run, sustained: dict[str, float]) -> float:
 def memory_error(run: Run) -> float:
     assert run.memory
     found = estimated(run, {})
-    return (found.allocated_gib if table.counts_allocated(run.row) else found.reserved_gib) / run.memory
+    return (found.allocated_gib if table.counts_allocated(run.row) else table.held_gib(found, run.row)) / run.memory
 
 
 def measured_mfu(run: Run) -> float:

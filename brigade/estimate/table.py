@@ -64,13 +64,17 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         reason = f"it cannot be estimated: {type(error).__name__}: {error}"
     if reason:
         return dict.fromkeys(PREDICTED, "") | {"reason": " ".join(reason.split())}
-    kind = row.get("mem_kind", "").lower()
-    seen = result.device_gib if "smi" in kind or "device" in kind else result.reserved_gib
     return {
-        "pred_mem_gib": f"{seen:.2f}", "pred_mem_allocated_gib": f"{result.allocated_gib:.2f}",
+        "pred_mem_gib": f"{held_gib(result, row):.2f}", "pred_mem_allocated_gib": f"{result.allocated_gib:.2f}",
         "pred_step_time_s": f"{result.time.total:.4f}", "pred_tok_s_gpu": f"{result.tokens_per_second_per_gpu:.1f}",
         "pred_mfu_pct": f"{result.mfu:.2f}", "fits": "yes" if result.fits else "no", "reason": "",
     }  # fmt: skip
+
+
+def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
+    """What a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
+    kind = row.get("mem_kind", "").lower()
+    return result.device_gib if "smi" in kind or "device" in kind else result.reserved_gib
 
 
 def read(path: Path) -> list[dict[str, str]]:
