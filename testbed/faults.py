@@ -19,6 +19,7 @@ from .cluster import PROJECT, Cluster
 
 INJECTED = PROJECT / "tests" / "ranks" / "bad_input"  # its sitecustomize.py lets ranks fail
 RUNNING = "step 2/"
+IMPORTED = 20  # seconds within which a sound rank has imported torch, on a busy machine too: 5 were not enough for all
 LONG = "--max_steps 5000 --logging_steps 1 --max_train_samples 100 --max_eval_samples 2 --eval_steps 5000 --save_steps 5000"
 
 
@@ -210,7 +211,7 @@ FAULTS: dict[str, Fault] = {
     "raises": Fault("a rank raises", (r"error: node2, rank 1 failed first", r"ValueError: the third step fails on this rank"),
                     variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "step", "BRIGADE_TEST_FAILED_AT": "/dev/null"}),
     "hangs-at-start": Fault("a rank hangs at start", (r"error: node2, rank 1 failed first", r"did not get to the rendezvous"),
-                            words="--start_timeout 5", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "hang"}),
+                            words=f"--start_timeout {IMPORTED}", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "hang"}),
     "raises-among-others": Fault("one of several ranks of a host raises", (
         r"error: node1, rank 1 failed first\n", r"ValueError: the third step fails on this rank"), slots=2,
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "step", "BRIGADE_TEST_FAILED_AT": "/dev/null"}),
