@@ -112,7 +112,7 @@ def _hardware(planned: Planned) -> str:
 def _memory(planned: Planned) -> str:
     result = planned.estimate
     job, total = result.job, result.gpu.memory_gib
-    count = f"{job.shape.parameters:,} parameters{' (the published number)' * (planned.source.counted == 'published')}"
+    count = f"{job.shape.parameters:,} parameters{' (the published number)' * bool(planned.source.published)}"
     if job.trained:
         count += f" and {job.trained:,} trained beside them"
     low, high = result.memory_interval()
@@ -156,10 +156,6 @@ def _model(planned: Planned) -> str:
     text = f"config.json beside this file is that of {source.hub}"
     text += f" at revision {revision}" if revision else ""
     text += f": {CONFIGS[source.config]}." if source.config else "."
-    if source.config and not revision:
-        text += (
-            " No revision is pinned, for none is known to hold this file: set `revision` to the commit that you take."
-        )
     if source.licence:
         text += f" The model is gated: accept {source.licence} on its page and set HF_TOKEN."
     if planned.estimate.job.shape.experts and planned.estimate.job.method == "lora":

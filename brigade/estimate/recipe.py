@@ -27,7 +27,7 @@ class Source:
     hub: str
     config: str = ""
     parameters: int = 0
-    counted: str = ""
+    published: str = ""
     revision: str | None = None
     template: str | None = None
     base: bool = False
