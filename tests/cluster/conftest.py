@@ -55,7 +55,7 @@ def losses(output: Path) -> list[float]:
 def train_alone(flags: list[str], output: Path) -> list[float]:
     """Losses of the tiny recipe on one process of this machine."""
     command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return losses(output)
 

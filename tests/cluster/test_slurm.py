@@ -32,7 +32,7 @@ def submit(slurm: Slurm, name: str, flags: list[str]) -> tuple[str, Path, Path]:
     return said.stdout.strip(), output, log
 
 
-def wait(slurm: Slurm, job: str, log: Path, timeout: float = 120) -> dict[str, str]:
+def wait(slurm: Slurm, job: str, log: Path, timeout: float = 300) -> dict[str, str]:
     """What Slurm says of a job when it is over."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -65,7 +65,7 @@ def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
     folder = slurm.cluster.shared / "allocated"
     words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "python", "-m", "brigade", "launch", RECIPE,
              "--log_dir", str(folder / "logs"), *SHORT, "--output_dir", str(folder / "run")]  # fmt: skip
-    done = slurm.cluster["node1"].run(words, timeout=120, check=False, OMP_NUM_THREADS="1")
+    done = slurm.cluster["node1"].run(words, timeout=300, check=False, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "node2  starting 1 rank by slurm" in done.stderr and "world size 2 on 2 hosts, by torchrun" in done.stdout
     assert losses(folder / "run") == pytest.approx(single, rel=1e-5)

@@ -32,7 +32,7 @@ def clone(cluster):
 def test_the_walk(cluster, clone):
     said = {}
     for command in commands():
-        done = cluster["node1"].run(command, cwd=clone, timeout=120, check=False, OMP_NUM_THREADS="1")
+        done = cluster["node1"].run(command, cwd=clone, timeout=300, check=False, OMP_NUM_THREADS="1")
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         said[command] = done.stdout + done.stderr
     ssh, lint, dry, launch = (next(words for command, words in said.items() if part in command)
@@ -46,6 +46,6 @@ def test_the_walk(cluster, clone):
     assert {path.name for path in clone.glob("my-*")} == {
         "my-hosts", "my-job.sbatch", "my-accelerate.yaml", "my-trainjob.yaml", "my-task.yaml"}  # fmt: skip
     again = cluster["node1"].run(
-        next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=60
+        next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=300
     )
     assert "This run is finished" in again.stdout and "succeeded: " in again.stderr
