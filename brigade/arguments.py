@@ -134,7 +134,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         )
     if strategy.is_fsdp:
         # Sharded checkpoints: a full one would gather the model on rank 0 at every save.
-        # And one rank of a host reads the weights, the others get theirs from it: eight copies of an 8B model in fp32
+        # And the first rank's weights are sent to the others (models.py: _are_sent): eight copies of an 8B model in fp32
         # would take 260 GB of host memory. Transformers looks for this variable beside the option.
         defaults = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT",
                     "cpu_ram_efficient_loading": True}  # fmt: skip

@@ -214,21 +214,56 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
 
     options: further ones of from_pretrained
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    trust = settings.recipe.model.trust_remote_code
+    quantization = adapters.quantization(settings, dtype) or _dequantised(source)
+    sent = _are_sent(settings, quantization)
+    if sent:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust)
+        if quantization:  # of the file; without weights there is nothing to dequantise
+            del config.quantization_config
+        options |= {"config": config, "device_map": "meta"}
+        quantization = None
     model = AutoModelForCausalLM.from_pretrained(
-        source,
-        trust_remote_code=settings.recipe.model.trust_remote_code,
-        dtype=dtype,
-        quantization_config=adapters.quantization(settings, dtype) or _dequantised(source),
-        **options,
+        source, trust_remote_code=trust, dtype=dtype, quantization_config=quantization, **options
     )
+    if sent:
+        _hold_places(model)
     for module in model.modules():
         # On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no
         # gradient passes through them (nn/modules.py:614, autograd/_functions.py:422: a product without backward).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _are_sent(settings: Settings, quantization: Any) -> bool:
+    """Whether this rank gets its weights from the first rank when FSDP2 shards them, and needs none until then.
+
+    Transformers 5.23 reads them on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again
+    (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
+    would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
+    """
+    from transformers.distributed.fsdp import is_fsdp_enabled
+    from transformers.distributed.utils import is_local_dist_rank_0
+
+    section = settings.recipe.model
+    converted = quantization is not None if section.use_peft else True
+    return is_fsdp_enabled() and not is_local_dist_rank_0() and converted and not section.load_in_4bit
+
+
+def _hold_places(model: "PreTrainedModel") -> None:
+    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
+    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
+    import torch
+
+    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+                module._parameters[name] = place
 
 
 def _dequantised(source: str) -> Any:
