@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_argument_group("training")
     what.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
-    what.add_argument("--lora_r", type=int, default=16, metavar="R")
+    what.add_argument("--lora_r", type=int, metavar="R", help="rank of adapters (16)")
     what.add_argument(
         "--max_length", type=int, default=4096, metavar="TOKENS", help="of a sequence, packed full (default: 4096)"
     )
@@ -237,7 +237,7 @@ def _choose(options: argparse.Namespace) -> int:
         from ..estimate.recipe import source_of
 
         found = write.write(winner, wanted, source_of(options.model), config_of(options.model), options.write,
-                            options.lora_r, options.hostfile)  # fmt: skip
+                            _rank(options), options.hostfile)  # fmt: skip
         print("\n".join(f"Wrote {path}" for path in found) or "The recipe is there already, unchanged.")
     return 0
 
@@ -254,14 +254,24 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     for name in ("host_memory", "nvme"):
         if not 0 <= (size := getattr(options, name)) < float("inf"):
             raise UserError(f"flag --{name}", f"{size:g} is no size", "give it above 0, or leave it out")
-    if not options.hostfile:
-        return Cluster(options.gpu, 1, 1, options.network, options.host_memory, options.nvme)
-    hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
+    hosts = {"this host": 1}
+    if options.hostfile:
+        hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
+    if options.network and len(hosts) == 1:
+        raise UserError("flag --network", "nothing goes between hosts where there is one",
+                        "leave it out, or give a --hostfile of several")  # fmt: skip
     sizes = sorted(set(hosts.values()))
     if len(sizes) > 1:
         raise UserError(options.hostfile, f"its hosts have {' and '.join(map(str, sizes))} slots",
                         "plan for hosts of one size")  # fmt: skip
     return Cluster(options.gpu, sizes[0], len(hosts), options.network, options.host_memory, options.nvme)
+
+
+def _rank(options: argparse.Namespace) -> int:
+    """Of adapters."""
+    if options.lora_r is not None and options.method == "full":
+        raise UserError("flag --lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
+    return 16 if options.lora_r is None else options.lora_r
 
 
 def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
@@ -279,7 +289,7 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     batch = options.global_batch_size if options.global_batch_size is not None else -(-max(128, least) // least) * least
     sizes = {
         "max_length": options.max_length,
-        "lora_r": options.lora_r,
+        "lora_r": _rank(options),
         "global_batch_size": batch,
         "micro_batch": micro,
     }
@@ -291,7 +301,7 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
         raise UserError("flag --method", f"qlora would quantise little: bitsandbytes takes linear layers, and {share:.0%} of "
                         "the weights are experts, which Transformers holds in 3D parameters", "use --method lora")  # fmt: skip
     whole = source_of(options.model).trained_whole(shape)
-    trained = trained_parameters(shape, options.method, options.lora_r, whole)
+    trained = trained_parameters(shape, options.method, _rank(options), whole)
     if not 0 <= options.margin < 1:
         raise UserError("flag --margin", f"{options.margin} is no share of a GPU", "give at least 0 and less than 1")
     if options.micro_batch and batch % least and batch % gpus == 0:

@@ -31,6 +31,8 @@ def plan(capsys, *words):
     (["qwen3-8b", "--metod", "lora"], "did you mean '--method'?"), (["qwen3-8b", "--metod=lora"], "did you mean '--method'?"),
     (["x" * 5000, "--gpu", "H100"], "File name too long"),
     (["a", "b", "c"], "'b c': there are more words"), (["qwen3-8b", "--gpu", "H100", "--network", "foo"], "states no rate"),
+    (["qwen3-8b", "--gpu", "H100", "--network", "100 Gb/s"], "nothing goes between hosts where there is one"),
+    (["qwen3-8b", "--gpu", "H100", "--lora_r", "8"], "full fine-tuning has no adapters"),
     (["qwen3-8b", "--gpu", "H100", "--network", "0 Gb/s"], "is no rate"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "zreo3"], "did you mean 'zero3'?"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "hsdp"], "cannot divide this model over 1 x 1 GPUs"),
