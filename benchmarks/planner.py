@@ -17,12 +17,14 @@ from pathlib import Path
 from brigade.estimate import calibration, hardware
 from brigade.estimate.estimate import of_time
 
+from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
 from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error
 from .planner_tables import by_set, first_choices, leave_one_out, memory_left_out, playbook, spread
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "estimate" / "intervals.yaml"
+Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
 
 
@@ -45,7 +47,14 @@ def residuals() -> dict[str, list[tuple[Run, float]]]:
     return found
 
 
-def coverage(found: list[tuple[Run, float]], tail: float) -> float:
+def of_hosts() -> dict[str, list[tuple[Held, float]]]:
+    """Predicted over measured: of a host's memory, and of checkpoints."""
+    memory = [one for one in [*published(), *loading()] if one.predicted]
+    return {"host": [(one, one.predicted / one.measured) for one in memory],
+            "disk": [(one, one.predicted / one.measured) for one in checkpoints()]}  # fmt: skip
+
+
+def coverage(found: Rows, tail: float) -> float:
     """Percent of rows inside the interval that the other sources' rows give."""
     inside = 0
     for source in {run.source for run, _ in found}:
@@ -57,7 +66,7 @@ def coverage(found: list[tuple[Run, float]], tail: float) -> float:
     return 100 * inside / len(found)
 
 
-def held(found: list[tuple[Run, float]]) -> tuple[tuple[float, float], float]:
+def held(found: Rows) -> tuple[tuple[float, float], float]:
     """(interval, its coverage): the tails are cut as far as leaves HELD percent of left-out sources' rows inside.
 
     A tenth on each side would hold fewer: rows of one source err together, and a new source in its own way.
@@ -77,9 +86,9 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
     speeds = [speed_error(run, {}) for run in runs() if run.fits_speed]
     left = [error for members in left_out(lambda run: run.source).values() for run, error in members if run.healthy]
     widths = "\n".join(
-        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {100 * (high - low):.0f}% | {len(found[name])} | "
+        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {100 * (high - low):.0f}% | {len(members)} | "
         f"{covered:.0f}% |"
-        for name, ((low, high), covered) in ((name, held(members)) for name, members in found.items())
+        for name, members, ((low, high), covered) in ((n, m, held(m)) for n, m in (found | of_hosts()).items())
     )
     values = {
         "by_set": by_set(), "by_source": leave_one_out(lambda run: run.source, "source"),
@@ -89,6 +98,7 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
                                for chip, value in sustained.items()),
         "memory_all": spread(error for _, error in found["memory"]), "memory_told": spread(memory_told),
         "speed_all": spread(speeds), "speed_left": spread(left), "intervals": widths,
+        "host_memory": memory_table(), "disk": disk_table(),
         **{f"book_{key}": str(value) for key, value in book.items() if isinstance(value, int)},
         **{f"book_{key}": f"{value[1]:.1f}% median, {value[2]:.1f}% p90" for key, value in book.items()
            if isinstance(value, tuple)},
@@ -102,9 +112,8 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
 
 def intervals(found: dict[str, list[tuple[Run, float]]]) -> str:
     """intervals.yaml."""
-    lines = [
-        f"{name}: [{low}, {high}]" for name, ((low, high), _) in ((n, held(members)) for n, members in found.items())
-    ]
+    each = ((name, held(members)[0]) for name, members in (found | of_hosts()).items())
+    lines = [f"{name}: [{low}, {high}]" for name, (low, high) in each]
     return "\n".join(
         ["# Factors on a prediction between which 80 % of measurements lie: python -m benchmarks.planner", *lines, ""]
     )

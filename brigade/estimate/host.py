@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+from .estimate import intervals
 from .job import Job
 from .memory import gathered_bytes, stage_parameters
 from .states import OPTIMIZER_BYTES
 
-PROCESS = 3.5e9  # resident, of one rank: Python, torch with CUDA's libraries, Transformers
-PINNED = (
-    1.5  # times what is offloaded: DeepSpeed's own advice (docs: zero3 memory needs), buffers and page-locked copies
+PROCESS = (
+    3.5e9  # resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv)
 )
-FILE = 5e9  # bytes of a safetensors file that Transformers writes, and reads one at a time under ZeRO-3
+# Times what is offloaded: page-locked copies and buffers beside it. Nine published full runs (benchmarks/data/host_memory.csv)
+# took 0.85 to 1.63 times, the middle one of them 1.25; DeepSpeed's own estimator says 1.5.
+PINNED = 1.25
 
 
 @dataclass(frozen=True)
@@ -22,34 +24,59 @@ class Host:
     checkpoint: float
     swapped: float = 0.0
 
+    @property
+    def needed(self) -> float:
+        """Memory of one node at its fullest."""
+        return max(self.loading, self.training)
+
+
+def resident(ranks: int, copied: float = 0.0, offloaded: float = 0.0) -> float:
+    """Bytes of memory that the ranks of a node own: their own copies of weights, and what is offloaded."""
+    return ranks * PROCESS + copied + PINNED * offloaded
+
 
 def host(job: Job) -> Host:
-    """A node's share.
+    """A node's share, for a model that is published in bf16 or MXFP4. What benchmarks/hosts.py measures.
 
-    Loading: under DDP and ZeRO-1 and 2 every rank reads all weights before they go to its GPU, in fp32 where they are
-    trained without DeepSpeed (brigade/arguments.py: load_dtype). Of FSDP2 one rank of a node does, and sends
-    (cpu_ram_efficient_loading). ZeRO-3 reads file by file, and each rank keeps its shard. So it is in 4 bits: tensors go to the
-    GPU, and are quantised there, one at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
+    Loading: weights that keep their precision are pages of the model's files, which all ranks share and the system may drop.
+    What is converted, to fp32 where weights are trained without DeepSpeed (brigade/arguments.py: load_dtype) or from MXFP4,
+    each rank owns, but under FSDP2, where a node has one copy (brigade/models.py: _are_sent). Four bits are made on the GPU, one
+    tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
     Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
     read through a memory map, whose pages the system may drop.
-    Checkpoint: fp32 weights and the optimizer's states; under DeepSpeed model.safetensors in half precision besides, and
-    under ZeRO-1 and 2 the engine's own copy of the same.
     """
     ranks = min(job.node_size, job.gpus)
     psi = stage_parameters(job, job.shape.layers // job.pipeline, first=True, last=job.pipeline == 1)
     trained = job.trained or psi
     width = 4 if job.engine != "zero" and job.method == "full" else 2
-    if job.method == "qlora" or (job.engine == "zero" and job.stage == 3):
-        loading = ranks * min(width * psi, FILE)
-    else:
-        loading = width * psi * (1 if job.engine == "fsdp2" else ranks)
+    converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)
+    copied = width * psi * (1 if job.engine == "fsdp2" else ranks) if converted else 0.0
     states = 4 + OPTIMIZER_BYTES[job.optimizer]
     share = trained / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
     offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
-    if job.offload == "all":
-        offloaded += weights
-    halves = {1: 4, 2: 4, 3: 2}.get(job.stage, 0) if job.engine == "zero" and job.method == "full" else 0
-    kept = states * trained + halves * psi
+    shards = weights if job.offload == "all" else 0.0
     swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
-    return Host(loading + ranks * PROCESS, PINNED * offloaded + ranks * PROCESS, kept, swapped)
+    return Host(
+        resident(ranks, copied, shards), resident(ranks, 0.0, offloaded + shards), checkpoint(job, trained), swapped
+    )
+
+
+def checkpoint(job: Job, trained: float) -> float:
+    """Bytes of a checkpoint on disk, of `trained` parameters: in fp32 with the optimizer's states. Under DeepSpeed the model's
+    own file in half precision besides, and under ZeRO-1 and 2 the engine's copy of the same. A weight that two layers share is
+    kept once more by those two (deepspeed/runtime/engine.py saves a state_dict by names) and by FSDP2's sharded files.
+    """
+    zero = job.stage if job.engine == "zero" else 0
+    kept = (4 + OPTIMIZER_BYTES[job.optimizer] + {0: 0, 1: 4, 2: 4, 3: 2}[zero]) * trained
+    if job.shape.tied:
+        whole = 4 if job.engine == "fsdp2" and job.method == "full" else 0
+        kept += {0: whole, 1: 2, 2: 2, 3: 0}[zero] * job.shape.vocab * job.shape.hidden
+    return kept
+
+
+def gigabytes(checkpoint: float) -> str:
+    """`27.5 GB (27.5 to 27.8 in four runs of five)`"""
+    least, most = (factor * checkpoint / 1e9 for factor in intervals()["disk"])
+    digits = 2 if checkpoint < 1e10 else 1 if checkpoint < 1e11 else 0
+    return f"{checkpoint / 1e9:,.{digits}f} GB ({least:,.{digits}f} to {most:,.{digits}f} in four runs of five)"

@@ -101,8 +101,8 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
 
 def describe(result: "Estimate") -> None:
     """One configuration in parts."""
-    from .estimate import parts
-    from .host import host
+    from .estimate import intervals, parts
+    from .host import gigabytes, host
     from .links import links
     from .memory import GIB
 
@@ -117,9 +117,11 @@ def describe(result: "Estimate") -> None:
             "         at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"
         )
     needs = host(result.job)
+    least, most = (factor * needs.needed / GIB for factor in intervals()["host"])
     print(f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
-          f"{needs.checkpoint / 1e9:,.{1 if needs.checkpoint < 1e10 else 0}f} GB of disk for a checkpoint"
-          + (f", {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip
+          f"the larger is {least:,.0f} to {most:,.0f} in four runs of five"
+          + (f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip
+    print(f"disk     {gigabytes(needs.checkpoint)} for a checkpoint")
     print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
           f"{parts(result.time, 1, 0.005)}")  # fmt: skip
     if result.job.nodes > 1:

@@ -266,11 +266,17 @@ def test_what_a_host_holds():
     assert {host(job(engine=engine, stage=stage)).checkpoint / psi for engine, stage in kinds.items()} == {12}
     assert [host(job(engine="zero", stage=stage)).checkpoint / psi for stage in (1, 2, 3)] == [16, 16, 14]
     plain, offloaded = (host(job(engine="zero", offload=where)) for where in ("", "optimizer"))
-    assert offloaded.training - plain.training == pytest.approx(1.5 * 16 * psi)  # eight ranks of one host
-    loading = [
-        host(job(engine=engine, stage=stage)).loading for engine, stage in (("ddp", 0), ("fsdp2", 3), ("zero", 3))
-    ]
-    assert loading[0] > loading[1] > 4 * psi and loading[2] < 8 * 9e9
+    assert offloaded.training - plain.training == pytest.approx(1.25 * 16 * psi)  # eight ranks of one host
+    own = [host(job(engine=engine, stage=stage)).loading - 8 * PROCESS
+           for engine, stage in (("ddp", 0), ("fsdp2", 3), ("zero", 2), ("zero", 3))]  # fmt: skip
+    assert own == [8 * 4 * psi, 4 * psi, 0, 0]  # converted to fp32 on each rank, on one, and not at all
+
+
+def test_weights_in_mxfp4_are_converted_whatever_trains_them():
+    shape = named_shape(str(ROOT / "recipes" / "gpt-oss-20b"))
+    lora = job(shape, method="lora", trained=10**7, engine="zero", stage=2)
+    assert host(lora).loading - 8 * PROCESS == 8 * 2 * shape.parameters
+    assert host(replace(lora, engine="fsdp2")).loading - 8 * PROCESS == 2 * shape.parameters
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------

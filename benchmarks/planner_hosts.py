@@ -1,0 +1,98 @@
+"""What hosts hold, beside the planner's formulas: memory that others measured (data/host_memory.csv), memory while loading and
+checkpoints that `python -m benchmarks.hosts` measured (results/hosts.csv)."""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from brigade.estimate.config import shape_of
+from brigade.estimate.host import PROCESS, host, resident
+from brigade.estimate.job import Job
+
+from .hosts import MODEL, OPTIMIZERS, RESULTS
+
+PUBLISHED = Path(__file__).with_name("data") / "host_memory.csv"
+STRATEGIES = {
+    "DDP": ("ddp", 0),
+    "FSDP2": ("fsdp2", 3),
+    "ZeRO-1": ("zero", 1),
+    "ZeRO-2": ("zero", 2),
+    "ZeRO-3": ("zero", 3),
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that were measured, and by formula. what: for people"""
+
+    source: str
+    what: str
+    measured: float
+    predicted: float
+
+
+def published() -> list[Held]:
+    """Memory of a host while it trains."""
+    found = []
+    for row in csv.DictReader(PUBLISHED.open()):
+        offloaded = float(row["bytes_offloaded_per_parameter"]) * float(row["parameters_b"]) * 1e9 / int(row["nodes"])
+        predicted = resident(int(row["ranks_per_node"]), 0.0, offloaded)
+        found.append(Held(row["source"], f"{row['model']}: {row['run']}", float(row["host_gb"]) * 1e9, predicted))
+    return found
+
+
+@cache
+def _cases() -> list[tuple[dict[str, str], Job]]:
+    shape = shape_of(MODEL | {"model_type": "llama", "tie_word_embeddings": True}, "")
+    found = []
+    for row in csv.DictReader(RESULTS.open()):
+        engine, stage = STRATEGIES[row["strategy"]]
+        adapters = 0 if row["method"] == "full" else int(row["trained"])
+        ranks = int(row["ranks"])
+        method: Any = row["method"]
+        job = Job(shape, sequence=512, gpu="RTX 4090", data=ranks, node_size=ranks, engine=engine, stage=stage, method=method,
+                  trained=adapters, optimizer=row["optimizer"])  # fmt: skip
+        found.append((row, job))
+    return found
+
+
+def loading() -> list[Held]:
+    """Copies of weights that two ranks own while they load. ZeRO-3's shards lie in a CPU's memory by then, and 4-bit weights are
+    made there: neither says anything of a host with GPUs."""
+    return [
+        Held(
+            "Brigade",
+            row["strategy"] + ", " + row["method"],
+            int(row["loading_bytes"]),
+            host(job).loading - job.gpus * PROCESS,
+        )
+        for row, job in _cases()
+        if job.method != "qlora" and row["strategy"] != "ZeRO-3" and row["optimizer"] == OPTIMIZERS[0]
+    ]
+
+
+def checkpoints() -> list[Held]:
+    found = []
+    for row, job in _cases():
+        what = f"{row['strategy']}, {row['method']}, {row['optimizer']}"
+        found.append(Held(row["strategy"], what, int(row["checkpoint_bytes"]), host(job).checkpoint))
+    return found
+
+
+def memory_table() -> str:
+    """Published figures and those of loading, by how much the formula is off."""
+    lines = ["| source | run | measured, GB | by formula | off |", "|---|---|---|---|---|"]
+    for one in [*published(), *loading()]:
+        off = f"{100 * (one.predicted / one.measured - 1):+.0f}%" if one.predicted else ""
+        lines.append(f"| {one.source} | {one.what} | {one.measured / 1e9:,.2f} | {one.predicted / 1e9:,.2f} | {off} |")
+    return "\n".join(lines)
+
+
+def disk_table() -> str:
+    lines = ["| checkpoint | measured, MB | by formula | off |", "|---|---|---|---|"]
+    for one in checkpoints():
+        off = 100 * (one.predicted / one.measured - 1)
+        lines.append(f"| {one.what} | {one.measured / 1e6:,.1f} | {one.predicted / 1e6:,.1f} | {off:+.1f}% |")
+    return "\n".join(lines)
