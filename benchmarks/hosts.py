@@ -104,6 +104,7 @@ class Sampler(threading.Thread):
 
 
 def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
+    """A row of hosts.csv; shared: what write_model gave for `folder`. Raises RuntimeError with the run's output when it fails."""
     strategy, method, optimizer = case
     output = folder / "outputs" / "-".join(case)
     flags = [*shared, *STRATEGIES[strategy], *METHODS[method], "--optim", optimizer, "--output_dir", str(output)]

@@ -220,10 +220,10 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
     quantization = adapters.quantization(settings, dtype) or _dequantised(source)
     sent = _are_sent(settings, quantization)
     if sent:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust)
-        if quantization:  # of the file; without weights there is nothing to dequantise
-            del config.quantization_config
-        options |= {"config": config, "device_map": "meta"}
+        options["device_map"] = "meta"
+    if sent and quantization:  # of the file; without weights there is nothing to dequantise
+        options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=trust)
+        del options["config"].quantization_config
         quantization = None
     model = AutoModelForCausalLM.from_pretrained(
         source, trust_remote_code=trust, dtype=dtype, quantization_config=quantization, **options
@@ -249,7 +249,7 @@ def _are_sent(settings: Settings, quantization: Any) -> bool:
     from transformers.distributed.utils import is_local_dist_rank_0
 
     section = settings.recipe.model
-    converted = quantization is not None if section.use_peft else True
+    converted = not section.use_peft or quantization is not None
     return is_fsdp_enabled() and not is_local_dist_rank_0() and converted and not section.load_in_4bit
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_argument_group("training")
     what.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
-    what.add_argument("--lora_r", type=int, metavar="R", help="rank of adapters (16)")
+    what.add_argument("--lora_r", type=int, metavar="R", help="rank of adapters (default: 16)")
     what.add_argument(
         "--max_length", type=int, default=4096, metavar="TOKENS", help="of a sequence, packed full (default: 4096)"
     )

@@ -9,7 +9,7 @@ from textwrap import wrap
 from .. import flags
 from ..flags import Settings
 from ..strategy import Strategy
-from .estimate import Estimate, estimate, intervals, parts
+from .estimate import Estimate, estimate, parts
 from .host import gigabytes, host
 from .links import links
 from .memory import GIB, held_states
@@ -126,7 +126,7 @@ def _memory(planned: Planned) -> str:
 
 def _host(planned: Planned) -> str:
     needs = host(planned.estimate.job)
-    least, most = (factor * needs.needed / GIB for factor in intervals()["host"])
+    least, most = (size / GIB for size in needs.fullest)
     return (f"each host needs {needs.loading / GIB:,.0f} GiB of memory while it loads and {needs.training / GIB:,.0f} GiB while "
             f"it trains (the larger: {least:,.0f} to {most:,.0f} in four runs of five). A checkpoint takes "
             f"{gigabytes(needs.checkpoint)} of disk.")  # fmt: skip

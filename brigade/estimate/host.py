@@ -7,9 +7,8 @@ from .job import Job
 from .memory import gathered_bytes, stage_parameters
 from .states import OPTIMIZER_BYTES
 
-PROCESS = (
-    3.5e9  # resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv)
-)
+# Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
+PROCESS = 3.5e9
 # Times what is offloaded: page-locked copies and buffers beside it. Nine published full runs (benchmarks/data/host_memory.csv)
 # took 0.85 to 1.63 times, the middle one of them 1.25; DeepSpeed's own estimator says 1.5.
 PINNED = 1.25
@@ -25,9 +24,10 @@ class Host:
     swapped: float = 0.0
 
     @property
-    def needed(self) -> float:
-        """Memory of one node at its fullest."""
-        return max(self.loading, self.training)
+    def fullest(self) -> tuple[float, float]:
+        """Of the larger of the two memories: between which four of five runs lie."""
+        low, high = intervals()["host"]
+        return low * max(self.loading, self.training), high * max(self.loading, self.training)
 
 
 def resident(ranks: int, copied: float = 0.0, offloaded: float = 0.0) -> float:

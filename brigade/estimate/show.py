@@ -101,7 +101,7 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
 
 def describe(result: "Estimate") -> None:
     """One configuration in parts."""
-    from .estimate import intervals, parts
+    from .estimate import parts
     from .host import gigabytes, host
     from .links import links
     from .memory import GIB
@@ -117,7 +117,7 @@ def describe(result: "Estimate") -> None:
             "         at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"
         )
     needs = host(result.job)
-    least, most = (factor * needs.needed / GIB for factor in intervals()["host"])
+    least, most = (size / GIB for size in needs.fullest)
     print(f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
           f"the larger is {least:,.0f} to {most:,.0f} in four runs of five"
           + (f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip

@@ -43,3 +43,30 @@ def test_its_experts_can_be_trained(published):
     assert not model.is_quantized and not hasattr(model.config, "quantization_config")
     model(torch.arange(8)[None]).logits.sum().backward()
     assert experts.gate_up_proj.grad is not None
+
+
+def test_a_rank_that_is_sent_its_weights_reads_none(published, monkeypatch):
+    """Under FSDP2 the second rank of a host: parameters with places of their own on the CPU, buffers as they are meant."""
+    settings = flags.load(["--model_name_or_path", str(published), "--bf16", "--use_peft"])
+    whole = models.load_base(settings, str(published), torch.bfloat16)
+    for name, value in {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+        "LOCAL_RANK": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{published}/store", rank=0, world_size=1)
+    try:
+        sent = models.load_base(settings, str(published), torch.bfloat16)
+    finally:
+        torch.distributed.destroy_process_group()
+    described = [
+        [(name, p.shape, p.dtype, p.device) for name, p in model.named_parameters()] for model in (whole, sent)
+    ]
+    assert described[0] == described[1] and not hasattr(sent.config, "quantization_config")
+    places = [parameter.data_ptr() for parameter in sent.parameters()]
+    assert len(set(places)) == len(places)  # Accelerate tells an optimizer's parameters apart by them
+    for (name, buffer), (_, other) in zip(whole.named_buffers(), sent.named_buffers(), strict=True):
+        assert torch.equal(buffer, other), name
+    experts = sent.model.layers[0].mlp.experts.gate_up_proj
+    assert not (experts == 0.125).all()  # what the file holds
