@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.
-    from brigade import adapters, arguments, isolation, machine, models
+    from brigade import adapters, arguments, consistency, isolation, machine, models
     from brigade.data.prepare import prepare
 
     with ranks.agreed(world):
@@ -65,7 +65,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         adapters.check_targets(settings, config)
         isolation.check(settings, config)
         weights = models.weights(settings, config)
-    runs.claim(run, data.fingerprint, checkpoint)
+        model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
+    runs.claim(run, data.fingerprint, checkpoint, model_files)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:

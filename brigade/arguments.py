@@ -163,6 +163,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         ddp_find_unused_parameters=training.ddp_comm_hook == "power_sgd",
         eval_on_start=not resuming,
         disable_tqdm=True,  # watch.progress shows it
+        save_on_each_node=not run.shared,
         logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0
         remove_unused_columns=False,
         log_level="error",

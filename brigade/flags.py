@@ -22,6 +22,7 @@ class Settings:
 
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     overridden: one line per recipe value that a flag replaced
+    argv: the flags as they were given, without what a launcher puts between them
     """
 
     recipe: Recipe
@@ -32,6 +33,7 @@ class Settings:
     rehearse: bool = False
     sources: dict[str, str] = field(default_factory=dict)
     overridden: list[str] = field(default_factory=list)
+    argv: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -99,6 +101,7 @@ def load(argv: list[str]) -> Settings:
     settings = Settings(
         Recipe.model_construct(), path, Path(options.output_dir) if options.output_dir else None,
         options.resume_from_checkpoint, options.fresh, options.rehearse,
+        argv=[word for word in argv if not word.startswith("--local_rank=")],
     )  # fmt: skip
     for key, text in given.items():
         section = document.setdefault(SECTION_OF[key], {}) if document.get(SECTION_OF[key], {}) is not None else {}

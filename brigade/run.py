@@ -2,8 +2,8 @@
 
 import json
 import platform
+import shlex
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
-from . import best, ranks
+from . import best, consistency, ranks
 from .cluster import World, read_hostfile
 from .errors import UserError
 from .flags import Settings
 from .hosts import rank
-from .recipe import REPOSITORY, Batch, find, identity, read_yaml
-from .schema import SECTIONS, marked_apart
+from .recipe import REPOSITORY, Batch, computed, difference, find, identity, read_yaml, recorded
 from .strategy import Strategy
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
+_NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
+_ASIDE = "--fresh begins anew and moves"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
 
 
@@ -30,8 +32,9 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datase
 class Run:
     """One run and its directory.
 
-    identity: hash of what it computes; a directory belongs to one identity
+    identity: its short name, a hash of what it computes
     made_for: the recipe's own cluster in words, or ""
+    shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
     """
 
     settings: Settings
@@ -41,6 +44,7 @@ class Run:
     identity: str
     directory: Path
     made_for: str = ""
+    shared: bool = True
 
     @property
     def finished(self) -> bool:
@@ -63,15 +67,15 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
         return run
     record = directory / RECORD
     if not record.exists():
-        raise UserError(str(directory), "the output directory holds files, but no run.yaml: it is not a run's",
-                        "give another --output_dir, or --fresh to move it aside")  # fmt: skip
+        if world.speaks:  # where hosts do not share the directory, claim() says so
+            raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
+        return run
     old = read_yaml(record)
-    if (old.get("run") or {}).get("identity") != run.identity:
-        raise UserError(
-            str(directory),
-            f"it holds another run: {_difference(old, run)}",
-            "give another --output_dir, or --fresh to move that run aside",
-        )
+    if other := _difference(old, run):
+        again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
+        cure = f"continue that run with {again}, or give this one another --output_dir ({_ASIDE} that run aside)"
+        raise UserError(str(directory), f"it holds another run: {other}", cure)
+    run.identity = old["run"].get("identity", run.identity)  # it keeps its name, whatever hash a later version makes
     return run
 
 
@@ -84,25 +88,23 @@ def _made_for(settings: Settings) -> str:
     return ", ".join(words + ([cluster.gpu] if cluster.gpu else []))
 
 
-def claim(run: Run, fingerprint: str, checkpoint: Path | None = None) -> None:
-    """After all agreed, on one rank: move an old run aside if --fresh, and write run.yaml. The others wait.
+def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> None:
+    """After each rank agreed with itself: move an old run aside if --fresh, and write run.yaml. A collective.
 
-    Ends all ranks with one message when hosts differ in the recipe, the data or the checkpoint that they found, and
-    when the directory cannot be written.
+    model: consistency.of_model
+    Ends all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
+    that they must share, and when it cannot be written.
     """
-    seen = {"recipe or strategy": run.identity, "data": fingerprint, "checkpoint to continue from": str(checkpoint)}
-    found = ranks.gather((run.world.host, seen))
+    recipe = run.settings.recipe.model_dump(mode="json", exclude={"cluster"})
+    strategy = {"kind": run.strategy.kind} | run.strategy.as_cluster()
+    data, batch = {"fingerprint": fingerprint}, {"": str(run.batch)}
+    same = {"recipe": recipe, "strategy": strategy, "batch": batch, **model, "data": data}
+    consistency.check(same, run.world)
+    run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy)
+    hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
-        host, first = found[0]
-        for what, value in seen.items():
-            if value != first[what]:
-                raise UserError(
-                    f"the {what}",
-                    f"{value} here, but {first[what]} on {host}, rank 0",
-                    "give all hosts the same files, or one file system for these and the output directory",
-                )
-        if run.world.speaks:
-            _claim(run, fingerprint, list(dict.fromkeys(host for host, _ in found)))
+        if run.world.speaks or (run.world.local_rank == 0 and not run.shared):
+            _claim(run, fingerprint, hosts)
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
@@ -138,11 +140,15 @@ def whole_checkpoints(directory: Path) -> dict[int, Path]:
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     directory = run.directory
     try:
-        if run.settings.fresh and directory.exists():
+        occupied = any(directory.iterdir())
+        if not run.settings.fresh and occupied and not (directory / RECORD).exists():
+            raise UserError(
+                str(directory), _NO_RUN, "copy the first host's directory here, or give another --output_dir"
+            )
+        if run.settings.fresh and occupied:
             number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
             directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f".{RECORD}").touch()
         promise = _promise_before(directory)
     except OSError as error:
         raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
@@ -159,7 +165,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "hosts": hosts,
         "launcher": run.world.launcher,
         "overridden": run.settings.overridden,
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["train.py", *run.settings.argv]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions(),
         "commit": git_commit(),
@@ -199,8 +205,8 @@ def check_data(run: Run, fingerprint: str) -> None:
     old = (read_yaml(record).get("run") or {}).get("data")
     if old != fingerprint:
         problem = f"the data or the tokenizer changed since this run began ({old} became {fingerprint})"
-        raise UserError(str(record), problem,
-                        "bring the old data back, or begin anew with --fresh")  # fmt: skip
+        cure = f"bring the old data back, or give another --output_dir ({_ASIDE} that run aside)"
+        raise UserError(str(record), problem, cure)
 
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
@@ -251,26 +257,30 @@ def git_commit() -> str | None:
         return None
 
 
-def _difference(old: dict[str, Any], run: Run) -> str:
-    """The first key in which a directory's run differs from this one."""
-    new = run.settings.recipe.model_dump(mode="json")
-    for section in ("model", "data", "training"):
-        for key, info in SECTIONS[section].model_fields.items():
-            before, now = (old.get(section) or {}).get(key), new[section][key]
-            if before != now and not marked_apart(info):
-                return f"{section}.{key} is {before!r} there and {now!r} here"
-    there = (old.get("run") or {}).get("strategy", {}).get("name")
-    if there != run.strategy.name:
-        return f"its strategy is {there!r} there and {run.strategy.name!r} here"
-    before, now = _flat(old.get("cluster")), _flat(run.strategy.as_cluster())
-    for key in [*now, *before]:
-        if before.get(key) != now.get(key) and key.startswith(("ds_config", "accelerate_config")):
-            return f"{key} is {before.get(key)!r} there and {now.get(key)!r} here"
-    return f"it has the identity {(old.get('run') or {}).get('identity')}, this one {run.identity}"
+def _difference(old: dict[str, Any], run: Run) -> str | None:
+    """The first thing in which a directory's run differs from this one, in words; None where it is the same run.
+
+    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys.
+    """
+    try:
+        recipe = recorded(old)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, version_ = ".".join(map(str, first["loc"])), (old.get("run") or {}).get("commit") or "unknown"
+        return (
+            f"{key} is {first['input']!r} there, which this version of Brigade does not know (that one is {version_})"
+        )
+    there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
+    if not (there == here or {there, here} == {"single", "ddp"}):
+        return f"its strategy is {there} there and {here} here"
+    other = difference(computed(recipe), computed(run.settings.recipe)) or difference(
+        *(_sharding(cluster) for cluster in (old.get("cluster"), run.strategy.as_cluster()))
+    )
+    return other and "{} is {!r} there and {!r} here".format(*other)
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
-    if not isinstance(tree, dict):
-        return {prefix.rstrip("."): tree}
-    return {key: value for name, below in tree.items() for key, value in _flat(below, f"{prefix}{name}.").items()}
+def _sharding(cluster: Any) -> dict[str, Any]:
+    """What of a run.yaml's `cluster:` decides how states are sharded; the mesh does not."""
+    cluster = cluster or {}
+    fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")
+    return {"cluster": {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}}

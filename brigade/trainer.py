@@ -189,7 +189,7 @@ class Trainer(EvaluatingTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if isinstance(self.train_dataset, Stream) and self.world.speaks:
+        if isinstance(self.train_dataset, Stream) and self.args.should_save:
             self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
         if self.power_sgd:
             compression.save(self.power_sgd, Path(output_dir), self.world)

@@ -30,7 +30,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
-        "output": str(run.directory),
+        "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
     if run.made_for:
         lines["made for"] = run.made_for

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -9,9 +10,11 @@ import typing
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from brigade import recipe as recipes
 from brigade.errors import UserError, did_you_mean, nearest
 from brigade.recipe import batch_arithmetic, identity
 from brigade.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
@@ -184,6 +187,70 @@ def test_defaults_written_out_are_the_same_run():
     recipe = Recipe.model_validate(document())
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert again == recipe and identity(again, "s") == identity(recipe, "s")
+
+
+# ---- whose directory it is ---------------------------------------------------------------------------------------
+def leave_out(section, *keys):
+    return lambda document: [document[section].pop(key) for key in keys]
+
+
+def put(section, **values):
+    return lambda document: document[section].update(values)
+
+
+DATASETS = "[{train_file: a.jsonl, weight: 0.5}, {train_file: b.jsonl, weight: 0.5}]"
+ONE_STAGE = {"zero_optimization": {"stage": 1}}
+DIRECTORIES = {
+    # what another version left in run.yaml, and words of the refusal; None: the run continues
+    "as it was": (lambda document: None, None),
+    "fewer keys": (leave_out("training", "optim_args", "ddp_comm_hook", "eval_answers"), None),
+    "fewer keys of a source": (lambda document: document["data"]["datasets"][1].pop("dataset_revision"), None),
+    "another hash": (put("run", identity="0123"), None),
+    "without a hash": (leave_out("run", "identity"), None),
+    "another way of watching": (put("training", save_steps=1, eval_answers=-7), None),
+    "one process of DDP": (lambda document: document["run"]["strategy"].update(kind="ddp", name="ddp"), None),
+    "more keys": (put("training", muon=True), ["training.muon is True there", "does not know", "abc+"]),
+    "a value of another version": (put("training", optim="muon"), ["training.optim is 'muon' there", "does not know"]),
+    "another value": (put("training", learning_rate=0.5), ["training.learning_rate is 0.5 there and 2e-05 here"]),
+    "another source": (lambda document: document["data"]["datasets"][0].update(weight=0.25, name="a"),
+                       ["data.datasets.0.name is 'a' there and None here"]),
+    "another stage": (lambda document: document["run"]["strategy"].update(kind="zero3"),
+                      ["its strategy is zero3 there and single here"]),
+    "another configuration": (put("cluster", ds_config=ONE_STAGE),
+                              ["cluster.ds_config.zero_optimization.stage is 1 there and None here"]),
+    "a key that had no default": (leave_out("training", "weight_decay"), ["weight_decay is 0.1 there and 0.0 here"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_a_run_continues_under_another_version_unless_it_computes_something_else(
+    name, load, tmp_path, monkeypatch, mistake
+):
+    from brigade import run as runs
+    from brigade.cluster import World
+    from brigade.strategy import Strategy
+
+    def open_run():
+        settings = load("--datasets", DATASETS, "--dataset_name=", "--output_dir", str(tmp_path / "a run"))
+        return runs.open_run(settings, Strategy("single", "single", ""), World(0, 0, 1, 1, "h", "python"), "8 x 4 x 1")
+
+    monkeypatch.setattr(runs, "git_commit", lambda: "abc+")
+    monkeypatch.setitem(recipes.BEFORE, "training", {"weight_decay": 0.1})  # a key that came with another default
+    first = open_run()
+    first.batch = types.SimpleNamespace(learning_rate=1.0)
+    runs.claim(first, "data", None, {})
+    file = tmp_path / "a run" / "run.yaml"
+    document = yaml.safe_load(file.read_text())
+    assert shlex.split(document["run"]["command"])[-2:] == ["--output_dir", str(tmp_path / "a run")]
+    change, words = DIRECTORIES[name]
+    change(document)
+    file.write_text(yaml.safe_dump(document))
+    if words is None:
+        assert open_run().identity == document["run"].get("identity", first.identity)
+        return
+    told = mistake(open_run)
+    assert all(word in told for word in words), told
+    assert told.index(f"--recipe '{file}' --output_dir") < told.index("--fresh")
 
 
 def test_nothing_here_imports_torch():
