@@ -16,18 +16,28 @@ from .flags import Settings
 
 # Ways to tell. Cumulative lengths are what varlen and FlashAttention take.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
-_KNOWN: dict[tuple[str, str], str] = {}
+_KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def check(settings: Settings, config: Any) -> None:
     """Raises UserError where a recipe packs samples that the model would let see each other."""
     if settings.recipe.data.packing and way(settings, config) == NOTHING:
-        problem = f"nothing tells {type(config).__name__} where a packed sample begins: each would see those before it"
-        raise UserError(settings.place("packing"), problem, "set packing to false")
+        name, cause = type(config).__name__, why_nothing(settings, config)
+        raise UserError(settings.place("packing"), f"packed samples of {name} would see each other: {cause}",
+                        "set packing to false")  # fmt: skip
 
 
 def way(settings: Settings, config: Any) -> str:
     """LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes."""
+    return _tried(settings, config)[0]
+
+
+def why_nothing(settings: Settings, config: Any) -> str:
+    """Why the way is NOTHING: it was tried and did not help, or what went wrong when it was tried."""
+    return _tried(settings, config)[1]
+
+
+def _tried(settings: Settings, config: Any) -> tuple[str, str]:
     chosen = attention.chosen(settings, config)[0]
     key = chosen, config.to_json_string(use_diff=False)
     if key not in _KNOWN:
@@ -50,8 +60,8 @@ def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
     return found
 
 
-def _try(config: Any, chosen: str, trust_remote_code: bool) -> str:
-    """Change the first sample of a row, in a tiny random model of the architecture, and look at the second's logits.
+def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
+    """(the way, or why there is none). Change the first sample of a row, in a tiny random model of the architecture, and look at the second's logits.
 
     On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they are told in the same way.
     """
@@ -65,14 +75,15 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> str:
     stand_in = attention.VARLEN if by_lengths else "sdpa" if chosen.startswith("flex") else chosen
     try:
         tiny = type(config).from_dict(shrink(config.to_dict())).get_text_config()
-    except Exception:  # what cannot be tried is not trusted
-        return NOTHING
+    except Exception as error:  # what cannot be tried is not trusted
+        return NOTHING, f"a tiny model of it to try that with cannot be described ({_told(error)})"
     lengths = np.array([4, 3])
     told = {"position_ids": torch.from_numpy(positions(lengths))[None], "use_cache": False}
     rows = torch.tensor([[7, 8, 9, 10, 11, 12, 13], [17, 18, 19, 20, 11, 12, 13]])
     ways = {LENGTHS: lambda: cumulative(lengths)} if by_lengths else {
         POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}  # fmt: skip
     attention.register()
+    why = "nothing tells it where one begins"
     with _unsharded(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         for name, more in ways.items():
@@ -81,11 +92,17 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> str:
                     tiny, attn_implementation=stand_in, dtype=torch.float32, trust_remote_code=trust_remote_code
                 ).eval()
                 one, other = (model(row[None], **told | more()).logits[:, 4:] for row in rows)
-            except Exception:  # nor here; some models take no masks that are made already
+            except Exception as error:  # nor here; some models take no masks that are made already
+                if name != MASKS:
+                    why = f"that it is told where one begins could not be tried ({_told(error)})"
                 continue
             if torch.allclose(one, other, rtol=0, atol=1e-6):
-                return name
-    return NOTHING
+                return name, ""
+    return NOTHING, why
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 @contextmanager

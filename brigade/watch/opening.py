@@ -56,6 +56,6 @@ def _kernels(run: Run, config: Any) -> str:
     on, why = machine.liger(run.settings)
     words += [f"Liger {why or 'on'}"] if on or why else []
     if run.settings.recipe.training.padding_free and isolation.way(run.settings, config) == isolation.NOTHING:
-        words += ["padding_free off: nothing tells the model where samples begin"]
+        words += [f"padding_free off: {isolation.why_nothing(run.settings, config)}"]
     words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
     return ", ".join(words)

@@ -39,13 +39,22 @@ def test_a_zero3_configuration_does_not_stand_in_the_way(load):
 def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
     settings = load(model={"attn_implementation": "sdpa"}, data={"packing": True})
     isolation.check(settings, AutoConfig.for_model("llama"))
-    with pytest.raises(UserError, match="OPTConfig where a packed sample begins"):
+    with pytest.raises(UserError, match="OPTConfig would see each other: nothing tells it where one begins"):
         isolation.check(settings, AutoConfig.for_model("opt"))
     isolation.check(load(model={"attn_implementation": "sdpa"}), AutoConfig.for_model("opt"))  # it is padded
 
 
-def test_what_cannot_be_tried_is_not_trusted(load, monkeypatch):
+def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeypatch):
+    settings = load(model={"attn_implementation": "eager"}, data={"packing": True})
     monkeypatch.setattr("brigade.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
-    settings = load(model={"attn_implementation": "eager"})
-    config = AutoConfig.for_model("llama", vocab_size=1234)  # not tried before
-    assert isolation.way(settings, config) == isolation.NOTHING
+    for vocabulary, said in ((1234, "num_attention_heads"), (1235, "a broken kernel")):  # not tried before
+        config = AutoConfig.for_model("llama", vocab_size=vocabulary)
+        with pytest.raises(UserError, match=said):
+            isolation.check(settings, config)
+        assert isolation.way(settings, config) == isolation.NOTHING
+        monkeypatch.undo()
+        monkeypatch.setattr("transformers.LlamaForCausalLM.forward", broken)
+
+
+def broken(*_, **__):
+    raise RuntimeError("a broken kernel")
