@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .strategy import Strategy
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # what from_pretrained loads, which prefers the first
 WHOLE_ON_EACH_HOST = ("single", "ddp")  # the others write a checkpoint in parts, from all hosts
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
 _VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, at any depth

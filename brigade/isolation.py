@@ -61,7 +61,8 @@ def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
 
 
 def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
-    """(the way, or why there is none). Change the first sample of a row, in a tiny random model of the architecture, and look at the second's logits.
+    """(way, why there is none). Change the first sample of a row, in a tiny random model of the architecture, and look at the
+    second's logits.
 
     On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they are told in the same way.
     """

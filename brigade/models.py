@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import adapters, attention
+from .consistency import WEIGHTS
 from .data import builtin
 from .data.cache import cache_directory
 from .data.sources import BUILT_IN
@@ -162,9 +163,9 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     source = location(settings)
     if not Path(source).is_dir():
         source = _download(source, settings)
-    if not any(any(Path(source).glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
-        raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights",
-                        "name a model with weights, or set from_scratch: true")  # fmt: skip
+    if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
+        raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights "
+                        f"({' or '.join(WEIGHTS)})", "name a model with weights, or set from_scratch: true")  # fmt: skip
     return source
 
 
@@ -172,16 +173,21 @@ def _download(name: str, settings: Settings) -> str:
     """The local snapshot of a model on the Hub. Raises UserError when it cannot be had, here and not while loading."""
     from huggingface_hub import snapshot_download
 
+    folder = ""
     try:
-        return snapshot_download(
-            name,
-            revision=settings.recipe.model.revision,
-            allow_patterns=["*.safetensors", "*.json", "*.py"],
-            ignore_patterns=["consolidated*", "original/*"],  # the same weights once more, in their maker's own format
-        )
+        for pattern in WEIGHTS:  # the first that it has: an older model has both, and they are the same
+            folder = snapshot_download(
+                name,
+                revision=settings.recipe.model.revision,
+                allow_patterns=[pattern, "*.json", "*.py"],
+                ignore_patterns=["consolidated*", "original/*"],  # once more the same, in their maker's own format
+            )
+            if any(Path(folder).glob(pattern)):
+                break
     except Exception as error:
         raise UserError(settings.place("model_name_or_path"), f"the weights of {name!r} cannot be had: "
                         f"{_first_line(error)}", "check the name, the network and HF_TOKEN")  from None  # fmt: skip
+    return folder
 
 
 def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":

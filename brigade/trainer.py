@@ -62,6 +62,10 @@ class Trainer(EvaluatingTrainer):
                 output_dtype=torch.float32,
             )
         self.run, self.world = run, run.world
+        if (
+            not run.shared
+        ):  # Transformers 5.23 writes weights on rank 0 alone, save_on_each_node or not (distributed/mixin.py:345)
+            model.should_save_on_this_rank = lambda is_main_process: is_main_process
         self.replicated = run.strategy.kind == "hsdp"
         self.power_sgd: Any = None
         self.windows_told = False

@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 import time
 
 import pytest
 import yaml
 
-from tests.cluster.conftest import SHORT, losses
+from tests.cluster.conftest import REPOSITORY, SHORT, losses
 from tests.unit.test_hosts import SECRET
 
 # launcher -> slots per host, flags, strategy
@@ -75,3 +76,65 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
     assert "step 4/4" in (folder / "logs" / f"rank-0-{hosts[0]}.log").read_text()
     everything = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
     assert SECRET not in everything + said
+
+
+# ---- hosts that do not see the same ------------------------------------------------------------------------------
+def launch(cluster, output, *flags) -> tuple[int, str]:
+    """Exit code and words of a short run on both hosts."""
+    words = ["python", "-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", str(cluster.hostfile(BOTH)),
+             "--launcher", "torchrun", "--log_dir", str(cluster.shared / f"logs-{time.monotonic_ns()}"), *SHORT, *flags,
+             "--output_dir", str(output)]  # fmt: skip
+    done = cluster["node1"].run(words, timeout=180, check=False, OMP_NUM_THREADS="1")
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def apart(cluster):
+    """A directory of the same name on both hosts, of which each has its own: its paths as this machine sees them."""
+    seen, hidden = cluster.shared / "apart", cluster.shared / "of-node2"
+    for folder in (seen, hidden):
+        folder.mkdir()
+    cluster["node2"].bind(hidden, seen)
+    yield seen, hidden
+    cluster["node2"].unbind(seen)
+
+
+def test_an_output_directory_that_hosts_do_not_share(cluster, apart, single):
+    """ZeRO would save a part of each checkpoint on each host; DDP saves it whole on both, and continues from there."""
+    here, there = apart
+    code, said = launch(cluster, here / "run", "--ds_config", "ds_configs/zero3.json")
+    assert code == 2 and "node2 does not see what node1 writes there, and zero3 writes a part" in said, said
+    assert not any(here.iterdir()) and not any(there.iterdir())
+
+    code, said = launch(cluster, here / "run", "--save_steps", "2")
+    assert code == 0 and "on each host its own" in said, said
+    for run in (here / "run", there / "run"):
+        assert (run / "checkpoint-2" / "model.safetensors").exists() and (run / "model.safetensors").exists()
+        shutil.rmtree(run / "checkpoint-4")
+    (here / "run" / "success.json").unlink()
+    code, said = launch(cluster, here / "run", "--save_steps", "2")
+    assert code == 0 and "from " + str(here / "run" / "checkpoint-2") in said, said
+    assert losses(here / "run") == pytest.approx(single, rel=1e-5)
+
+    (here / "run" / "success.json").unlink()
+    shutil.rmtree(there / "run")
+    code, said = launch(cluster, here / "run", "--save_steps", "2")
+    assert code == 2 and re.search(r"none on node2, but \S+checkpoint-4 on node1", said), said
+    assert (here / "run" / "checkpoint-4").exists() and not any(there.iterdir())
+
+
+def test_a_model_that_is_another_on_one_host(cluster):
+    """Its losses would be wrong, and nothing would show it."""
+    model = cluster.shared / "model"
+    shutil.copytree(REPOSITORY / "recipes/tiny", model)
+    other = cluster.shared / "other.json"
+    other.write_text(json.dumps(json.loads((model / "config.json").read_text()) | {"rms_norm_eps": 1e-3}))
+    cluster["node2"].bind(other, model / "config.json")
+    try:
+        code, said = launch(cluster, cluster.shared / "refused", "--model_name_or_path", str(model))
+    finally:
+        cluster["node2"].unbind(model / "config.json")
+    assert code == 2 and "the model's configuration: rms_norm_eps" in said, said
+    assert (
+        re.search(r"0\.001 on node2, but 1e-0\d on node1, rank 0", said) and not (cluster.shared / "refused").exists()
+    )

@@ -1,0 +1,49 @@
+"""Which of a model's files are downloaded and loaded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from brigade import models
+from brigade.tiny import shrink
+
+TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A model on the Hub as a folder, of which a snapshot has what was asked for."""
+    remote, snapshot = tmp_path / "remote", tmp_path / "snapshot"
+    for folder in (remote, snapshot):
+        folder.mkdir()
+    (remote / "config.json").write_text(json.dumps(shrink(json.loads(TINY.read_text()))))
+
+    def download(name, revision, allow_patterns, ignore_patterns):
+        for path in remote.iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, snapshot)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return remote
+
+
+def test_weights_that_are_only_there_in_pytorchs_format_are_downloaded_and_loaded(hub, load, mistake):
+    settings = load(model={"model_name_or_path": "somebody/older"})
+    config = AutoConfig.from_pretrained(hub)
+    assert "*.safetensors or pytorch_model*.bin" in mistake(models.weights, settings, config)
+    made = AutoModelForCausalLM.from_config(config)
+    torch.save(made.state_dict(), hub / "pytorch_model.bin")
+    torch.save({}, hub / "training_args.bin")
+    folder = models.weights(settings, config)
+    assert {path.name for path in Path(folder).iterdir()} == {"config.json", "pytorch_model.bin"}
+    loaded = models.load_base(settings, folder, torch.float32)
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in made.state_dict().items())
+    made.save_pretrained(hub)  # and beside safetensors they are left where they are
+    (Path(folder) / "pytorch_model.bin").unlink()
+    assert {path.suffix for path in Path(models.weights(settings, config)).iterdir()} == {".json", ".safetensors"}
