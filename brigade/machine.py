@@ -1,13 +1,14 @@
 """Whether this host can do what a run asks for: devices, precision, kernels, compiler. Told before a model is built."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 from . import optimizers
 from .cluster import World
 from .errors import UserError
-from .estimate import hardware
+from .estimate import calibration
 from .flags import Settings
 from .strategy import Strategy, deepspeed
 
@@ -17,7 +18,9 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
     import torch
 
     training, model = settings.recipe.training, settings.recipe.model
-    hardware.catalogue()  # a calibration file of the user's that is broken is told now, and not at the first log line
+    broken = calibration.left_aside()  # the planner's file: no run needs it
+    if broken and world.local_rank == 0:
+        print(f"warning on {world.host}: {broken}; training goes on without this file", file=sys.stderr)
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < world.local_size:
         problem = f"{world.local_size} ranks on this host, but {torch.cuda.device_count()} GPUs"

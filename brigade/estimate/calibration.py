@@ -49,8 +49,23 @@ def factors(kind: str) -> dict[str, float]:
     return {name: entry["factor"] for name, entry in _current()["factors"].get(kind, {}).items()}
 
 
+_left_aside: set[Path | None] = set()
+
+
+def left_aside() -> str:
+    """For who needs no planner: leaves a file that cannot be used out of account in this process, and returns what is wrong
+    with it, or ""."""
+    try:
+        _current()
+    except (UserError, OSError) as error:
+        _left_aside.add(where())
+        return f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
+    return ""
+
+
 def _current() -> dict[str, Any]:
-    return once(where())
+    path = where()
+    return once(None if path in _left_aside else path)
 
 
 @functools.cache
