@@ -49,7 +49,7 @@ class Engine:
 ENGINES = {
     # torch DDP over fp32 weights under autocast, 25 MB buckets (torch/nn/parallel/distributed.py: bucket_cap_mb)
     "ddp": Engine(4, 4, 8, held=False, bucket=25e6, accumulated=12),
-    # FSDP2 with fp32 shards, computing and gathering in bf16, reducing in fp32, layer by layer (brigade/models.py sets it so)
+    # FSDP2 with fp32 shards, computing and gathering in bf16, reducing in fp32, layer by layer (brigade/trainer.py sets it so)
     "fsdp2": Engine(4, 4, 8, held=False, keep_gathered=True),
     # FSDP with a policy that reduces in bf16 as well
     "fsdp-bf16": Engine(4, 4, 8, held=False, reduced=2),
