@@ -71,11 +71,25 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
             raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
         return run
     old = read_yaml(record)
-    if other := _difference(old, run):
+    try:
+        other = _difference(old, run)
+    except ValidationError as error:
+        first, commit = error.errors()[0], (old.get("run") or {}).get("commit") or "run.yaml names it"
+        key = ".".join(map(str, first["loc"]))
+        problem = (
+            f"another version of Brigade began it: {key} is {first['input']!r} there, which this one does not know"
+        )
+        cure = (
+            f"continue it with that version ({commit}), or give this run another --output_dir ({_ASIDE} that one aside)"
+        )
+        raise UserError(str(directory), problem, cure) from None
+    if other:
         again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
         cure = f"continue that run with {again}, or give this one another --output_dir ({_ASIDE} that run aside)"
         raise UserError(str(directory), f"it holds another run: {other}", cure)
-    run.identity = old["run"].get("identity", run.identity)  # it keeps its name, whatever hash a later version makes
+    run.identity = (old.get("run") or {}).get(
+        "identity", run.identity
+    )  # it keeps its name, whatever hash a later version makes
     return run
 
 
@@ -202,9 +216,11 @@ def check_data(run: Run, fingerprint: str) -> None:
     record = run.directory / RECORD
     if run.settings.fresh or not record.exists():
         return
-    old = (read_yaml(record).get("run") or {}).get("data")
-    if old != fingerprint:
-        problem = f"the data or the tokenizer changed since this run began ({old} became {fingerprint})"
+    old = read_yaml(record).get("run") or {}
+    if old.get("data") != fingerprint:
+        began, now = old.get("commit"), git_commit()
+        version_ = f", or Brigade's way to encode it: {began} became {now}" if began != now else ""
+        problem = f"the data or the tokenizer changed since this run began{version_}"
         cure = f"bring the old data back, or give another --output_dir ({_ASIDE} that run aside)"
         raise UserError(str(record), problem, cure)
 
@@ -260,16 +276,10 @@ def git_commit() -> str | None:
 def _difference(old: dict[str, Any], run: Run) -> str | None:
     """The first thing in which a directory's run differs from this one, in words; None where it is the same run.
 
-    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys.
+    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. Raises
+    ValidationError where it knew more.
     """
-    try:
-        recipe = recorded(old)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key, version_ = ".".join(map(str, first["loc"])), (old.get("run") or {}).get("commit") or "unknown"
-        return (
-            f"{key} is {first['input']!r} there, which this version of Brigade does not know (that one is {version_})"
-        )
+    recipe = recorded(old)
     there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
     if not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here"

@@ -209,7 +209,7 @@ DIRECTORIES = {
     "without a hash": (leave_out("run", "identity"), None),
     "another way of watching": (put("training", save_steps=1, eval_answers=-7), None),
     "one process of DDP": (lambda document: document["run"]["strategy"].update(kind="ddp", name="ddp"), None),
-    "more keys": (put("training", muon=True), ["training.muon is True there", "does not know", "abc+"]),
+    "more keys": (put("training", muon=True), ["training.muon is True there", "does not know", "that version (abc+)"]),
     "a value of another version": (put("training", optim="muon"), ["training.optim is 'muon' there", "does not know"]),
     "another value": (put("training", learning_rate=0.5), ["training.learning_rate is 0.5 there and 2e-05 here"]),
     "another source": (lambda document: document["data"]["datasets"][0].update(weight=0.25, name="a"),
@@ -250,7 +250,8 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
         return
     told = mistake(open_run)
     assert all(word in told for word in words), told
-    assert told.index(f"--recipe '{file}' --output_dir") < told.index("--fresh")
+    assert (f"continue that run with --recipe '{file}' --output_dir" in told) is ("does not know" not in words)
+    assert told.index("cure: continue") < told.index("--fresh")
 
 
 def test_nothing_here_imports_torch():
