@@ -62,6 +62,11 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 host`, `2 hosts`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 _HOST_LINE = re.compile(r"^(\S+)\s+slots=(\d{1,6})$")
 _EXAMPLE = "write one line per host: `node1 slots=8`"
 

@@ -43,7 +43,9 @@ class Settings:
         return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
 
     def directory(self, strategy: str) -> Path:
-        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY."""
+        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY; a rehearsal in one of its own."""
+        if self.rehearse:
+            return Path("outputs") / f"rehearsal-{self.name}-{strategy}" / "run"
         return self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
 
     def place(self, key: str) -> str:

@@ -46,7 +46,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
                             "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)
-        folder = Path("outputs") / f"rehearsal-{settings.name}-{strategy.name}"
+        folder = settings.directory(strategy.name).parent
         config = shrink(model_config(settings))
     ranks.start(world)
     import torch

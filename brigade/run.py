@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from . import best, consistency, ranks
-from .cluster import World, read_hostfile
+from .cluster import World, counted, read_hostfile
 from .errors import UserError
 from .flags import Settings
 from .hosts import rank
@@ -98,7 +98,7 @@ def _made_for(settings: Settings) -> str:
     words = []
     if cluster.hostfile:
         hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
-        words.append(f"{sum(hosts.values())} ranks on {len(hosts)} hosts ({cluster.hostfile})")
+        words.append(f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})")
     return ", ".join(words + ([cluster.gpu] if cluster.gpu else []))
 
 
@@ -241,7 +241,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     temporary = run.directory / f".{SUCCESS}"
     temporary.write_text(json.dumps(figures, indent=2) + "\n")
     temporary.replace(run.directory / SUCCESS)
-    rank.note(marker=str((run.directory / SUCCESS).resolve()))
+    rank.note(marker=True)
     print(*best.story(run.settings, state, before, held_out_loss), sep="\n")
     print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
           f"the resolved run in {run.directory / RECORD}.", flush=True)  # fmt: skip
@@ -249,7 +249,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
 
 def say_finished(run: Run) -> None:
     """The run reached its end before; the same command asks for nothing more."""
-    rank.note(marker=str((run.directory / SUCCESS).resolve()))
+    rank.note(marker=True)
     print(f"This run is finished: {run.directory} (--fresh begins it anew).")
 
 

@@ -194,6 +194,21 @@ def _signal_launch(number: int) -> Callable[[Attempt], None]:
     return strike
 
 
+def _ctrl_c_twice(attempt: Attempt) -> None:
+    for _ in range(2):
+        attempt.cluster["node1"].send(attempt.process, signal.SIGINT)
+        time.sleep(0.1)
+
+
+def _tiny_disk(cluster: Cluster) -> None:
+    cluster["node2"].run(f"mkdir -p {TINY} && mount -t tmpfs -o size=64k tmpfs {TINY}")
+
+
+def _no_tiny_disk(cluster: Cluster) -> None:
+    cluster["node2"].run(f"umount {TINY}")
+
+
+TINY = "/run/tiny"  # a disk that fills at once, on one host
 _FAILING_RANK: dict[str, Any] = {"PYTHONPATH": str(INJECTED)}
 FAULTS: dict[str, Fault] = {
     "missing-hostfile": Fault("the hostfile does not exist", (r"error: flag --hostfile", r"nowhere"), 2, hostfile="nowhere"),
@@ -217,6 +232,9 @@ FAULTS: dict[str, Fault] = {
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "step", "BRIGADE_TEST_FAILED_AT": "/dev/null"}),
     "no-marker": Fault("all ranks end with exit code 0, but train.py did not reach its end", (r"no success\.json",),
                        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leave"}),
+    "disk-full": Fault("a host's disk is full", (r"error: node2, rank 1 failed first", r"No space left on device",
+                                                 r"cure: make room: a disk of node2 is full"),
+                       arrange=_tiny_disk, repair=_no_tiny_disk, variables={"BRIGADE_CACHE": TINY}),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
                          strike=_signal_rank),
     "host-killed": Fault("a host is switched off", (r"error: node2 failed first: the host was lost",), strike=_power_off_node2),
@@ -229,5 +247,6 @@ FAULTS: dict[str, Fault] = {
     "launch-killed": Fault("kill -9 of launch itself", (), -9, strike=_signal_launch(signal.SIGKILL), gone=True),
     "launching-host-killed": Fault("the launching host is switched off", (), -9, strike=_power_off_node1, gone=True),
     "ctrl-c": Fault("Ctrl-C", (r"stopped by SIGINT",), 130, strike=_signal_launch(signal.SIGINT)),
+    "ctrl-c-twice": Fault("Ctrl-C, and again at once", (r"ended at once by the second SIGINT",), 130, strike=_ctrl_c_twice),
     "sigterm": Fault("SIGTERM to launch", (r"stopped by SIGTERM",), 143, strike=_signal_launch(signal.SIGTERM)),
 }  # fmt: skip

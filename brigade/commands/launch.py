@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start_timeout", type=float, default=300, metavar="SECONDS",
                         help="how long the last rank may be later than the first (default: 300)")  # fmt: skip
     parser.add_argument("--log_dir", type=Path, metavar="DIR", help="default: outputs/logs/RECIPE-STRATEGY/TIME")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",
-                        help="hand on one more variable (HF_*, WANDB_*, NCCL_*, ... travel anyway)")  # fmt: skip
+    parser.add_argument("--env", action="append", default=[], metavar="NAME",
+                        help="hand on one more variable of this shell (HF_*, WANDB_*, NCCL_*, ... travel anyway)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,12 +61,14 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
+    from ..cluster import counted
     from ..hosts import launchers
 
     first = next(iter(job.hosts))
     address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else first)
     port = options.master_port or launchers.DEFAULT_PORT
-    what = f"{job.world_size} ranks on {len(job.hosts)} hosts, strategy {job.strategy.name}, launcher {launcher}"
+    size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
+    what = f"{size}, strategy {job.strategy.name}, launcher {launcher}"
     lines = [f"# {what}, in {Path.cwd()}",
              f"# Handed on: {', '.join(names)}",
              "# When the hosts have answered, launch settles the address, the port, and GLOO_/NCCL_SOCKET_IFNAME."]  # fmt: skip
@@ -85,8 +87,9 @@ def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -
 
 def _launch(job, launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
     from ..hosts.board import Board
-    from ..hosts.launch import Launch, Options
+    from ..hosts.launch import Launch, Options, allow_open_files
 
+    allow_open_files(len(job.hosts))
     named = options.log_dir or Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}" / time.strftime(
         "%Y%m%d-%H%M%S")  # fmt: skip
     directory = named if options.log_dir else _unused(named)

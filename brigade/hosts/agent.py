@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .rank import owner
 from .sight import RUN, holder, interface_of, look_around, processes, send
 
 MARK = "brigade> "
@@ -204,17 +204,17 @@ class Agent:
             await self._room()
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand on what one rank says. Only this user's processes are listened to: abstract sockets have no owner."""
-        peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        """Hand on what one rank says. Only this user's processes are listened to."""
+        ours = owner(writer.get_extra_info("socket")) == os.getuid()
         rank, ended = None, False
         self.talking += 1
         try:
-            while struct.unpack("3i", peer)[1] == os.getuid() and (line := await reader.readline()):
+            while ours and (line := await reader.readline()):
                 what = json.loads(line)
                 rank, ended = what["rank"], "exit" in what
                 if "pid" in what:
                     self.ranks[rank] = what["pid"]
-                self.say(**{"is": "rank", **what})
+                self.say(**{**what, "is": "rank"})
                 await self._room()
         except ValueError:  # half a line
             pass

@@ -1,8 +1,10 @@
 """What `launch` shows and keeps: a status line per host, rank 0's output, a log file per rank."""
 
+import os
 import queue
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,14 +12,18 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
+from ..cluster import counted
 from ..errors import UserError
 
-SHOWN = 12  # hosts with a line of their own on a terminal; of more, those that stand out
+SHOWN = 12  # hosts with a line of their own; of more, those that stand out
 TAIL = 15  # lines of a failed rank that the verdict quotes
+OPEN = 64  # log files that are open at a time: 1,000 hosts have 8,000
+PAUSE = 5.0  # seconds between two summaries of many hosts where there is no terminal
 
 
 class Board:
-    """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed.
+    """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed, of many
+    hosts a summary now and then. The directory and its logs are the user's alone: ranks print samples.
 
     A thread writes: a terminal that is stopped, or a file system that hangs, must not keep launch from its hosts.
     """
@@ -32,10 +38,11 @@ class Board:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._trouble = False
+        self._summed_up, self._due = "", 0.0
 
     def __enter__(self) -> "Board":
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(str(self.directory), f"no log can be written there: {error.strerror}",
                             "name another --log_dir") from None  # fmt: skip
@@ -58,9 +65,8 @@ class Board:
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
-        if not self._files:  # nothing was started
-            with suppress(OSError):
-                self.directory.rmdir()
+        with suppress(OSError):  # unless something was started
+            self.directory.rmdir()
 
     def set(self, host: str, words: str) -> None:
         """A host's new status."""
@@ -70,7 +76,7 @@ class Board:
         if self._live:
             text = self._text()
             self._work.put(lambda: self._live.update(text))
-        else:
+        elif len(self.status) <= SHOWN:
             self.say(f"{host:{self._width}}  {words}", sys.stderr)
 
     def say(self, text: str, stream: Any = None) -> None:
@@ -83,22 +89,34 @@ class Board:
         self._work.put(lambda: self._append(name, text))
 
     def path(self, name: str) -> Path:
-        return self.directory / f"{name}.log"
+        return self.directory / f"{name.replace('/', '_')}.log"
 
     def tail(self, name: str) -> list[str]:
         """The last lines of a rank or launcher."""
         return list(self._tails.get(name, ()))
 
     def _append(self, name: str, text: str) -> None:
-        if name not in self._files:
-            self._files[name] = self.path(name).open("a", buffering=1, errors="replace")
-        print(text, file=self._files[name])
+        try:
+            if name not in self._files:
+                if len(self._files) >= OPEN:
+                    self._files.pop(next(iter(self._files))).close()
+                private = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                self._files[name] = os.fdopen(private, "a", buffering=1, errors="replace")
+            print(text, file=self._files[name])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path(name))) from None
 
     def _write(self) -> None:
         """The thread: one piece of work after the other. A full disk or a closed terminal does not end the run."""
-        while work := self._work.get():
+        working = True
+        while working:
             try:
-                work()
+                with suppress(queue.Empty):
+                    work = self._work.get(timeout=PAUSE)
+                    working = work is not None
+                    if work:
+                        work()
+                self._sum_up()
             except OSError as error:
                 if not self._trouble:
                     self._trouble = True
@@ -107,6 +125,17 @@ class Board:
                             f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True
                         )
 
+    def _sum_up(self) -> None:
+        """Many hosts without a terminal: how many are how far, when that has changed."""
+        if self._live or len(self.status) <= SHOWN or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + PAUSE
+        states = Counter(list(self.status.values())).most_common()
+        words = [f"{words} ({count})" for words, count in states[:4]] + ["..."] * (len(states) > 4)
+        if (summary := "; ".join(words)) != self._summed_up:
+            self._summed_up = summary
+            print(f"{counted(len(self.status), 'host')}: {summary}", file=sys.stderr, flush=True)
+
     def _text(self) -> Any:
         from rich.text import Text
 
@@ -114,7 +143,10 @@ class Board:
         if len(hosts) > SHOWN:
             usual, count = Counter(self.status.values()).most_common(1)[0]
             apart = [host for host in hosts if self.status[host] != usual]
-            lines = [f"{count} hosts: {usual}", *(f"{host}  {self.status[host]}" for host in apart[: SHOWN - 1])]
+            lines = [
+                f"{counted(count, 'host')}: {usual}",
+                *(f"{host}  {self.status[host]}" for host in apart[: SHOWN - 1]),
+            ]
         else:
             lines = [f"{host:{self._width}}  {self.status[host]}" for host in hosts]
         return Text("\n".join(lines), style="dim")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import re
 import shlex
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..recipe import REPOSITORY
 from .agent import BEAT, LINE, MARK
+from .messages import ANSWERS, KINDS, checked, printable
 
 # What ssh says, and how to cure it. HOST stands for the host.
 _CURES = (
@@ -51,25 +51,18 @@ class Channel:
         self._tasks: list[asyncio.Task[None]] = []
         self._errors: list[str] = []
 
-    async def connect(self, timeout: float = 60, tries: int = 3) -> None:
-        """Start the agent and wait for its hello. A bastion that is busy is asked again. Raises UserError with ssh's own
-        words."""
-        for left in reversed(range(tries)):
-            try:
-                await self._connect(timeout)
-                return
-            except UserError as error:
-                if not left or not re.search("kex_exchange|Connection (closed|reset)", error.problem):
-                    raise
-            await asyncio.sleep(random.uniform(0.5, 2))
-
-    async def _connect(self, timeout: float) -> None:
-        self._greeted = asyncio.get_running_loop().create_future()
+    async def connect(self, timeout: float = 60) -> None:
+        """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
+        self._greeted, self._errors = asyncio.get_running_loop().create_future(), []
         # A session of its own: Ctrl-C is ours to handle, and ssh must live to carry the order to stop.
-        self.process = await asyncio.create_subprocess_exec(
-            *self.transport, cwd=REPOSITORY, start_new_session=True, limit=64 * LINE,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.transport, cwd=REPOSITORY, start_new_session=True, limit=64 * LINE,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(self.host, f"{self.transport[0]} cannot be started here: {error.strerror}",
+                            "is it installed, and does `ulimit -u` allow a process for each host?") from None  # fmt: skip
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):
@@ -92,8 +85,13 @@ class Channel:
             raise UserError(self.host, f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}",
                             f"does `ssh {self.host} hostname` answer?") from None  # fmt: skip
         if "error" in answer:
-            raise UserError(self.host, answer["error"], "mend that on the host, then start again")
-        return answer
+            raise UserError(self.host, printable(str(answer["error"])), "mend that on the host, then start again")
+        try:
+            return checked(ANSWERS[do], answer)
+        except ValueError as error:
+            raise UserError(
+                self.host, f"its answer to {do!r} makes no sense: {error}", "does it have the same clone?"
+            ) from None
 
     def tell(self, do: str, **what: Any) -> None:
         """Give an order without waiting."""
@@ -126,7 +124,7 @@ class Channel:
         noise: list[str] = []
         try:
             await self._read_lines(self.process.stdout, noise)
-        except ValueError as error:  # a line that is none of ours, or longer than any of ours
+        except (ValueError, RecursionError) as error:  # a line that is none of ours, or longer than any of ours
             self._errors.append(f"it said what nobody understands: {error}")
             self.process.kill()
         code = await self.process.wait()
@@ -141,16 +139,21 @@ class Channel:
             if mark:
                 self._sort(json.loads(text))
             elif text.strip():
-                noise.append(text.strip())  # of a shell's start-up files
+                noise.append(printable(text.strip()))  # of a shell's start-up files
 
-    def _sort(self, message: dict[str, Any]) -> None:
-        kind = message.pop("is")
+    def _sort(self, said: Any) -> None:
+        kind = said.get("is") if isinstance(said, dict) else None
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ValueError(f"no kind of message: {str(kind)[:20]!r}")
+        message = checked(KINDS[kind], said)
+        if kind == "rank" and not 0 <= message["rank"] - self.first_rank < self.slots:
+            raise ValueError(f"rank {message['rank']} is not on this host")
         if kind == "hello" and self._greeted and not self._greeted.done():
             self.hello = message
             self._greeted.set_result(None)
         elif kind == "answer":
-            future = self._answers[message.pop("id")]
-            if not future.done():
+            future = self._answers.get(message.pop("id"))
+            if future and not future.done():
                 future.set_result(message)
         elif kind != "beat":
             self.stopped |= kind == "stopped"
@@ -169,7 +172,7 @@ class Channel:
         assert self.process and self.process.stderr
         while line := await self.process.stderr.readline():
             if text := line.decode(errors="replace").strip():
-                self._errors = [*self._errors[-20:], text]
+                self._errors = [*self._errors[-20:], printable(text)]
 
     async def _beat(self) -> None:
         while True:
@@ -191,7 +194,8 @@ def transport(host: str, launcher: str) -> list[str]:
     if is_here(host):
         return agent
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"
-    return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, remote]
+    # Without "--" a host that is called -oProxyCommand=... would be an option.
+    return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
 
 
 def is_here(host: str) -> bool:

@@ -41,16 +41,19 @@ KEPT = ("BRIGADE_RUN", "BRIGADE_DOOR", "TORCHELASTIC_*", "PYTHONSTARTUP", "PYTHO
 
 
 def forwarded(env: Mapping[str, str], extra: list[str]) -> dict[str, str]:
-    """The variables of `env` that travel. extra: NAME (of env) or NAME=VALUE, as given with --env.
+    """The variables of `env` that travel. extra: further names, as given with --env.
 
-    Raises UserError for a NAME that env does not have.
+    Raises UserError for a name that env does not have, and for NAME=VALUE: every user of a host reads its command lines.
     """
     chosen = {name: value for name, value in env.items()
               if any(fnmatchcase(name, pattern) for pattern in FORWARDED)
               and not any(fnmatchcase(name, pattern) for pattern in KEPT)}  # fmt: skip
     for word in extra:
-        name, equals, value = word.partition("=")
-        if not equals and name not in env:
-            raise UserError(f"flag --env {word}", f"{name} is not set here", f"set it, or give --env {name}=VALUE")
-        chosen[name] = value if equals else env[name]
+        name, equals, _ = word.partition("=")
+        if equals:
+            raise UserError(f"flag --env {name}=...", "a value on a command line can be read by every user of this host",
+                            f"export {name}, then give --env {name}")  # fmt: skip
+        if name not in env:
+            raise UserError(f"flag --env {name}", f"{name} is not set here", f"export {name}")
+        chosen[name] = env[name]
     return chosen

@@ -6,11 +6,14 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..cluster import counted
 from ..errors import UserError
 from ..jobs import Job
 from . import launchers, meeting, verdict
@@ -21,6 +24,7 @@ from .verdict import Failure
 
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
+DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
 
 @dataclass
@@ -58,9 +62,10 @@ class Launch:
     ranks: dict[int, Rank] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)  # host -> exit code of its launcher
-    marker: str | None = None
+    reached_end: bool = False  # rank 0 says so
     succeeded: bool = False
     stop_signal: int = 0
+    stopped_twice: bool = False
     stopping_since: float | None = None
     first_waiting: float | None = None
     started: float = 0.0
@@ -68,8 +73,6 @@ class Launch:
     async def run(self) -> int:
         """Returns the exit code: 0 when train.py reached its end, 2 for a user's mistake, 1 for any other failure, 128 +
         the signal that stopped this process. Raises UserError before anything is started."""
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a log per rank and three pipes per host
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -116,14 +119,14 @@ class Launch:
         run = secrets.token_hex(8)
         started = []
         for number, channel in enumerate(self.channels):
-            interface = way.interfaces[channel.host]
+            interface, ranks = way.interfaces[channel.host], counted(channel.slots, "rank")
             names = ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
             sockets = {name: interface for name in names if interface and name not in environment}
             place = launchers.Place(number, way.address, way.port)
             started.append(channel.ask("start", run=run, command=launchers.command(self.options.launcher, self.job, place),
                                        cwd=str(Path.cwd()), environment=environment | sockets,
                                        files=launchers.files(self.options.launcher, self.job)))  # fmt: skip
-            self.board.set(channel.host, f"starting {_ranks(channel.slots)} by {self.options.launcher}, {interface or '?'} "
+            self.board.set(channel.host, f"starting {ranks} by {self.options.launcher}, {interface or '?'} "
                            f"to {way.address}:{way.port}")  # fmt: skip
         await asyncio.gather(*started)
 
@@ -139,7 +142,7 @@ class Launch:
             if (real and now > real[0].at + SETTLE) or (self.failures and now > self.failures[0].at + verdict.RACE):
                 return
             if len(self.ended) == len(self.channels) and not self.failures:
-                if self.marker is None:
+                if not self.reached_end:
                     last = self.channels[0].host
                     text = "all ranks ended with 0, but train.py did not reach its end (no success.json)"
                     self.failures.append(Failure(now, "unfinished", last, 0, 0, text))
@@ -154,10 +157,15 @@ class Launch:
             return
         while True:
             kind = message.pop("is")
-            getattr(self, f"_{kind}")(channel, **message)
+            self._handlers[kind](channel, **message)
             if self.events.empty():
                 return
             channel, message = self.events.get_nowait()
+
+    @cached_property
+    def _handlers(self) -> dict[str, Callable[..., None]]:
+        return {"rank": self._rank, "launcher": self._launcher, "ended": self._ended, "leaving": self._leaving,
+                "stopped": self._stopped, "bye": self._bye, "lost": self._lost}  # fmt: skip
 
     def _rank(self, channel: Channel, rank: int, **what: Any) -> None:
         """Something of one rank: pid, out, stage, told, follows, marker or exit."""
@@ -171,7 +179,7 @@ class Launch:
             if one.stage == "waiting" and self.first_waiting is None:
                 self.first_waiting = time.monotonic()
             self._show(channel)
-        self.marker = what.get("marker", self.marker)
+        self.reached_end |= rank == 0 and "marker" in what
         one.follows |= "follows" in what
         if "told" in what and not one.follows:
             one.told = True
@@ -250,14 +258,16 @@ class Launch:
     # ---- stop --------------------------------------------------------------------------------------------------
     def _stop_asked(self, number: int) -> None:
         if self.stop_signal:  # the second time: at once
+            self.stopped_twice = True
             for channel in self.channels:
                 channel.tell("stop", grace=0)
         self.stop_signal = self.stop_signal or number
+        self.stopping_since = self.stopping_since or time.monotonic()  # what ends from here on was ended by us
 
     async def _stop(self, grace: float) -> None:
         """Stop all ranks on all hosts; returns when every host that still answers has none left."""
-        self.stopping_since = time.monotonic()
-        if self.marker and self.channels[0].open:
+        self.stopping_since = self.stopping_since or time.monotonic()
+        if self.reached_end and self.channels[0].open:
             await self._check_marker()
         for channel in self.channels:
             channel.tell("stop", grace=grace)
@@ -268,12 +278,17 @@ class Launch:
             await self._hear(timeout=0.25)
             self._check_silence(time.monotonic())
 
+    @property
+    def _marker(self) -> Path:
+        """Where this run's marker of success must lie, whatever a rank says."""
+        return self.job.output_dir.absolute() / "success.json"
+
     async def _check_marker(self) -> None:
         first = self.channels[0]
         with suppress(UserError):  # no answer is no proof
-            self.succeeded = (await first.ask("marker", timeout=5, path=self.marker)).get("there", False)
+            self.succeeded = (await first.ask("marker", timeout=5, path=str(self._marker)))["there"]
         if not self.succeeded:
-            text = f"train.py said that it ended well, but {self.marker} is not there"
+            text = f"train.py said that it ended well, but {self._marker} is not there"
             self.failures.append(Failure(time.monotonic(), "unfinished", first.host, 0, 0, text))
 
     def _conclude(self) -> int:
@@ -284,7 +299,7 @@ class Launch:
         if self.succeeded:
             for failure in self.failures:  # a launcher's tear-down, say: the run is what counts
                 self.board.say(f"after the run's end: {failure.in_words()}", sys.stderr)
-            self.board.say(f"succeeded: {self.marker}; logs in {self.board.directory}", sys.stderr)
+            self.board.say(f"succeeded: {self._marker}; logs in {self.board.directory}", sys.stderr)
             return 0
         if self.failures:
             failure = verdict.first(self.failures)
@@ -292,15 +307,16 @@ class Launch:
             return verdict.exit_code(failure)
         if self.stop_signal:
             name = signal.Signals(self.stop_signal).name
-            self.board.say(f"stopped by {name}; the same command goes on from the newest checkpoint", sys.stderr)
+            how = f"ended at once by the second {name}" if self.stopped_twice else f"stopped by {name}"
+            self.board.say(f"{how}; the same command goes on from the newest checkpoint", sys.stderr)
         return 128 + self.stop_signal
 
     def _tell(self, failure: Failure) -> None:
         """The verdict: who failed first and how, its last lines, where the rest is."""
         name = self._log(failure.rank) if failure.rank is not None else f"launcher-{failure.host}"
         lines = verdict.report(failure, self.board.tail(name), self.board.path(name))
-        seconds, hosts = time.monotonic() - failure.at, len(self.channels)
-        lines.append(f"all ranks on {hosts} host{'s' if hosts > 1 else ''} stopped {seconds:.1f} s after that; "
+        seconds, hosts = time.monotonic() - failure.at, counted(len(self.channels), "host")
+        lines.append(f"all ranks on {hosts} stopped {seconds:.1f} s after that; "
                      f"logs of all ranks: {self.board.directory}")  # fmt: skip
         self.board.say("\n".join(lines), sys.stderr)
 
@@ -315,15 +331,23 @@ class Launch:
         ranks = [self.ranks[rank] for rank in self._ranks_of(channel)]
         ended = [one for one in ranks if one.exit is not None]
         if ended and all(one.exit == 0 for one in ended):
-            words = f"{len(ended)} of {channel.slots} ranks ended well"
+            words = f"{len(ended)} of {counted(channel.slots, 'rank')} ended well"
         elif ended:
-            words = f"{sum(bool(one.exit) for one in ended)} of {channel.slots} ranks failed"
+            words = f"{sum(bool(one.exit) for one in ended)} of {counted(channel.slots, 'rank')} failed"
         elif all(one.stage == "joined" for one in ranks):
-            words = f"running, {_ranks(channel.slots)}"
+            words = f"running, {counted(channel.slots, 'rank')}"
         else:
-            words = f"{sum(bool(one.stage) for one in ranks)} of {channel.slots} ranks started"
+            words = f"{sum(bool(one.stage) for one in ranks)} of {counted(channel.slots, 'rank')} started"
         self.board.set(channel.host, words)
 
 
-def _ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
+def allow_open_files(hosts: int) -> None:
+    """Raise this process's limit of open files as far as it may. Raises UserError when that is too low for the hosts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    enough_for = (most - OTHERS) // DESCRIPTORS
+    if hosts > enough_for and most != resource.RLIM_INFINITY:
+        needed = hosts * DESCRIPTORS + OTHERS
+        problem = f"they need {needed} open files, and the hard limit here, {most}, is enough for {max(0, enough_for)}"
+        cure = f"as root `ulimit -n {needed}`; for good: nofile in /etc/security/limits.conf, LimitNOFILE= of a service"
+        raise UserError(counted(hosts, "host"), problem, cure)

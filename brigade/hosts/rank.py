@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -32,6 +33,8 @@ def supervise() -> None:
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect("\0" + door)
+        if owner(agent) != os.getuid():
+            raise PermissionError(f"{door} is another user's")
     except OSError:
         os._exit(1)  # the agent is gone, and with it whoever wanted this run
     sys.stdout.flush()
@@ -53,6 +56,12 @@ def supervise() -> None:
     for end in (out, notes, wake, wake_end):
         os.close(end)
     _train_here(out_end, notes_end)
+
+
+def owner(end: socket.socket) -> int:
+    """User id of whoever is at the other end of a Unix socket: a name in the abstract space is anybody's to take."""
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1]
 
 
 def note(**what: Any) -> None:

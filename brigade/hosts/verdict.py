@@ -1,5 +1,6 @@
 """Which host and rank failed first, and how to say it."""
 
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ _LIKELY = {
     signal.SIGBUS: "mostly /dev/shm is full: `df -h /dev/shm` on {host}",
     signal.SIGABRT: "a library gave up: the lines above say why",
 }
+# What the last lines of a rank tell of its host.
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Errno 28")
 # Signals that somebody outside sends. Launchers end their other ranks by SIGTERM, and gloo aborts when a peer is gone.
 _CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 RACE = 5.0  # seconds within which a lost host or a killed rank explains what other ranks then report
@@ -37,7 +40,7 @@ class Failure:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
         more = f", {self.text}" if self.text else ""
         if self.kind == "signal" and self.code:
-            return f"{where} failed first: killed by signal {-self.code} ({signal.Signals(-self.code).name}){more}"
+            return f"{where} failed first: killed by signal {-self.code} ({_name(-self.code)}){more}"
         if self.kind == "exit":
             return f"{where} failed first: exit code {self.code}"
         if self.kind == "told":
@@ -48,10 +51,18 @@ class Failure:
             return self.text
         return f"{where} failed first: {self.text}"
 
-    def cure(self) -> str | None:
+    def cure(self, tail: list[str]) -> str | None:
+        """What may help. tail: the last lines of the rank or launcher."""
+        if any(_FULL.search(line) for line in (*tail, self.text)):
+            return f"make room: a disk of {self.host} is full, or your quota of it; `df -h` there names it"
         if self.kind == "signal" and self.code and -self.code in _LIKELY:
             return _LIKELY[signal.Signals(-self.code)].format(host=self.host)
         return None
+
+
+def _name(number: int) -> str:
+    """SIGKILL for 9; a real-time signal has no name."""
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
 
 
 def first(failures: list[Failure]) -> Failure:
@@ -77,6 +88,6 @@ def report(failure: Failure, tail: list[str], log: Path) -> list[str]:
     lines = [f"error: {failure.in_words()}", *(f"  | {line}" for line in tail)]
     if tail:
         lines.append(f"  these are its last lines; all of them: {log}")
-    if cure := failure.cure():
+    if cure := failure.cure(tail):
         lines.append(f"  cure: {cure}")
     return lines

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from ..cluster import counted
 from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..recipe import REPOSITORY
@@ -87,7 +88,7 @@ def _is_here(source: str | None) -> bool:
 
 def header(job: Job, kind: str, *lines: str) -> str:
     """The comment that a file begins with: what it is, the command that wrote it, and `lines`."""
-    hosts = f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''} of {slots(job)}"
+    hosts = f"{counted(len(job.hosts), 'host')} of {slots(job)}"
     command = ["python", "-m", "brigade", "launch", job.recipe]
     command += ["--hostfile", job.hostfile] if job.hostfile else []
     written = shlex.join([*command, "--write", kind, *job.flags])

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import adapters, attention, isolation, machine
+from ..cluster import counted
 from ..data import report
 from ..models import parameter_count
 from ..run import Run
@@ -24,7 +25,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         **adapters.described(run.settings.recipe.model, trainer.model),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
         **({"chat template": report.standing_in(data)} if data.stands_in else {}),
-        "ranks": f"world size {world.size} on {world.hosts} host{'s' if world.hosts > 1 else ''}, by {world.launcher}, "
+        "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.name} (from {strategy.source})",
         "global batch": str(run.batch),

@@ -1,5 +1,6 @@
 """What `launch` would start on each host, what travels there, and whom it blames; nothing is started."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from brigade import jobs
 from brigade.errors import UserError
 from brigade.hosts import environment, launchers, verdict
-from brigade.hosts.channel import cure_of, transport
+from brigade.hosts.board import Board
+from brigade.hosts.channel import Channel, cure_of, transport
 from brigade.hosts.verdict import Failure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,8 +30,9 @@ def hostfile(tmp_path):
     return write
 
 
-def launch(*words, **variables):
-    command = [sys.executable, "-m", "brigade", "launch", *words]
+def launch(*words, open_files=4096, **variables):
+    limited = ["bash", "-c", 'ulimit -n "$0" && exec "$@"', str(open_files)]
+    command = [*limited, sys.executable, "-m", "brigade", "launch", *words]
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"} | variables
     return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
 
@@ -84,6 +87,7 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
         ("--learning_rat", "1"): "did you mean 'learning_rate'",
         ("--global_batch_size", "7"): "does not divide over 4",
         ("--env", "NOT_SET_HERE"): "NOT_SET_HERE is not set",
+        ("--env", f"MINE={SECRET}"): "can be read by every user",
         ("--launcher", "slurm"): "scontrol|no Slurm allocation",
     }
     file = hostfile(node1=2, node2=2)
@@ -92,9 +96,10 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
         done = launch("recipes/tiny/full.yaml", *given)
         assert done.returncode == 2 and done.stdout == ""
         assert any(one in done.stderr for one in part.split("|")) and done.stderr.count("\n") == 3, done.stderr
+        assert SECRET not in done.stderr
 
 
-def test_a_thousand_hosts_on_paper(tmp_path):
+def test_a_thousand_hosts_on_paper(tmp_path, hostfile):
     """No file, hash or process per host: what takes a thousandth of a second each would show. (How fast it is stands in
     docs/launching.md; here only that the work does not grow faster than the hosts.)"""
     path = tmp_path / "hosts"
@@ -103,6 +108,97 @@ def test_a_thousand_hosts_on_paper(tmp_path):
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert len(commands) == 1000 and "--node_rank 999 " in commands[-1]
+    one = launch("recipes/tiny/full.yaml", "--hostfile", hostfile(node1=1), "--dry-run")
+    assert one.stdout.startswith("# 1 rank on 1 host, ")
+
+
+# ---- what hosts say --------------------------------------------------------------------------------------------
+@pytest.fixture
+def launch_there(hostfile, tmp_path):
+    """A launch on hosts of which testbed/stand_in/ssh takes the place."""
+
+    def run(count, **more):
+        file = hostfile(**{f"node{number}": 1 for number in range(1, count + 1)})
+        there = {"PATH": f"{REPOSITORY}/testbed/stand_in:/usr/bin:/bin"}
+        return launch("recipes/tiny/full.yaml", "--hostfile", file, "--launcher", "torchrun", "--global_batch_size", str(count),
+                      "--log_dir", str(tmp_path / "logs"), **there | more)  # fmt: skip
+
+    return run
+
+
+def test_of_many_hosts_a_summary_is_printed_and_logs_are_the_users_alone(launch_there, tmp_path):
+    done = launch_there(40, open_files=300)  # fewer than three pipes and a log for each
+    assert done.returncode == 0, done.stderr
+    assert "40 hosts: " in done.stderr and done.stderr.count("\n") < 20
+    output = REPOSITORY / "outputs" / "tiny-full-ddp" / "success.json"  # whatever its ranks say
+    assert f"succeeded: {output}; logs" in done.stderr
+    logs = sorted((tmp_path / "logs").iterdir())
+    assert len(logs) == 40 and logs[0].read_text().startswith("ready\n")
+    assert {oct(path.stat().st_mode & 0o777) for path in logs} == {"0o600"}
+    assert oct((tmp_path / "logs").stat().st_mode & 0o777) == "0o700"
+
+
+def test_more_hosts_than_open_files_are_refused(launch_there):
+    done = launch_there(40, open_files=200)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 3)
+    assert "40 hosts" in done.stderr and "200, is enough for 18" in done.stderr and "nofile" in done.stderr
+
+
+NONSENSE = {
+    '{"is": "stop"}': "no kind of message: 'stop'",
+    '{"is": "lost", "why": "x"}': "no kind of message: 'lost'",
+    '{"is": ["rank"]}': "no kind of message",
+    "[]": "no kind of message",
+    "[" * 100_000: "nobody understands",
+    '{"is": "ended", "code": "0"}': "code: Input should be a valid integer",
+    '{"is": "rank", "out": "x"}': "rank: Field required",
+    '{"is": "rank", "rank": 0, "marker": true}': "rank 0 is not on this host",
+    '{"is": "rank", "rank": -1, "exit": 1}': "rank -1 is not on this host",
+    '{"is": "rank", "rank": 1, "exit": -1000}': "exit: Input should be greater",
+}
+
+
+@pytest.mark.parametrize("message", NONSENSE)
+def test_a_host_that_says_nonsense_is_lost(message):
+    hello = {"is": "hello", "host": "", "machine": "", "versions": {}, "project": "", "gpus": 0, "addresses": {}}
+    agent = [
+        sys.executable,
+        "-c",
+        f"print('brigade> {json.dumps(hello)}\\nbrigade>', {message!r}, flush=True); input()",
+    ]
+
+    async def hear():
+        channel = Channel("node2", 1, 1, agent, asyncio.Queue())
+        await channel.connect()
+        _, heard = await asyncio.wait_for(channel.events.get(), 10)
+        return heard
+
+    heard = asyncio.run(hear())
+    assert (
+        heard["is"] == "lost"
+        and "it said what nobody understands" in heard["why"]
+        and NONSENSE[message] in heard["why"]
+    )
+
+
+def test_nothing_that_one_host_says_of_anothers_rank_is_believed(launch_there):
+    done = launch_there(2, STAND_IN_NODE2_SAYS='{"is": "rank", "rank": 0, "marker": true}')
+    assert done.returncode == 1 and "rank 0 is not on this host" in done.stderr, done.stderr
+    assert "error: node2 failed first: the host was lost: it said what nobody understands" in done.stderr
+    assert "succeeded" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_only_rank_0_says_that_the_run_reached_its_end(launch_there):
+    done = launch_there(2, STAND_IN_NODE2_SAYS='{"is": "rank", "rank": 1, "marker": true}')
+    assert done.returncode == 1 and "no success.json" in done.stderr and "succeeded" not in done.stderr
+
+
+def test_no_terminal_obeys_what_a_rank_prints(launch_there, tmp_path):
+    said = "\033]0;title\a\033[2Jlast \033[31mwords\033[0m\x9b5m\b\b\r\n\tat line 1"
+    done = launch_there(2, STAND_IN_NODE2_SAYS=json.dumps({"is": "rank", "rank": 1, "out": said, "exit": 3}))
+    assert "  | last words5m\n  | \tat line 1" in done.stderr, done.stderr
+    text = done.stdout + done.stderr + (tmp_path / "logs" / "rank-1-node2.log").read_text()
+    assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 
 # ---- what travels ----------------------------------------------------------------------------------------------
@@ -121,8 +217,7 @@ def test_training_needs_travel_and_nothing_else():
         "DISPLAY",
     }
     assert set(env) - set(environment.forwarded(env, [])) == kept
-    extra = environment.forwarded(env, ["AWS_SECRET_ACCESS_KEY", "MINE=1=2"])
-    assert extra["AWS_SECRET_ACCESS_KEY"] == "a" and extra["MINE"] == "1=2"
+    assert environment.forwarded(env, ["AWS_SECRET_ACCESS_KEY"])["AWS_SECRET_ACCESS_KEY"] == "a"
     with pytest.raises(UserError, match="ABSENT is not set"):
         environment.forwarded(env, ["ABSENT"])
 
@@ -135,6 +230,9 @@ def test_ssh_is_the_users_own_and_is_not_asked_for_this_host():
     assert not any(word.startswith(("-F", "-i", "-p", "-l", "-J", "User=", "Port=")) for word in words)
     assert transport(socket.gethostname(), "torchrun")[0] == transport("localhost", "deepspeed")[0] == sys.executable
     assert transport("node7", "slurm")[0] == "srun"
+    # What begins with "-" is a host all the same, and no option.
+    assert transport("-oProxyCommand=false", "torchrun")[-3:-1] == ["--", "-oProxyCommand=false"]
+    assert "--nodelist=-x" in transport("-x", "slurm")
 
 
 SAID = {
@@ -189,7 +287,21 @@ def test_exit_codes_and_words():
     assert verdict.exit_code(failure(0, "signal", code=-9)) == 1
     said = failure(0, "signal", "node2", 1, -9)
     assert said.in_words() == "node2, rank 1 failed first: killed by signal 9 (SIGKILL)"
-    assert "out of memory" in said.cure() and "node2" in said.cure()
+    assert "out of memory" in said.cure([]) and "node2" in said.cure([])
+    assert failure(0, "signal", code=-35).in_words().endswith("killed by signal 35 (signal 35)")
+
+
+def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
+    raised = failure(0, "told", "node2", 1)
+    lines = verdict.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
+    assert lines[-1].startswith("  cure: make room: a disk of node2 is full") and "df -h" in lines[-1]
+    monkeypatch.setattr(Board, "path", lambda *_: Path("/dev/full"))
+    with Board(["node1"], tmp_path) as board:
+        board.keep("rank-0-node1", "words")
+        board.say("and on")
+    said = capsys.readouterr()
+    assert "lost from here on: [Errno 28] No space left on device: '/dev/full'; the run goes on" in said.err
+    assert said.out == "and on\n"
 
 
 # ---- the far end -----------------------------------------------------------------------------------------------
