@@ -28,9 +28,8 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     import torch
 
     accelerate.clear_environment()
-    compiled = kernels.cache()
-    if world.local_rank == 0:
-        kernels.sweep_locks(compiled)
+    kernels.cache()
+    kernels.guard_locks()
     _forget_earlier_run()
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):

@@ -1,55 +1,69 @@
 """The cache of compiled kernels: its own for each virtual environment, and never locked by a process that is gone."""
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.utils.file_baton import FileBaton
 
 from brigade import kernels
 
 
 @pytest.fixture
-def locks(tmp_path: Path) -> Iterator[list[Path]]:
-    """One lock that this process holds, as torch's FileBaton holds one, and one that nobody does."""
-    found = [tmp_path / "py311_cpu" / name / "lock" for name in ("cpu_adam", "async_io")]
-    for lock in found:
-        lock.parent.mkdir(parents=True)
-    held = os.open(found[0], os.O_CREAT | os.O_EXCL)
-    found[1].touch()
-    yield found
-    os.close(held)
+def lock(tmp_path: Path, monkeypatch) -> Path:
+    """Where torch locks a kernel; its locks are guarded for one test."""
+    for name in ("try_acquire", "release"):
+        monkeypatch.setattr(FileBaton, name, getattr(FileBaton, name))
+    kernels.guard_locks()
+    return tmp_path / "lock"
 
 
-def test_a_lock_of_nobody_is_swept_and_a_held_one_stays(locks, tmp_path):
-    assert kernels.sweep_locks(tmp_path) == [locks[1]]
-    assert locks[0].exists() and not locks[1].exists()
+def kill_holder(lock: Path) -> None:
+    """Another process takes the lock, and is killed; while it lives nobody else gets it."""
+    ready, taken = os.pipe()
+    child = os.fork()
+    if not child:
+        FileBaton(lock).try_acquire()
+        os.write(taken, b".")
+        signal.pause()
+    try:
+        os.read(ready, 1)
+        assert not FileBaton(lock).try_acquire()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert lock.exists()
 
 
-def test_a_process_that_ends_while_it_is_looked_at_does_not_disturb_it(locks, tmp_path, monkeypatch):
-    ending = f"/proc/{os.getppid()}/fd"
-
-    def ends(read):
-        def instead(path="."):
-            if str(path) == ending:
-                raise FileNotFoundError(2, "No such file or directory", ending)
-            return read(path)
-
-        return instead
-
-    monkeypatch.setattr(os, "listdir", ends(os.listdir))
-    monkeypatch.setattr(os, "scandir", ends(os.scandir))
-    assert kernels.sweep_locks(tmp_path) == [locks[1]]
+def test_a_killed_holders_lock_is_taken_over_and_a_live_ones_is_not(lock):
+    kill_holder(lock)
+    baton = FileBaton(lock)
+    assert baton.try_acquire() and lock.exists()
+    baton.release()
+    assert not lock.exists()
 
 
-def test_where_another_host_may_hold_a_lock_only_an_old_one_goes(locks, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "LOCAL", set())
-    assert kernels.sweep_locks(tmp_path) == []
+def test_a_lock_that_is_gone_at_its_release_crashes_nobody(lock):
+    baton = FileBaton(lock)
+    assert baton.try_acquire()
+    lock.unlink()
+    baton.release()
+
+
+@pytest.mark.parametrize("whose", ["torch's own", "another host's"])
+def test_where_nobody_can_tell_only_an_old_lock_goes(lock, whose, monkeypatch):
+    if whose == "torch's own":  # of a process that does not guard its locks
+        lock.touch()
+    else:
+        kill_holder(lock)
+        monkeypatch.setattr(kernels, "LOCAL", set())
+    assert not FileBaton(lock).try_acquire()
     long_ago = time.time() - 2 * 3600 * kernels.HOURS
-    os.utime(locks[1], (long_ago, long_ago))
-    assert kernels.sweep_locks(tmp_path) == [locks[1]]
+    os.utime(lock, (long_ago, long_ago))
+    assert FileBaton(lock).try_acquire()
 
 
 def test_each_virtual_environment_has_its_own_cache(monkeypatch):
