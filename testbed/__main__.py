@@ -9,9 +9,9 @@ import sys
 import time
 
 from . import Cluster, missing
-from .cluster import PARENT
+from .cluster import PARENT, PREFIX
 
-DOOR = PARENT / "brigade-testbed.sock"
+DOOR = "door"  # the socket of a cluster, in its directory
 FAULTS = ("throttle", "cut", "restore", "block", "unblock", "power_off", "boot", "clock", "kill")
 
 
@@ -76,16 +76,15 @@ def _up(count: int) -> int:
         _serve(cluster)
     finally:
         cluster.down()
-        DOOR.unlink(missing_ok=True)  # whoever asked for the end waits for this
     return 0
 
 
 def _serve(cluster: Cluster) -> None:
     """Do what is asked through the door until somebody asks for the end."""
-    DOOR.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(DOOR))
-        DOOR.chmod(0o600)
+        usual = os.umask(0o077)
+        server.bind(str(cluster.directory / DOOR))
+        os.umask(usual)
         server.listen()
         while True:
             client, _ = server.accept()
@@ -112,13 +111,16 @@ def _answer(cluster: Cluster, words: list[str]) -> str:
 
 
 def _ask(words: list[str]) -> str:
+    """Raises OSError where no cluster is up. Only in a directory of our own: anybody may make one of that name there."""
+    doors = (path for path in PARENT.glob(f"{PREFIX}*/{DOOR}") if path.parent.lstat().st_uid == os.geteuid())
+    door = next(doors, PARENT / "no cluster")
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(DOOR))
+        client.connect(str(door))
         with client.makefile("rw") as stream:
             print(json.dumps(words), file=stream, flush=True)
             answer = json.loads(stream.readline())
     if words == ["down"]:
-        while DOOR.exists():
+        while door.parent.exists():
             time.sleep(0.02)
     return answer
 

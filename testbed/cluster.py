@@ -40,8 +40,9 @@ class Cluster:
         self.shared.mkdir()
         cache = Path.home() / ".cache"
         cache.mkdir(exist_ok=True)
-        # Not resolved: a virtual environment's interpreter is a link into another directory.
-        self.visible = sorted({str(path) for path in (PROJECT, sys.prefix, Path(sys.base_prefix).resolve(), cache)})
+        # First where things lie, then the names that lead there: .venv may be a link, its interpreter is one anyway.
+        places = [Path(path) for path in (PROJECT, sys.prefix, sys.base_prefix, cache)]
+        self.visible = list(dict.fromkeys(map(str, [*sorted(path.resolve() for path in places), *places])))
         names = [f"node{number}" for number in range(1, count + 1)]
         bare = (names[-1],) if bare is None and count > 1 else bare or ()
         with_environment = f"{Path(python).parent}:{BARE_PATH}"

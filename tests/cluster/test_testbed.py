@@ -1,7 +1,9 @@
 """The testbed itself: hosts are hosts, what happens to them happens, and nothing of them stays behind."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -153,6 +155,20 @@ def test_signals_reach_what_was_started(cluster):
     assert cluster["node1"].kill("sleep 1000") == 1
 
 
+def test_an_environment_that_is_a_link_into_what_hosts_have_to_themselves(place, tmp_path):
+    """.venv links into /tmp, and the clone lies there too."""
+    clone, elsewhere = tmp_path / "clone", tmp_path / "elsewhere"
+    shutil.copytree(REPOSITORY / "testbed", clone / "testbed")
+    elsewhere.mkdir()
+    for part in ("bin", "lib", "pyvenv.cfg"):
+        (elsewhere / part).symlink_to(Path(sys.prefix) / part)
+    (clone / ".venv").symlink_to(elsewhere)
+    program = ("import sys\nfrom testbed import Cluster\nwith Cluster(1) as c:\n"
+               "    print(c['node1'].run([c.python, '-c', 'import sys; print(sys.prefix)']).stdout)")  # fmt: skip
+    done = subprocess.run([clone / ".venv/bin/python", "-c", program], cwd=clone, capture_output=True, text=True)
+    assert done.stdout.strip() == str(clone / ".venv"), done.stderr
+
+
 # ---- what stays behind ---------------------------------------------------------------------------------------------
 def test_nothing_stays_behind(place):
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
@@ -217,7 +233,13 @@ def test_by_hand(place):
         return subprocess.run([sys.executable, "-m", "testbed", *words], cwd=REPOSITORY, capture_output=True, text=True,
                               timeout=60, env=os.environ)  # fmt: skip
 
-    assert "no cluster is up" in testbed("down").stderr
+    somebodys = place / "brigade-testbed-mine"  # a directory of another user, made in expectation
+    somebodys.mkdir()
+    with socket.socket(socket.AF_UNIX) as trap:
+        trap.bind(str(somebodys / "door"))
+        trap.listen()
+        os.chown(somebodys, 65534, 65534)
+        assert "no cluster is up" in testbed("down").stderr
     up = testbed("up", "2")
     assert up.returncode == 0 and up.stdout.startswith("up: node1 node2"), up.stderr
     try:
