@@ -13,6 +13,7 @@ import gc
 import io
 import itertools
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -41,33 +42,45 @@ STRATEGIES: dict[str, list[str]] = {
 # Optimizers that need whole parameters, under the strategies that keep them whole.
 WHOLE_PARAMETER = {f"{kind}+{optim}": [*STRATEGIES[kind], "--optim", optim]
                    for kind, optim in itertools.product(("ddp", "fsdp2"), ("lamb", "lars"))}  # fmt: skip
-LEARNING_RATE = {"sgd": "0.6", "lamb": "0.02", "lars": "7"}
+# Other architectures, tiny and random, under one strategy of each kind: a mixture of experts that keeps buffers in its state
+# dict, and a model of images and texts that is given texts alone.
+MODELS = ("deepseek_v3", "gemma3")
+OTHER_MODELS = {f"{kind}+{model}": STRATEGIES[kind] for kind in ("ddp", "zero3", "fsdp2") for model in MODELS}
+LEARNING_RATE = {"sgd": "0.6", "lamb": "0.02", "lars": "7"} | dict.fromkeys(MODELS, "0.1")
 
 
 def cases(world_size: int, accumulations: tuple[int, ...] = ACCUMULATIONS) -> list[dict[str, Any]]:
-    """The cases of one world size: {"name", "strategy", "accumulation", "flags"}."""
+    """The cases of one world size: {"name", "strategy", "accumulation", "model", "flags"}."""
     found = []
-    for (strategy, flags), accumulation in itertools.product((STRATEGIES | WHOLE_PARAMETER).items(), accumulations):
+    every = STRATEGIES | WHOLE_PARAMETER | (OTHER_MODELS if world_size == 2 else {})
+    for (strategy, flags), accumulation in itertools.product(every.items(), accumulations):
         if strategy == "hsdp" and world_size != 4:
             continue  # two groups of two: accelerate refuses groups of one
         if "+" in strategy and accumulation != accumulations[0]:
             continue
-        optim = strategy.partition("+")[2] or "sgd"
+        optim, model = _optimizer_and_model(strategy)
         micro = GLOBAL_BATCH // world_size // accumulation
-        flags = ["--optim", optim, "--learning_rate", LEARNING_RATE[optim], *flags,
+        flags = ["--optim", optim, "--learning_rate", LEARNING_RATE[model or optim], *flags,
                  "--per_device_train_batch_size", str(micro), "--per_device_eval_batch_size", str(1 + world_size)]  # fmt: skip
         found.append({"name": f"{strategy}-w{world_size}-k{accumulation}", "strategy": strategy,
-                      "accumulation": accumulation, "flags": flags})  # fmt: skip
+                      "accumulation": accumulation, "model": model, "flags": flags})  # fmt: skip
     return found
 
 
+def _optimizer_and_model(strategy: str) -> tuple[str, str | None]:
+    """What stands behind a strategy's `+`: an optimizer or one of MODELS."""
+    of = strategy.partition("+")[2]
+    return ("sgd", of) if of in MODELS else (of or "sgd", None)
+
+
 def references() -> list[dict[str, Any]]:
-    """One process without any engine, once per optimizer."""
-    return [
-        {"name": f"single+{optim}", "strategy": "single", "accumulation": 1,
-         "flags": ["--optim", optim, "--learning_rate", rate, "--per_device_train_batch_size", "16"]}
-        for optim, rate in LEARNING_RATE.items()
-    ]  # fmt: skip
+    """One process without any engine, once per optimizer and once per model."""
+    found = []
+    for name in (f"single+{of}" for of in LEARNING_RATE):
+        optim, model = _optimizer_and_model(name)
+        flags = ["--optim", optim, "--learning_rate", LEARNING_RATE[model or optim], "--per_device_train_batch_size", "16"]
+        found.append({"name": name, "strategy": "single", "accumulation": 1, "model": model, "flags": flags})
+    return found
 
 
 def write_inputs(folder: Path) -> list[str]:
@@ -95,9 +108,34 @@ def write_inputs(folder: Path) -> list[str]:
     return ["--recipe", str(folder / "full.yaml")]
 
 
+def write_model(folder: Path, name: str) -> Path:
+    """A tiny model of MODELS with random weights, the same each time, and buffers that are not the ones of a new model."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    from brigade.data import builtin, cache
+    from brigade.tiny import shrink
+
+    if not (folder / "config.json").exists():
+        config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            for tensor_name in set(model.state_dict()) - set(dict(model.named_parameters())):
+                with contextlib.suppress(AttributeError):  # a tied parameter's second name
+                    model.get_buffer(tensor_name).uniform_()
+        shutil.copytree(builtin.ensure(cache.cache_directory()).tokenizer, folder, dirs_exist_ok=True)
+        model.save_pretrained(folder)
+    return folder
+
+
 def run_cases(world_size: int, wanted: list[dict[str, Any]], folder: Path, timeout: float = 1800) -> dict[str, Any]:
     """Run cases in one process group of `world_size` ranks; name -> {"loss", "grad_norm", "eval_loss", "error"}."""
     shared = write_inputs(folder)
+    for case in wanted:
+        if model := case.get("model"):
+            named = str(write_model(folder / model, model))
+            case["flags"] = [*case["flags"], "--model_name_or_path", named, "--from_scratch", "false"]
     job = folder / f"job-{world_size}.json"
     job.write_text(json.dumps({"shared": shared, "cases": wanted, "folder": str(folder)}))
     done = torchrun("benchmarks.parity", "--job", str(job), ranks=world_size, timeout=timeout)

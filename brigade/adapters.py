@@ -66,8 +66,12 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     on = "all linear layers" if section.lora_target_modules == "all-linear" else ", ".join(section.lora_target_modules)
     besides = f", {', '.join(section.lora_modules_to_save)} whole" if section.lora_modules_to_save else ""
     total, trained = parameter_count(model), parameter_count(model, trained=True)
-    fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in model.parameters())
+    own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
+    fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own)
     experts = "; experts are no linear layers and stay as they are" if fused else ""
+    plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
+    if taken := sorted(_taken_for_experts(model.get_base_model(), plain)) if on == "all linear layers" else []:
+        experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
     return {"method": f"{name(section)} r {section.lora_r} on {on}{besides}: {share}"}
 
@@ -82,11 +86,37 @@ def empty_model(settings: Settings, config: Any) -> Any:
 
 
 def linear_layers(model: Any) -> list[str]:
-    """Names of the layers that adapters fit: linear, the output layer included."""
+    """Names of the layers that adapters fit: linear, the output layer included, and reached by texts."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    return [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
+    return [name for name, module in _reached(model).items() if isinstance(module, (torch.nn.Linear, Conv1D))]
+
+
+def _reached(model: Any) -> dict[str, Any]:
+    """Name -> module of all that texts reach in a model."""
+    from .models import beyond_texts
+
+    outside = {module for part in beyond_texts(model).values() for module in part.modules()}
+    return {name: module for name, module in model.named_modules() if module not in outside}
+
+
+def _taken_for_experts(model: Any, layers: list[str]) -> set[str]:
+    """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
+    DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
+    _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def taken(name: str) -> bool:
+        config = LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # it wants the other half of a fused weight
+            return True
+        return bool(config.target_parameters)
+
+    return {name for name in {layer.rpartition(".")[2] for layer in layers} if taken(name)}
 
 
 def check_targets(settings: Settings, config: Any) -> None:
@@ -98,8 +128,10 @@ def check_targets(settings: Settings, config: Any) -> None:
     if not section.use_peft:
         return
     model = empty_model(settings, config)
-    place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), dict(model.named_modules())
-    cure = f"its linear layers: {_grouped(layers)}; or all-linear"
+    place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), _reached(model)
+    taken = _taken_for_experts(model, layers)
+    free = [layer for layer in layers if layer.rpartition(".")[2] not in taken]
+    cure = f"its linear layers: {_grouped(free)}; or all-linear"
     for target in [] if section.lora_target_modules == "all-linear" else section.lora_target_modules:
         if any(_fits(layer, target) for layer in layers):
             continue
@@ -110,7 +142,7 @@ def check_targets(settings: Settings, config: Any) -> None:
         raise UserError(place, f"{target!r} fits no linear layer of {type(model).__name__}: {what}", cure)
     for wanted in section.lora_modules_to_save:
         if not any(_fits(module, wanted) for module in modules):
-            owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())
+            owners = dict.fromkeys(name for name, module in modules.items() if [*module.parameters(recurse=False)])
             raise UserError(settings.place("lora_modules_to_save"), f"{wanted!r} fits no module of {type(model).__name__}",
                             f"its modules: {_grouped(owners)}")  # fmt: skip
     head = model.get_output_embeddings()
@@ -130,8 +162,7 @@ def check_targets(settings: Settings, config: Any) -> None:
     except ValueError as error:
         raise UserError(place, f"PEFT refuses: {str(error).splitlines()[0]}", cure) from None
     if wrapped.peft_config["default"].target_parameters:
-        raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers",
-                        "name the attention's layers alone: q_proj,k_proj,v_proj,o_proj")  # fmt: skip
+        raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
 
 
 def _fits(name: str, target: str) -> bool:
@@ -187,13 +218,18 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    from .models import half_or_full
+    from .models import beyond_texts, half_or_full
 
     section = settings.recipe.model
     targets: Any = section.lora_target_modules
+    layers = linear_layers(model)
     if targets == "all-linear":  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
-        head = model.get_output_embeddings()
-        targets = [name for name in linear_layers(model) if model.get_submodule(name) is not head]
+        head, taken = model.get_output_embeddings(), _taken_for_experts(model, layers)
+        targets = [
+            name for name in layers if model.get_submodule(name) is not head and name.rpartition(".")[2] not in taken
+        ]
+    elif beyond_texts(model):  # a vision tower has a q_proj too
+        targets = [name for name in layers if any(_fits(name, target) for target in targets)]
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=section.lora_r,

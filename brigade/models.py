@@ -236,12 +236,30 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
     )
     if sent:
         _hold_places(model)
+    for part in beyond_texts(model).values():
+        part.requires_grad_(False)
     for module in model.modules():
         # On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no
         # gradient passes through them (nn/modules.py:614, autograd/_functions.py:422: a product without backward).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def beyond_texts(model: Any) -> dict[str, Any]:
+    """Name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and the two
+    ends. {} for a model of texts. Trained, it would get no gradient, which DDP takes for an error and weight decay does not."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if base.config.get_text_config() is base.config:
+        return {}
+    ends = (base.get_decoder(), base.get_input_embeddings(), base.get_output_embeddings())
+    reached = {id(parameter) for part in ends if part is not None for parameter in part.parameters()}
+    found: dict[str, Any] = {}
+    for name, module in base.named_modules():  # a module before those in it
+        held = {id(parameter) for parameter in module.parameters()}
+        if held and held.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return found
 
 
 def _are_sent(settings: Settings, quantization: Any) -> bool:

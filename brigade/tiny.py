@@ -27,4 +27,6 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
     tiny["vocab_size"] = VOCABULARY
     if isinstance(config.get("text_config"), dict):
         tiny["text_config"] = shrink(config["text_config"])
+    for key in tiny.keys() & {"vision_config", "audio_config"}:
+        tiny[key] = {name: TINY.get(name, value) for name, value in (config[key] or {}).items()}
     return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -1,13 +1,16 @@
 """Brigade's Trainer: sampling and evaluation that are exact at any world size, and a bridge to the engines' quirks."""
 
+import functools
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import fsdp_utils
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers.trainer_callback import PrinterCallback
 
@@ -54,6 +57,7 @@ class Trainer(EvaluatingTrainer):
             name = type(model).__name__
             raise UserError(run.settings.place("model_name_or_path"), f"{name} takes no num_items_in_batch, so its loss would "
                             "depend on accumulation and ranks", "choose a causal language model of Transformers")  # fmt: skip
+        fsdp_utils.fsdp2_load_full_state_dict = _send_weights_and_buffers
         if self.is_fsdp_enabled and (args.bf16 or args.fp16):
             # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
@@ -207,6 +211,28 @@ class Trainer(EvaluatingTrainer):
                        self.accelerator.get_state_dict(self.model))  # fmt: skip
         else:
             super().save_model(output_dir, _internal_call)
+
+
+_send_weights = fsdp_utils.fsdp2_load_full_state_dict
+
+
+@functools.wraps(_send_weights)
+def _send_weights_and_buffers(accelerator: Any, model: Any, full_sd: dict[str, torch.Tensor], **options: Any) -> Any:
+    """Give FSDP2's ranks what the first one has loaded. Accelerate 1.15 takes all that a state dict holds for shards
+    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there."""
+    buffers = {}
+    for name, value in model.state_dict().items():
+        of, _, name_there = name.rpartition(".")
+        if not isinstance(value, DTensor) and name_there in (module := model.get_submodule(of))._buffers:
+            buffers[name] = (module, name_there, value)
+            module._non_persistent_buffers_set.add(name_there)  # out of the state dict, until it is registered again
+    _send_weights(accelerator, model, full_sd, **options)
+    for name, (module, name_there, empty) in buffers.items():
+        whole = full_sd[name] if accelerator.is_main_process else torch.empty_like(empty, device="cpu")
+        whole = whole.to(accelerator.device)
+        torch.distributed.broadcast(whole, src=0)
+        module.register_buffer(name_there, whole)
+    return model
 
 
 def _to(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

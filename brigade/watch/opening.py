@@ -6,7 +6,7 @@ from typing import Any
 from .. import adapters, attention, isolation, machine
 from ..cluster import counted
 from ..data import report
-from ..models import parameter_count
+from ..models import beyond_texts, parameter_count
 from ..run import Run
 from ..terminal import console
 
@@ -23,6 +23,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **adapters.described(run.settings.recipe.model, trainer.model),
+        **_frozen(trainer.model),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
         **({"chat template": report.standing_in(data)} if data.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
@@ -48,6 +49,13 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     out.print(report.sample(data, trainer.processing_class))
     for note in run.settings.overridden:
         out.print(f"overridden: {note}")
+
+
+def _frozen(model: Any) -> dict[str, str]:
+    """{"frozen": "model.vision_tower: 417 parameters, which texts do not reach"}, or {} for a model of texts."""
+    parts = beyond_texts(model)
+    count = sum(map(parameter_count, parts.values()))
+    return {"frozen": f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"} if parts else {}
 
 
 def _kernels(run: Run, config: Any) -> str:

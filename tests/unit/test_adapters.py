@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from transformers import CONFIG_MAPPING
+
 from brigade import adapters, flags, models
 from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.strategy import choose
+from brigade.tiny import shrink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOE = {
@@ -25,6 +28,8 @@ def config_of(tmp_path_factory):
     tied = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
     configs = {"tied": tied, "untied": tied | {"tie_word_embeddings": False}, "moe": MOE,
                "dense and moe": MOE | {"mlp_only_layers": [0]}}  # fmt: skip
+    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3"):
+        configs[name] = shrink(CONFIG_MAPPING[name]().to_dict()) | {"model_type": name}
     folder = tmp_path_factory.mktemp("models")
     for name, config in configs.items():
         (folder / name).mkdir()
@@ -73,6 +78,9 @@ def test_keys_at_their_defaults_are_no_contradiction():
          ["'down_proj'", "model.layers.0.mlp.experts.down_proj is one parameter for all experts", "q_proj (2)"]),
         ("dense and moe", ["--lora_target_modules", "gate_proj,up_proj,down_proj"], ["fused experts", "q_proj"]),
         ("dense and moe", ["--lora_target_modules", "gate_proj"], ["PEFT refuses", "fused"]),
+        ("deepseek_v3", ["--lora_target_modules", "gate_proj,up_proj"], ["fused experts", "q_b_proj (2)", "all-linear"]),
+        ("gemma3", ["--lora_target_modules", "fc1"], ["'fc1' fits no linear layer", "q_proj (2)"]),
+        ("gemma3", ["--lora_modules_to_save", "vision_tower"], ["'vision_tower' fits no module", "embed_tokens (1)"]),
     ],
 )  # fmt: skip
 def test_targets_that_the_model_does_not_have(model, words, said, config_of):
@@ -90,11 +98,54 @@ def test_targets_that_the_model_does_not_have(model, words, said, config_of):
         ("untied", ["--lora_target_modules", "q_proj,lm_head"]),
         ("untied", ["--lora_modules_to_save", "embed_tokens,lm_head"]),
         ("moe", ["--lora_target_modules", "self_attn.q_proj"]),
+        ("dense and moe", []),
+        ("gemma3", ["--lora_target_modules", "q_proj"]),
     ],
 )
 def test_targets_that_it_has(model, words, config_of):
     settings = settings_of(config_of(model), *words)
     adapters.check_targets(settings, models.load_config(settings))
+
+
+OF_DEEPSEEK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"]
+
+
+@pytest.mark.parametrize(
+    "model, on, left",
+    [
+        ("deepseek_v3", OF_DEEPSEEK, ["down_proj", "gate_proj", "up_proj"]),
+        ("glm4_moe", ["k_proj", "o_proj", "q_proj", "v_proj"], ["down_proj", "gate_proj", "up_proj"]),
+        ("qwen3_next", ["in_proj_ba", "in_proj_qkvz", "out_proj", "shared_expert_gate"], ["down_proj", "gate_proj", "up_proj"]),
+    ],
+)  # fmt: skip
+def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on, left, config_of, tmp_path):
+    """PEFT takes shared experts' names for the fused ones', also when it loads adapters."""
+    from peft import PeftConfig, get_peft_model
+
+    settings = settings_of(config_of(model))
+    config = models.load_config(settings)
+    adapters.check_targets(settings, config)
+    wrapped = adapters.wrap(adapters.empty_model(settings, config), settings, "")
+    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == set(on)
+    said = adapters.described(settings.recipe.model, wrapped)["method"]
+    assert said.endswith(f"experts are no linear layers and stay as they are, and so do {', '.join(left)}, which PEFT takes "
+                         "for them")  # fmt: skip
+    wrapped.peft_config["default"].save_pretrained(tmp_path)
+    again = get_peft_model(adapters.empty_model(settings, config), PeftConfig.from_pretrained(tmp_path))
+    assert [name for name, parameter in again.named_parameters() if parameter.requires_grad] == trained
+
+
+@pytest.mark.parametrize("words", [[], ["--lora_target_modules", "q_proj,fc1"]])
+def test_what_texts_do_not_reach_is_not_trained(words, config_of):
+    """A vision tower has a q_proj, too."""
+    settings = settings_of(config_of("gemma3"), *words)
+    model = adapters.empty_model(settings, models.load_config(settings))
+    assert set(models.beyond_texts(model)) == {"model.vision_tower", "model.multi_modal_projector"}
+    wrapped = adapters.wrap(model, settings, "")
+    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert len(trained) >= 2 * 2 and all("language_model" in name for name in trained)
+    assert len(models.beyond_texts(wrapped)) == 2
 
 
 @pytest.mark.parametrize("model, layers", [("tied", 4 * 7), ("moe", 2 * 4)])
