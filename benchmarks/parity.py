@@ -78,7 +78,14 @@ def references() -> list[dict[str, Any]]:
     found = []
     for name in (f"single+{of}" for of in LEARNING_RATE):
         optim, model = _optimizer_and_model(name)
-        flags = ["--optim", optim, "--learning_rate", LEARNING_RATE[model or optim], "--per_device_train_batch_size", "16"]
+        flags = [
+            "--optim",
+            optim,
+            "--learning_rate",
+            LEARNING_RATE[model or optim],
+            "--per_device_train_batch_size",
+            "16",
+        ]
         found.append({"name": name, "strategy": "single", "accumulation": 1, "model": model, "flags": flags})
     return found
 

@@ -1,6 +1,8 @@
 """From a run's settings and strategy to Transformers' TrainingArguments: the one place that sets the engines' options."""
 
+import io
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,12 @@ from .strategy import Strategy, accelerate, deepspeed
 
 if TYPE_CHECKING:
     import torch
+
+
+# How lines and warnings begin that tell a user nothing, at these versions, and why.
+NOISE = {
+    "DeepSpeed deepspeed.ops.": "a kernel that was built, or found built; where building fails, it raises",
+}
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
@@ -56,21 +64,56 @@ def _forget_earlier_run() -> None:
 
 
 def _silence(world: World) -> None:
-    """Rank 0 speaks; the libraries' notes and bars of the others, and what they deprecate, help nobody."""
+    """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number first."""
     import logging
     import warnings
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    for beginning in NOISE:
+        warnings.filterwarnings("ignore", re.escape(beginning))
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    if not world.speaks:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115, it stays; DeepSpeed prints what it builds; errors go to stderr
-        logging.disable(logging.WARNING)
-        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if world.speaks:
+        return
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    mark = f"rank {world.rank}: "
+    if not isinstance(sys.stdout, _Marked):
+        sys.stdout = _Marked(sys.stdout, mark)
+    if not (formatted := warnings.formatwarning)("", UserWarning, "", 0).startswith(mark):  # nor by an earlier run
+        warnings.formatwarning = lambda *args, **options: mark + formatted(*args, **options)
+        record = logging.getLogRecordFactory()
+
+        def marked(*args: Any, **options: Any) -> logging.LogRecord:
+            one = record(*args, **options)
+            one.msg = f"{mark}{one.msg}"
+            return one
+
+        logging.setLogRecordFactory(marked)
+
+
+class _Marked(io.TextIOBase):
+    """Writes whole lines to `stream`, each after a mark, but for NOISE and empty ones."""
+
+    def __init__(self, stream: Any, mark: str) -> None:
+        self.stream, self.mark, self.begun = stream, mark, ""
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in lines:
+            if line.strip() and not line.startswith(tuple(NOISE)):
+                self.stream.write(f"{self.mark}{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        if self.begun:
+            self.write("\n")
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
 
 
 def load_dtype(settings: Settings, strategy: Strategy) -> "torch.dtype":
@@ -166,6 +209,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0
         remove_unused_columns=False,
         log_level="error",
+        log_level_replica="error",
         **options,
     )
     # The device is settled by now. One process takes one device: Trainer would wrap it in nn.DataParallel.

@@ -123,7 +123,8 @@ def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, d
         half = torch.get_autocast_dtype(query.device.type)
         query, key, value = (tensor.to(half) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    if cu_seq_lens_q is not None and query.is_cuda and query.dtype != torch.float32 and not dropout:
+    alike = query.shape[-1] == value.shape[-1]  # as FlashAttention needs; DeepSeek-V3's are not
+    if cu_seq_lens_q is not None and query.is_cuda and query.dtype != torch.float32 and not dropout and alike:
         from torch.nn.attention.varlen import varlen_attn
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)

@@ -14,9 +14,10 @@ LONGEST = 2048  # tokens of a sample; the probabilities are kept for the backwar
 
 
 class BlockedAttention(torch.autograd.Function):
-    """query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size); all bf16 or fp16.
+    """query: (1, heads, tokens, head size); key: (1, key-value heads, tokens, head size); value: the same with a head size of
+    its own (DeepSeek-V3's); all bf16 or fp16.
 
-    Returns (1, heads, tokens, head size). Scores are rounded to half precision before the softmax, as in eager attention.
+    Returns (1, heads, tokens, value's head size). Scores are rounded to half precision before the softmax, as in eager attention.
     """
 
     @staticmethod
@@ -26,7 +27,7 @@ class BlockedAttention(torch.autograd.Function):
         groups = key.shape[1]
         q = query.reshape(groups, heads // groups, tokens, size)  # the query heads that share keys, side by side
         k, v = key[0].contiguous(), value[0].contiguous()
-        out, kept = torch.empty_like(q), []
+        out, kept = q.new_empty(*q.shape[:3], v.shape[-1]), []
         for begin, end in _blocks(tokens):
             rows = q[:, :, begin:end].flatten(1, 2)
             scores = _scaled(rows, k[:, :end].transpose(1, 2), scale).unflatten(1, (-1, end - begin))
@@ -41,9 +42,9 @@ class BlockedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         q, k, v, *kept = ctx.saved_tensors
-        gradient = gradients[0].reshape(q.shape)
+        gradient = gradients[0].reshape(*q.shape[:3], v.shape[-1])
         of_q = torch.empty_like(q)
-        of_k, of_v = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))  # sums over blocks
+        of_k, of_v = (torch.zeros(like.shape, dtype=torch.float32) for like in (k, v))  # sums over blocks
         for probabilities, (begin, end) in zip(kept, _blocks(q.shape[2]), strict=True):
             rows, upper = q[:, :, begin:end].flatten(1, 2), gradient[:, :, begin:end].flatten(1, 2)
             of_v[:, :end] += torch.bmm(probabilities.transpose(1, 2), upper)

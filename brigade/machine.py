@@ -27,10 +27,12 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
         raise UserError(
             f"host {world.host}", problem, "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
         )
-    if training.fp16 and not gpu:
-        raise UserError(
-            settings.place("fp16"), "fp16 needs a GPU, and this host has none", "use bf16, or fp32 (neither)"
-        )
+    if training.fp16 and not gpu and strategy.is_deepspeed:
+        from deepspeed.accelerator import get_accelerator
+
+        if not get_accelerator().is_fp16_supported():
+            problem = "DeepSpeed takes fp16 on a CPU with instructions for it (AVX512-FP16), which this one lacks"
+            raise UserError(settings.place("fp16"), problem, "use bf16, or fp32 (neither)")
     if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name()
         raise UserError(settings.place("bf16"), f"{name} has no bf16", "use fp16, or fp32 (neither)")

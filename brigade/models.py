@@ -238,6 +238,12 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
         _hold_places(model)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
+    # ZeRO-3's way of loading keeps renamings that matched nothing (integrations/deepspeed.py:485), and saving undoes them all.
+    if renamings := getattr(model, "_weight_conversions", None):
+        model._weight_conversions = [renaming for renaming in renamings if renaming.was_used()]
+    # Gemma 3 names a layer of a text encoder, too, which it does not have, and accelerate looks for each by its name.
+    there = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = [name for name in model._no_split_modules or () if name in there]
     for module in model.modules():
         # On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no
         # gradient passes through them (nn/modules.py:614, autograd/_functions.py:422: a product without backward).

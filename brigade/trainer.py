@@ -65,6 +65,9 @@ class Trainer(EvaluatingTrainer):
                 reduce_dtype=torch.float32,
                 output_dtype=torch.float32,
             )
+        if args.fp16 and args.use_cpu and not self.is_deepspeed_enabled:
+            # On a CPU accelerate casts and scales nothing, without a word (accelerator.py:568); torch 2.13 can do both there.
+            self.accelerator.native_amp, self.accelerator.scaler = True, torch.amp.GradScaler("cpu")
         self.run, self.world = run, run.world
         if (
             not run.shared
@@ -207,8 +210,16 @@ class Trainer(EvaluatingTrainer):
         if self.is_fsdp_enabled and not _internal_call:
             alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
             adapters = self.run.settings.recipe.model.use_peft  # their frozen base is not gathered for them
-            self._save(output_dir, state_dict=get_model_state_dict(self.model, options=alone) if adapters else
-                       self.accelerator.get_state_dict(self.model))  # fmt: skip
+            state = (
+                get_model_state_dict(self.model, options=alone)
+                if adapters
+                else self.accelerator.get_state_dict(self.model)
+            )
+            for second_name in (
+                () if adapters else self.model.all_tied_weights_keys
+            ):  # gathered, the two are no longer one
+                state.pop(second_name, None)
+            self._save(output_dir, state_dict=state)
         else:
             super().save_model(output_dir, _internal_call)
 

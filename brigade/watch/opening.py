@@ -18,6 +18,8 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     training, world, strategy = run.settings.recipe.training, run.world, run.strategy
     computed = training.model_copy(update={"padding_free": trainer.collate.padding_free})
     precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
+    if training.fp16 and trainer.args.use_cpu:
+        precision += " (slow on a CPU: for trials)"
     parameters = parameter_count(trainer.model)
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",

@@ -152,7 +152,7 @@ CONTRADICTION = (
 BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "mend"])
 
 
-NO_GPU = (["--fp16"], ["flag --fp16", "needs a GPU", "bf16"])
+NO_GPU = (["--attn_implementation", "flash_attention_2"], ["flag --attn_implementation", "needs a GPU", "sdpa"])
 CASES = {  # one mistake of each stage under each launcher; "late": rank 0, which tells it, comes four seconds late
     "flag": (TYPO, ["python", "torchrun", "deepspeed", "accelerate"], ""),
     "ds_config": (CONTRADICTION, ["python"], ""),
@@ -300,9 +300,7 @@ MISTAKES = {
                                       ["good.jsonl/run", "cannot be written"]),
     "checkpoint that is none": (["--resume_from_checkpoint", "elsewhere"], None,
                                 ["'elsewhere'", "trainer_state.json"]),
-    "fp16 without a GPU": (["--fp16"], None, ["flag --fp16", "GPU", "bf16"]),
-    "flash attention without a GPU": (["--attn_implementation", "flash_attention_2"], None,
-                                      ["flash_attention_2", "GPU", "sdpa"]),
+    "flex attention without a GPU": (["--attn_implementation", "flex_attention"], None, ["backward pass", "sdpa"]),
     "quantised ZeRO without a GPU": (["--ds_config", "ds_configs/zeropp.json"], None,
                                     ["--ds_config", "GPU", "zero3_hpz"]),
 }  # fmt: skip

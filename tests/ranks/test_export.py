@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY
@@ -33,6 +35,10 @@ RUNS = {  # name: strategy, flags
     "qlora-ddp": ("ddp", QLORA),
     "qlora-zero3": ("zero3", QLORA),
     "qlora-fsdp2": ("fsdp2", QLORA),
+    "full-fsdp2+deepseek_v3": ("fsdp2", []),  # buffers in the state dict
+    "full-fsdp2+gemma3": ("fsdp2", []),  # a vision tower that no text reaches
+    "full-zero3+gemma3": ("zero3", []),
+    "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"]),
 }
 FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
 ALL = RUNS | FOUR
@@ -48,9 +54,10 @@ def outputs(tmp_path_factory):
     strategies = parity.STRATEGIES | {"sharded": ["--ds_config", str(folder / "sharded.json")]}
     found = {}
     for ranks, runs in ((2, RUNS), (4, FOUR)):
+        shared = ["--max_steps", "6", "--eval_steps", "3", "--save_steps", "3", "--per_device_train_batch_size", "4"]
         cases = [
-            {"name": name, "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], "--max_steps",
-                                     "6", "--eval_steps", "3", "--save_steps", "3", "--per_device_train_batch_size", "4"]}
+            {"name": name, "model": name.partition("+")[2],
+             "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], *shared]}
             for name, (strategy, flags) in runs.items()
         ]  # fmt: skip
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
@@ -66,7 +73,6 @@ def export(output, destination, *flags):
 def loss_of(directory, output, quantized=False):
     """Held-out loss of what from_pretrained makes of the directory: PEFT's for DoRA, whose magnitudes Transformers 5.23
     does not load."""
-    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -101,6 +107,19 @@ def test_the_export_has_the_runs_held_out_loss(name, outputs, tmp_path):
         export(output, destination, *flags)
         assert loss_of(destination, output, quantized=name.startswith("qlora")) == pytest.approx(loss, rel=2e-5)
         assert (destination / "model.safetensors").exists() == name.startswith("full")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("full") and "+" in name])
+def test_names_and_what_was_not_trained_are_the_bases(name, outputs, tmp_path):
+    """Also of what the run itself has saved: ZeRO-3 named a multimodal model's weights as no other does."""
+    output, _ = outputs[name]
+    export(output, tmp_path / "out")
+    base, exported, saved = (load_file(folder / "model.safetensors")
+                             for folder in (output.parents[1] / name.partition("+")[2], tmp_path / "out", output))  # fmt: skip
+    assert base.keys() == exported.keys() == saved.keys()
+    same = {key for key, tensor in base.items() if torch.equal(tensor, exported[key])}
+    untrained = {key for key in base if "vision_tower" in key or "projector" in key or key.endswith("_bias")}
+    assert untrained <= same and all(".experts." in key for key in same - untrained)  # some are never chosen
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("full")])

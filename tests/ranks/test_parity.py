@@ -46,7 +46,8 @@ def results(tmp_path_factory):
 def test_the_reference_learns(reference):
     """A comparison of losses that hardly move would prove nothing."""
     for name, result in reference.items():
-        assert result["loss"][-1] < 0.8 * result["loss"][0], name
+        most = 0.9 if name.partition("+")[2] in parity.MODELS else 0.8
+        assert result["loss"][-1] < most * result["loss"][0], name
         assert len(result["loss"]) == parity.STEPS
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from transformers import CONFIG_MAPPING
 
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY, torchrun
@@ -58,7 +59,16 @@ def said_of_recipes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     wanted = ["qwen3-4b", "--method", "lora", "--gpu", "A100 80GB", "--hostfile", str(REPOSITORY / "hostfiles/1x8")]
     assert main(["plan", *wanted, "--write", str(folder / "mine")]) == 0
-    return run(RECIPE_CASES | {"written": ["--recipe", str(folder / "mine" / "lora.yaml")]}, folder)
+    cases = RECIPE_CASES | {"written": ["--recipe", str(folder / "mine" / "lora.yaml")]}
+    for model in parity.MODELS:
+        (folder / model).mkdir()
+        (folder / model / "config.json").write_text(json.dumps(CONFIG_MAPPING[model]().to_dict()))
+        recipe = yaml.safe_load((REPOSITORY / "recipes/tiny/full.yaml").read_text())
+        recipe["model"] = {"model_name_or_path": str(folder / model)}
+        (folder / model / "full.yaml").write_text(yaml.safe_dump(recipe))
+        bf16 = ["--recipe", str(folder / model / "full.yaml"), "--bf16", "--activation_checkpointing"]
+        cases[model] = [*bf16, *parity.STRATEGIES["fsdp2"]]
+    return run(cases, folder)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)
@@ -68,6 +78,13 @@ def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
 
 def test_rehearsal_of_a_recipe_that_plan_has_written(said_of_recipes):
     went_well("written", *said_of_recipes)
+
+
+@pytest.mark.parametrize("model", parity.MODELS)
+def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recipes):
+    """Buffers of the state dict, and a vision tower that texts do not reach."""
+    went_well(model, *said_of_recipes)
+    assert ("frozen         model.vision_tower" in said_of_recipes[0][model]) == (model == "gemma3")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from transformers import CONFIG_MAPPING
 
 from brigade import adapters, flags, models

@@ -90,6 +90,17 @@ def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, mon
     assert f"{named} is not installed" in message and package in message.splitlines()[-1]
 
 
+def test_deepspeeds_fp16_on_a_cpu_without_instructions_for_it_is_refused(load, mistake, monkeypatch):
+    settings, world = load("--fp16", "--ds_config", "ds_configs/zero2.json"), World(0, 0, 1, 1, "host", "python")
+    strategy = choose_strategy(settings, world, {})
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda self: None)
+    message = mistake(machine.check, settings, strategy, world)
+    assert "flag --fp16" in message and "AVX512-FP16" in message and "bf16" in message
+
+
 def test_a_runs_choice_follows_its_recipe(load, flash):
     auto = load()
     assert attention.chosen(auto, config("llama")) == ("varlen", "the fastest proven on a CPU")
@@ -130,10 +141,12 @@ def test_varlen_is_causal_attention_within_each_sample(lengths, window, heads, s
 
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 300])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
-def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, heads):
+@pytest.mark.parametrize("size", [16, 8])  # of values; DeepSeek-V3's differs from its keys'
+def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, heads, size):
     """Output and gradients, each against float64."""
     draw = torch.Generator().manual_seed(tokens)
     whole = [torch.randn(1, count, tokens, 16, generator=draw).bfloat16() for count in (heads[0], *heads[1:] * 2)]
+    whole[2] = whole[2][..., :size]
     assert takes(whole[0], 0.0, None) and not takes(whole[0].float(), 0.0, None)
 
     def results(compute, dtype):

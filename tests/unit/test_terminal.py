@@ -1,8 +1,16 @@
-"""What the commands' output is like where it is no terminal."""
+"""What the commands' output is like where it is no terminal, and what ranks say of which only the first speaks."""
 
+import io
+import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+
+import pytest
+
+from brigade import arguments
+from brigade.cluster import World
 
 ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]
@@ -21,3 +29,34 @@ def test_a_pipe_gets_wide_tables():
     assert (
         done.returncode == 0 and "tokens/s/GPU" in done.stdout and "simpler" in done.stdout and "…" not in done.stdout
     )
+
+
+@pytest.mark.parametrize("rank, mark", [(0, ""), (1, "rank 1: ")])
+def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeypatch):
+    """A print or a warning of a user's own code counts on every rank; what DeepSpeed builds is told by nobody but the first."""
+    out, logged = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    factory, handler = logging.getLogRecordFactory(), logging.StreamHandler(logged)
+    logging.getLogger("a_users_module").addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            for _ in range(2):  # as in a rehearsal: two runs in one process
+                arguments._silence(World(rank, 0, 2, 2, "host", "torchrun"))
+            print("1 row\n\nof mine", end="")
+            print(".\nDeepSpeed deepspeed.ops.comm.deepspeed_shm_comm_op built successfully")
+            print("half a line", end="", flush=True)
+            stopped = "None of the inputs have requires_grad=True. Gradients will be None"
+            warnings.warn_explicit(stopped, UserWarning, "checkpoint.py", 88, module="torch.utils.checkpoint")
+            warnings.warn_explicit("old name", FutureWarning, "library.py", 1)
+            logging.getLogger("a_users_module").warning("careful with %s", "this")
+    finally:
+        logging.setLogRecordFactory(factory)
+        logging.getLogger("a_users_module").removeHandler(handler)
+    if rank:
+        assert out.getvalue() == "rank 1: 1 row\nrank 1: of mine.\nrank 1: half a line\n"
+    else:
+        assert "DeepSpeed" in out.getvalue() and "half a line" in out.getvalue()
+    assert [str(one.message) for one in seen] == [stopped]
+    assert logged.getvalue() == f"{mark}careful with this\n"
+    assert warnings.formatwarning(stopped, UserWarning, "checkpoint.py", 88).startswith(f"{mark}checkpoint.py:88")
