@@ -70,7 +70,7 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own)
     experts = "; experts are no linear layers and stay as they are" if fused else ""
     plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
-    if taken := sorted(_taken_for_experts(model.get_base_model(), plain)) if on == "all linear layers" else []:
+    if taken := sorted(taken_for_experts(model.get_base_model(), plain)) if on == "all linear layers" else []:
         experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
     return {"method": f"{name(section)} r {section.lora_r} on {on}{besides}: {share}"}
@@ -101,7 +101,7 @@ def _reached(model: Any) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if module not in outside}
 
 
-def _taken_for_experts(model: Any, layers: list[str]) -> set[str]:
+def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
     """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
     DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
     _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
@@ -129,7 +129,7 @@ def check_targets(settings: Settings, config: Any) -> None:
         return
     model = empty_model(settings, config)
     place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), _reached(model)
-    taken = _taken_for_experts(model, layers)
+    taken = taken_for_experts(model, layers)
     free = [layer for layer in layers if layer.rpartition(".")[2] not in taken]
     cure = f"its linear layers: {_grouped(free)}; or all-linear"
     for target in [] if section.lora_target_modules == "all-linear" else section.lora_target_modules:
@@ -224,7 +224,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     targets: Any = section.lora_target_modules
     layers = linear_layers(model)
     if targets == "all-linear":  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
-        head, taken = model.get_output_embeddings(), _taken_for_experts(model, layers)
+        head, taken = model.get_output_embeddings(), taken_for_experts(model, layers)
         targets = [
             name for name in layers if model.get_submodule(name) is not head and name.rpartition(".")[2] not in taken
         ]

@@ -64,7 +64,7 @@ def _forget_earlier_run() -> None:
 
 
 def _silence(world: World) -> None:
-    """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number first."""
+    """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number."""
     import logging
     import warnings
 

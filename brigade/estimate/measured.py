@@ -24,7 +24,7 @@ class MeasuredShape(ModelShape):
 
     total: of the model; ends: embeddings; output: the head where it is not the embedding
     dense, moe: of one layer without experts, and of one with, less its experts; each: of one expert
-    adapted: widths in and out of every linear layer of the decoder, summed: what one rank of adapters has
+    adapted: widths in and out of the decoder's linear layers that adapters fit, summed: what one rank of adapters has
     """
 
     total: int = 0
@@ -59,6 +59,7 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     import torch
 
+    from ..adapters import taken_for_experts
     from .traced_model import build, decoder_layers
 
     with torch.device("meta"):
@@ -74,7 +75,9 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     head_dim = number("qk_head_dim") or number("head_dim") or hidden // heads
-    adapted = sum(sum(_widths(module) or ()) for module in layers.modules())
+    widths = {name: found for name, module in layers.named_modules() if (found := _widths(module))}
+    taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else ()
+    adapted = sum(sum(found) for name, found in widths.items() if name.rpartition(".")[2] not in taken)
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0

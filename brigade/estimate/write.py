@@ -125,7 +125,7 @@ def write(candidate: Candidate, wanted: Wanted, source: Source, config: Path, to
     if job.shape.other:
         raise UserError(
             "flag --write",
-            f"{job.shape.name} carries a vision tower, which chats give no gradient: nothing here has trained such a model",
+            f"{job.shape.name} carries a vision tower, which a run freezes and the planner counts as if it were trained",
             "take one of text alone, or write the recipe by hand and rehearse it",
         )
     text = body(recipe_of(candidate, wanted, source, rank, hostfile), source, job)

@@ -9,6 +9,8 @@ from transformers import CONFIG_MAPPING
 from brigade import adapters, flags, models
 from brigade.cluster import World
 from brigade.errors import UserError
+from brigade.estimate.adapters import lora_parameters
+from brigade.estimate.measured import shape_from_model
 from brigade.strategy import choose
 from brigade.tiny import shrink
 
@@ -127,6 +129,9 @@ def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on,
     wrapped = adapters.wrap(adapters.empty_model(settings, config), settings, "")
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == set(on)
+    if model != "qwen3_next":  # which the planner does not know
+        shape = shape_from_model(json.loads((config_of(model) / "config.json").read_text()))
+        assert lora_parameters(shape, 16) == models.parameter_count(wrapped, trained=True)
     said = adapters.described(settings.recipe.model, wrapped)["method"]
     assert said.endswith(f"experts are no linear layers and stay as they are, and so do {', '.join(left)}, which PEFT takes "
                          "for them")  # fmt: skip
