@@ -114,7 +114,7 @@ def without_gpu(recipe: dict[str, Any]) -> list[str]:
         said.append(f"sdpa stands in for {recipe['model']['attn_implementation']}, which needs a GPU")
         recipe["model"]["attn_implementation"] = "sdpa"
     if recipe["training"]["fp16"]:
-        said.append("bf16 stands in for fp16, which needs a GPU")
+        said.append("bf16 stands in for fp16, which is slow on a CPU")
         recipe["training"] |= {"fp16": False, "bf16": True}
     return said
 
