@@ -64,7 +64,6 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     from .models import parameter_count
 
     on = "all linear layers" if section.lora_target_modules == "all-linear" else ", ".join(section.lora_target_modules)
-    besides = f", {', '.join(section.lora_modules_to_save)} whole" if section.lora_modules_to_save else ""
     total, trained = parameter_count(model), parameter_count(model, trained=True)
     own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
     fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own)
@@ -72,8 +71,53 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
     if taken := sorted(taken_for_experts(model.get_base_model(), plain)) if on == "all linear layers" else []:
         experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
+    whole = sum(
+        parameter_count(module, trained=True)
+        for path, module in model.named_modules()
+        if path.endswith(".modules_to_save.default")
+    )
+    said = trains(trained - whole, whole, section.lora_modules_to_save)
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
-    return {"method": f"{name(section)} r {section.lora_r} on {on}{besides}: {share}"}
+    return {"method": f"{name(section)} r {section.lora_r} on {on} {said}: {share}"}
+
+
+def trains(adapters: int, whole: int, modules: list[str]) -> str:
+    """`trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
+
+    adapters: parameters in adapters; whole: in `modules`, which are trained whole
+    """
+    text = f"trains {millions(adapters)} in adapters"
+    if not modules:
+        return f"{text} alone"
+    return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
+
+
+def unlearned(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
+    """A line on the chat's tokens that adapters on a base model leave as they are, or {}.
+
+    A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
+    3's have not (unsloth #915, torchtune #2429). ids: of a sample
+    """
+    if not section.use_peft or section.from_scratch or section.lora_modules_to_save or tokenizer.chat_template:
+        return {}
+    usual = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    special = {n: str(token) for n, token in tokenizer.added_tokens_decoder.items() if token.special and n not in usual}
+    found = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
+    if not found:
+        return {}
+    ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+    more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
+    cure = "chat_template: tulu has ordinary words instead"
+    if len(ends) > 1:
+        cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
+    return {"chat tokens": f"{', '.join(found)}: a base model may not have learned them, and adapters do not; {cure}"}
+
+
+def millions(parameters: int) -> str:
+    """`42 M`, `3.4 M`, `61,440`"""
+    if parameters < 1e6:
+        return f"{parameters:,}"
+    return f"{parameters / 1e6:,.{0 if parameters >= 1e7 else 1}f} M"
 
 
 def empty_model(settings: Settings, config: Any) -> Any:

@@ -25,6 +25,10 @@ def _words(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def _words_or_none(value: Any) -> Any:
+    return [] if value == "none" else _words(value)
+
+
 def _targets(value: Any) -> Any:
     return value if value == "all-linear" else _words(value)
 
@@ -69,8 +73,9 @@ class ModelSection(Section):
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_targets)] = "all-linear"
     """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
-    lora_modules_to_save: Annotated[list[str], BeforeValidator(_words)] = []
-    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`."""
+    lora_modules_to_save: Annotated[list[str], BeforeValidator(_words_or_none)] = []
+    """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. The chat tokens of some base models
+    are learned in no other way (docs/methods.md)."""
     use_rslora: bool = False
     """Rank-stabilised scaling (arXiv 2312.03732)."""
     use_dora: bool = False

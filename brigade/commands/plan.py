@@ -11,10 +11,11 @@ from ..terminal import console
 
 if TYPE_CHECKING:
     from ..estimate.search import Cluster, Wanted
+    from ..estimate.shape import ModelShape
 
 
 # What a recipe says itself, and what becomes of a search: no flags beside a recipe's file.
-OF_SEARCH = ("method", "lora_r", "max_length", "global_batch_size", "strategy", "micro_batch", "optim", "liger", "write",
+OF_SEARCH = ("method", "lora_r", "lora_modules_to_save", "max_length", "global_batch_size", "strategy", "micro_batch", "optim", "liger", "write",
              "plot")  # fmt: skip
 
 
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("training")
     what.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
     what.add_argument("--lora_r", type=int, metavar="R", help="rank of adapters (default: 16)")
+    what.add_argument(
+        "--lora_modules_to_save",
+        default="none",
+        metavar="NAMES",
+        help="trained whole beside adapters: `embed_tokens,lm_head` (default: none)",
+    )
     what.add_argument(
         "--max_length", type=int, default=4096, metavar="TOKENS", help="of a sequence, packed full (default: 4096)"
     )
@@ -216,6 +223,7 @@ def _choose(options: argparse.Namespace) -> int:
 
         plot.write(options.plot, wanted, cluster, ranked)
     winner = search.chosen(ranked)
+    show.trained(ranked[0].estimate.job, wanted.whole)
     console().print(show.comparison(wanted, cluster, ranked, winner))
     if winner is None:
         change = search.smallest_change(wanted, cluster, traces)
@@ -274,11 +282,28 @@ def _rank(options: argparse.Namespace) -> int:
     return 16 if options.lora_r is None else options.lora_r
 
 
+def _whole(options: argparse.Namespace, shape: "ModelShape") -> tuple[str, ...]:
+    """Modules that are trained whole beside adapters."""
+    from ..estimate.adapters import ENDS
+
+    place, given = "flag --lora_modules_to_save", options.lora_modules_to_save
+    names = () if given == "none" else tuple(given.replace(",", " ").split())
+    if names and options.method == "full":
+        raise UserError(place, "full fine-tuning trains them anyway", "leave it out, or give --method lora")
+    if other := [name for name in names if name not in ENDS]:
+        raise UserError(place, f"the formulas do not count {other[0]!r}", f"name {', '.join(ENDS)} or none")
+    if names and shape.tied:
+        raise UserError(
+            place, f"{shape.name} ties its two ends: trained apart, they could not be saved as one", "leave it out"
+        )
+    return names
+
+
 def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     from typing import get_args
 
+    from ..estimate.adapters import trained_parameters
     from ..estimate.names import named_shape
-    from ..estimate.recipe import source_of, trained_parameters
     from ..estimate.search import INSTALLED, MICRO_BATCHES, Wanted
     from ..estimate.strategies import named
     from ..schema import TrainingSection
@@ -300,8 +325,8 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         raise UserError("flag --method", f"qlora would quantise little: bitsandbytes takes linear layers, and {share:.0%} of "
                         "the weights are experts, which Transformers holds in 3D parameters", "use --method lora")  # fmt: skip
-    whole = source_of(options.model).trained_whole(shape)
-    trained = trained_parameters(shape, options.method, _rank(options), whole)
+    whole = _whole(options, shape)
+    trained = trained_parameters(shape, _rank(options), whole) if options.method != "full" else 0
     if not 0 <= options.margin < 1:
         raise UserError("flag --margin", f"{options.margin} is no share of a GPU", "give at least 0 and less than 1")
     if options.micro_batch and batch % least and batch % gpus == 0:
@@ -313,5 +338,5 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
             "flag --optim", f"{options.optim!r} is none that train.py runs", did_you_mean(options.optim, known)
         )
     return Wanted(shape, options.max_length, batch, options.method, trained, kernels=("Liger",) if options.liger else INSTALLED,
-                  margin=options.margin, choices=named(options.strategy, options.optim), optimizer=options.optim,
+                  margin=options.margin, whole=whole, choices=named(options.strategy, options.optim), optimizer=options.optim,
                   micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES)  # fmt: skip

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,12 +76,17 @@ def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int =
     return 1 - lengths.sum() / sum(len(part) * part.max() for part in micro)
 
 
+def first(prepared: Prepared) -> Any:
+    """The first row; of a stream, which begins with training, the first that is held out."""
+    streamed = isinstance(prepared.train, Stream)
+    return next(iter(prepared.heldout.values()))[0] if streamed else prepared.train[0]
+
+
 def sample(prepared: Prepared, tokenizer: object) -> "Text":
     """The first sample decoded, its supervised part in green and underlined."""
     from rich.text import Text
 
-    streamed = isinstance(prepared.train, Stream)  # it begins with training
-    row = next(iter(prepared.heldout.values()))[0] if streamed else prepared.train[0]
+    row = first(prepared)
     end = int(row["lengths"][0])
     ids, own = row["input_ids"][:end], row["labels"][:end] != IGNORED
     text = Text()

@@ -52,6 +52,14 @@ def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
     return rank * sum(each)
 
 
+ENDS = ("embed_tokens", "lm_head")  # of the vocabulary's width, the modules that may be trained whole
+
+
+def trained_parameters(shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL) -> int:
+    """Of adapters, and of the ENDS in `whole`, which are trained whole beside them."""
+    return lora_parameters(shape, rank, targets) + len(whole) * shape.vocab * shape.hidden
+
+
 def adapter_bytes(shape: ModelShape, kernels: Kernels, targets: str = ALL, *, moe: bool, copies: bool,
                   dropout: bool) -> float:  # fmt: skip
     """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the targets.

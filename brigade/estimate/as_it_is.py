@@ -25,6 +25,7 @@ def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bo
     print(f"{path}: {job.shape.name}, {METHODS[job.method]}, {planned.strategy_name} on {planned.cluster}, "
           f"{recipe.training.optim}, micro-batch {job.micro_batch} x accumulation {job.accumulation} x {job.gpus}, "
           f"{job.sequence:,} tokens, recomputes {again}")  # fmt: skip
+    show.trained(job, recipe.model.lora_modules_to_save)
     show.describe(result)
     if trace:
         beside = planned.settings.recipe_path.with_name(BESIDE)

@@ -57,9 +57,7 @@ class Planned:
 
     @property
     def source(self) -> Source:
-        folder = self.file.resolve().parent.name
-        known, asked = source_of(folder), self.settings.recipe.model.model_name_or_path
-        return known if known.hub == asked else source_of(asked)
+        return source_of(self.settings.recipe.model.model_name_or_path)
 
     @property
     def hosts(self) -> dict[str, int]:

@@ -11,11 +11,9 @@ from ..errors import UserError
 from ..flags import Settings
 from ..recipe import REPOSITORY, batch_arithmetic, find
 from ..strategy import Strategy, choose
-from .adapters import ALL, lora_parameters, targets_of
-from .job import Job, Method
-from .names import described, named_config
+from .job import Job
+from .names import RECIPES, config_of, described, named_config
 from .runs import NoPromise, job_of_run
-from .shape import ModelShape
 
 BESIDE = "config.json"
 
@@ -37,13 +35,6 @@ class Source:
     def name(self) -> str:
         return self.hub.rpartition("/")[2]
 
-    def trained_whole(self, shape: ModelShape) -> list[str]:
-        """What adapters alone would not teach: a base model's embeddings of its chat template's tokens (docs/data.md).
-
-        Two ends that share a weight cannot be trained apart; there adapters are all there is.
-        """
-        return ["embed_tokens", "lm_head"] if self.base and not shape.tied else []
-
 
 @functools.cache
 def sources() -> dict[str, Source]:
@@ -53,16 +44,13 @@ def sources() -> dict[str, Source]:
 
 
 def source_of(name: str) -> Source:
-    """By the folder's name, or by the Hub's; what nobody has described goes by its name alone."""
-    plain = name.rstrip("/").rpartition("/")[2].lower()
-    return sources().get(plain) or next((s for s in sources().values() if name == s.hub), Source(name))
-
-
-def trained_parameters(shape: ModelShape, method: Method, rank: int, whole: list[str], targets: str = ALL) -> int:
-    """Of adapters and of the ends that are trained whole beside them; 0: all."""
-    if method == "full":
-        return 0
-    return lora_parameters(shape, rank, targets) + sum(shape.vocab * shape.hidden for _ in whole)
+    """By its name on the Hub, or by a folder of recipes/. What nobody has described goes by its name alone: a folder
+    elsewhere, or another owner's model, that is called as one of ours may hold anything."""
+    if found := next((source for source in sources().values() if source.hub == name), None):
+        return found
+    ours = "/" not in name or Path(name).expanduser().exists()
+    folder = config_of(name).resolve().parent if ours else Path(name)
+    return sources()[folder.name] if folder.parent == RECIPES and folder.name in sources() else Source(name)
 
 
 def hosts_of(settings: Settings) -> dict[str, int]:
@@ -89,13 +77,10 @@ def job_of(settings: Settings, link: str = "") -> Job:
     config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
     hosts, shape = hosts_of(settings), described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
-    method: Method = "qlora" if model.load_in_4bit else "lora" if model.use_peft else "full"
-    targets = targets_of(model.lora_target_modules)
-    trained = trained_parameters(shape, method, model.lora_r, model.lora_modules_to_save, targets)
     batch = batch_arithmetic(training, ranks, settings.place("global_batch_size"))
     try:
         job = job_of_run(settings.recipe, strategy_of(settings), batch, ranks, node, config, cluster.gpu or "H100 80GB",
-                         trained=trained, place=place)  # fmt: skip
+                         place=place)  # fmt: skip
     except NoPromise as error:
         raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
     return replace(job, shape=replace(job.shape, name=shape.name), link=link)

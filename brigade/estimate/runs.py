@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..recipe import Batch
 from ..schema import Recipe
 from ..strategy import Strategy
-from .adapters import ALL, lora_parameters, targets_of
+from .adapters import ALL, ENDS, targets_of, trained_parameters
 from .job import Job, Method
 from .layer import EAGER, FUSED, Attention
 from .names import described
@@ -35,8 +35,8 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
                gpu: str, *, trained: int = 0, place: str = "config.json") -> Job:  # fmt: skip
     """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
 
-    config: the model's config.json; place: its name in messages; trained: parameters of the adapters where that is known,
-    else counted for adapters on all linear layers
+    config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
+    them where that is known, else counted
     Raises NoPromise for what the formulas do not know.
     """
     training, model = recipe.training, recipe.model
@@ -50,9 +50,11 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
     if method != "full" and not targets:
         raise NoPromise("the formulas count adapters on attention's projections, the MLP or all linear layers")
     if method != "full" and not trained:
-        if model.lora_modules_to_save:
-            raise NoPromise("the formulas count adapters alone, and not what is trained whole beside them")
-        trained = lora_parameters(shape, model.lora_r, targets)
+        if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
+            raise NoPromise(
+                f"the formulas count {' and '.join(ENDS)} that are trained whole beside adapters, not {other[0]}"
+            )
+        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,

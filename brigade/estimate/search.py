@@ -57,7 +57,8 @@ class Cluster:
 class Wanted:
     """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
 
-    trained: adapters' parameters, 0 for all weights; margin: share of each card to leave free
+    trained: parameters of adapters and of `whole`, modules trained whole beside them; 0 for all weights
+    margin: share of each card to leave free
     choices, micro_batches, kernels (keys of KERNELS), optimizer: what the search is among
     """
 
@@ -72,6 +73,7 @@ class Wanted:
     choices: tuple[Choice, ...] = CHOICES
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     optimizer: str = "adamw_torch_fused"
+    whole: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from ..errors import UserError
 from . import calibration
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rich.table import Table
 
     from .estimate import Estimate
@@ -97,6 +99,15 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
         table.add_row(candidate.choice.name, str(result.job.micro_batch), again, candidate.kernels, f"{result.device_gib:.0f}",
                       *speed[: 1 + len(utilisation)], reason(candidate, winner), style=style)  # fmt: skip
     return table
+
+
+def trained(job: "Job", whole: "Collection[str]") -> None:
+    """Of adapters, and what is trained whole beside them."""
+    from ..adapters import trains
+
+    if job.trained:
+        beside = len(whole) * job.shape.vocab * job.shape.hidden
+        print(trains(job.trained - beside, beside, list(whole)))
 
 
 def describe(result: "Estimate") -> None:

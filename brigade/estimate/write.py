@@ -29,12 +29,13 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 COMMENTS = {
     "dataset_name": "multi-turn chats; any set with a `messages` column does",
-    "lora_modules_to_save": "the base model has not learned the template's tokens (docs/data.md)",
     "save_total_limit": "a checkpoint takes {checkpoint}",
     "hostfile": "one host",
 }
 TEMPLATES = {True: "a base model has none; its tokenizer has the tokens (docs/data.md)",
              False: "renders as the model's own, which has no generation marks (docs/data.md)"}  # fmt: skip
+# A base model has not learned the tokens of its family's chat template, and adapters leave embeddings as they are.
+ORDINARY = "tulu"
 OVERVIEW = RECIPES / "README.md"
 
 
@@ -61,11 +62,12 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
     if job.method != "full":
         model |= {"use_peft": True} | ({"load_in_4bit": True} if job.method == "qlora" else {})
         model |= {"lora_r": rank, "lora_alpha": 2 * rank, "lora_target_modules": "all-linear"}
-        if whole := source.trained_whole(job.shape):
-            model["lora_modules_to_save"] = whole
+        if wanted.whole:
+            model["lora_modules_to_save"] = list(wanted.whole)
     data: dict[str, Any] = {"dataset_name": "trl-lib/Capybara"}
     if source.template:
-        data["chat_template"] = source.template
+        ordinary = source.base and job.method != "full" and not wanted.whole
+        data["chat_template"] = ORDINARY if ordinary else source.template
     rate = next(rate for size, rate in RATES[job.method] if job.shape.parameters < size)
     training: dict[str, Any] = {
         "global_batch_size": wanted.batch,
@@ -98,7 +100,10 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
 def body(recipe: dict[str, Any], source: Source, job: Job) -> str:
     """The recipe as YAML, a blank line between sections, with comments where a value wants one."""
     size = host(job).checkpoint
-    comments = COMMENTS | {"chat_template": TEMPLATES[source.base]}
+    ordinary = recipe["data"].get("chat_template") == ORDINARY
+    comments = COMMENTS | {
+        "chat_template": "of words that a base model knows (docs/data.md)" if ordinary else TEMPLATES[source.base]
+    }
     comments["save_total_limit"] = comments["save_total_limit"].format(
         checkpoint=f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
     )

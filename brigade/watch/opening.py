@@ -26,6 +26,12 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **adapters.described(run.settings.recipe.model, trainer.model),
         **_frozen(trainer.model),
+        **adapters.unlearned(
+            run.settings.recipe.model,
+            trainer.processing_class,
+            report.first(data)["input_ids"],
+            trainer.model,
+        ),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
         **({"chat template": report.standing_in(data)} if data.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "

@@ -159,7 +159,7 @@ def test_all_linear_leaves_out_the_output_layer_and_fused_experts(model, layers,
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) == 2 * layers and not any("lm_head" in name or "experts" in name for name in trained)
     said = adapters.described(settings.recipe.model, wrapped)["method"]
-    assert said.startswith("LoRA r 16 on all linear layers: ") and ("experts" in said) == (model == "moe")
+    assert said.startswith("LoRA r 16 on all linear layers trains ") and ("experts" in said) == (model == "moe")
 
 
 def test_what_is_said_of_a_run(config_of):
@@ -170,9 +170,38 @@ def test_what_is_said_of_a_run(config_of):
     trained = models.parameter_count(wrapped, trained=True)
     assert trained == 4 * (4 * (192 + 192) + 192 + 4 * (192 + 64) + 64)  # A and B and DoRA's magnitudes, in 4 layers
     assert adapters.described(settings.recipe.model, wrapped) == {
-        "method": f"DoRA r 4 on q_proj, v_proj: {trained / (before + trained):.2%} of {before + trained:,} parameters are trained"
+        "method": f"DoRA r 4 on q_proj, v_proj trains {trained:,} in adapters alone: {trained / (before + trained):.2%} of "
+        f"{before + trained:,} parameters are trained"
     }
     assert adapters.described(flags.load([]).recipe.model, model) == {}
+
+
+def test_what_is_trained_whole_is_said_with_its_number_and_turned_off_by_none(config_of):
+    ends = settings_of(config_of("untied"), "--lora_modules_to_save", "embed_tokens,lm_head", "--lora_r", "8")
+    wrapped = adapters.wrap(adapters.empty_model(ends, models.load_config(ends)), ends, "")
+    said = adapters.described(ends.recipe.model, wrapped)["method"]
+    assert "trains 108,544 in adapters + 1.6 M in embed_tokens and lm_head, because lora_modules_to_save" in said
+    assert settings_of(config_of("untied"), "--lora_modules_to_save", "none").recipe.model.lora_modules_to_save == []
+
+
+@pytest.mark.parametrize("model, words, said", [
+    ("untied", [], "lora_modules_to_save: [embed_tokens, lm_head] trains them, 1.6 M parameters more"),
+    ("tied", [], "chat_template: tulu"),
+    ("untied", ["--lora_modules_to_save", "lm_head"], ""), ("untied", ["--use_peft", "false"], ""),
+])  # fmt: skip
+def test_chat_tokens_that_a_base_model_has_not_learned_are_named(model, words, said, config_of):
+    settings = settings_of(config_of(model), "--from_scratch", "false", *words)
+    tokenizer, empty = (
+        models.load_tokenizer(settings, 4096),
+        adapters.empty_model(settings, models.load_config(settings)),
+    )
+    ids = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) + [100, 200]
+    tokenizer.eos_token = "<|endoftext|>"
+    assert adapters.unlearned(settings.recipe.model, tokenizer, ids, empty) == {}  # a chat model's has a template
+    tokenizer.chat_template = None
+    told = adapters.unlearned(settings.recipe.model, tokenizer, ids, empty).get("chat tokens", "")
+    assert said in told and ("<|im_start|>" in told) == bool(said)
+    assert adapters.unlearned(settings.recipe.model, tokenizer, [100, 200], empty) == {}
 
 
 def test_adapters_name_a_base_that_others_find(config_of):

@@ -11,7 +11,7 @@ from brigade import flags
 from brigade.__main__ import main
 from brigade.estimate.header import load
 from brigade.estimate.names import named_shape
-from brigade.estimate.recipe import job_of
+from brigade.estimate.recipe import job_of, source_of
 from brigade.estimate.search import Cluster, Wanted, candidates, chosen, reason, smallest_change
 from brigade.lint.report import lint
 
@@ -61,9 +61,32 @@ def test_every_comment_fits_the_line_and_the_rate_reads_as_others_do(tmp_path):
     text = (tmp_path / "lora.yaml").read_text()
     lines = [line for line in text.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 130 and "learning_rate: 2.0e-4\n" in text
-    assert "lora_modules_to_save: [embed_tokens, lm_head]" in text and re.search(
-        r"chat_template: llama3 +# a base model", text
+    assert "lora_modules_to_save" not in text and re.search(r"chat_template: tulu +# of words", text)
+
+
+def test_what_is_trained_whole_is_one_key_and_said_first(tmp_path, capsys):
+    words = ["llama-3.1-8b", "--method", "lora", "--gpu", "H100"]
+    assert plan(*words) == 0 and capsys.readouterr().out.startswith("trains 42 M in adapters alone\n")
+    ends = ["--lora_modules_to_save", "embed_tokens,lm_head"]
+    assert plan(*words, *ends, "--write", tmp_path) == 0
+    said = "trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them\n"
+    assert capsys.readouterr().out.startswith(said)
+    text = (tmp_path / "lora.yaml").read_text()
+    assert "  lora_modules_to_save: [embed_tokens, lm_head]\n" in text and re.search(
+        r"chat_template: llama3 +# a base", text
     )
+    assert plan(tmp_path / "lora.yaml") == 0 and said in capsys.readouterr().out
+    assert plan("llama-3.1-8b", "--gpu", "H100", *ends) == 2 and "trains them anyway" in capsys.readouterr().err
+    assert plan("llama-3.2-1b", "--method", "lora", "--gpu", "H100", *ends) == 2 and "ties" in capsys.readouterr().err
+
+
+def test_a_folder_elsewhere_is_none_of_ours_whatever_its_name(tmp_path):
+    (tmp_path / "llama-3.1-8b").mkdir()
+    shutil.copy("recipes/llama-3.1-8b/config.json", tmp_path / "llama-3.1-8b")
+    assert source_of(str(tmp_path / "llama-3.1-8b")).hub == str(tmp_path / "llama-3.1-8b")
+    assert source_of("someone/llama-3.1-8b").hub == "someone/llama-3.1-8b"
+    for name in ("llama-3.1-8b", "recipes/llama-3.1-8b", "recipes/llama-3.1-8b/config.json", "meta-llama/Llama-3.1-8B"):
+        assert source_of(name).hub == "meta-llama/Llama-3.1-8B"
 
 
 def test_a_file_of_another_content_is_left_alone(tmp_path, capsys):

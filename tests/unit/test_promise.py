@@ -95,6 +95,8 @@ def test_adapters(job):
     assert (made.method, made.trained) == ("qlora", 1000)
     made = job(model={"use_peft": True, "lora_r": 8, "lora_target_modules": ["v_proj", "q_proj"]})
     assert (made.targets, made.trained) == ("qv", lora_parameters(made.shape, 8, "qv"))
+    ends = job(model={"use_peft": True, "lora_r": 8, "lora_modules_to_save": ["embed_tokens", "lm_head"]})
+    assert ends.trained == lora_parameters(ends.shape, 8) + 2 * ends.shape.vocab * ends.shape.hidden
     assert job().trained == 0
 
 
@@ -102,7 +104,7 @@ def test_adapters(job):
     ({"training": {"bf16": False}}, "fp32"),
     ({"model": {"use_peft": True, "use_dora": True}}, "DoRA"),
     ({"model": {"use_peft": True, "lora_target_modules": ["up_proj"]}}, "attention's projections, the MLP or all"),
-    ({"model": {"use_peft": True, "lora_modules_to_save": ["lm_head"]}}, "trained whole"),
+    ({"model": {"use_peft": True, "lora_modules_to_save": ["lm_head", "norm"]}}, "not norm"),
     ({"training": {"ddp_comm_hook": "power_sgd"}}, "power_sgd"),
     ({"strategy": zero(3, zero_quantized_weights=True)}, "neither alone"),
     ({"strategy": zero(3, zero_quantized_nontrainable_weights=True)}, "stored quantised"),

@@ -132,6 +132,15 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     assert stated == pytest.approx(states.total / 2**30, rel=0.005, abs=0.06)
 
 
+@pytest.mark.parametrize("folder", ["llama-3.1-8b", "mistral-7b-v0.3"])
+def test_lora_of_a_base_model_fits_one_card_of_24_gb(folder):
+    """At the upper end of its interval too, with adapters alone and a template of tokens that the base has learned."""
+    planned = load(Path(f"recipes/{folder}/lora.yaml"))
+    result, recipe = planned.estimate, planned.settings.recipe
+    assert result.gpu.memory_gib < 24 and result.job.gpus == 1 and result.safe and not result.job.offload
+    assert recipe.model.lora_modules_to_save == [] and recipe.data.chat_template == "tulu"
+
+
 def test_headers_and_table_are_the_planners():
     """`python -m brigade plan --headers` mends it."""
     assert refresh(check=True) == []

@@ -65,7 +65,7 @@ def test_recordings_are_enough_and_name_their_source(name):
     assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
         d["messages"][0]["role"] == "system" for d in dialogues
     )
-    assert name in ("gemma3", "phi4", "chatml") or any(d.get("tools") for d in dialogues)
+    assert name in ("gemma3", "phi4", "chatml", "tulu") or any(d.get("tools") for d in dialogues)
     for source in family["sources"].values():
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"]) and re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
         assert source["model"] and source["path"] and source["licence"] and source["repository"].startswith("https://")
@@ -197,6 +197,11 @@ def test_needs_nothing_but_the_chat_and_the_sandbox(name):
     own = {node.name for node in tree.find_all(nodes.Name) if node.ctx != "load"}
     assert meta.find_undeclared_variables(tree) - own <= CHAT | OFFICIAL | SANDBOX
     assert max(map(len, text_of(name).splitlines())) <= 120
+
+
+@pytest.mark.parametrize("first, begin", [("<s>", "<s><|user|>"), (None, "<|user|>")])
+def test_tulu_begins_as_a_base_model_has_seen_texts_begin(first, begin):
+    assert render("tulu", [{"role": "user", "content": "x"}], bos_token=first)[0].startswith(begin)
 
 
 CALLS = {"tool_calls": [{"id": "short", "function": {"name": "f", "arguments": {}}}]}
