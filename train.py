@@ -55,9 +55,11 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         machine.check(settings, strategy, world)
         config = models.load_config(settings)
         models.check_beside(settings, config)
+        batch = runs.batch_here(run, config)
         tokenizer = models.load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)
+    run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)

@@ -143,9 +143,10 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
         key: getattr(training, key)
         for key in ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
                     "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16",
-                    "seed", "logging_steps", "save_total_limit", "report_to",
-                    "per_device_eval_batch_size")
+                    "seed", "logging_steps", "save_total_limit", "report_to")
     }  # fmt: skip
+    evaluated = training.per_device_eval_batch_size
+    options["per_device_eval_batch_size"] = batch.micro if evaluated == "auto" else evaluated
     workers = training.dataloader_num_workers
     options["dataloader_num_workers"] = workers if workers != "auto" else 0 if cpu else 2
     options["use_liger_kernel"] = machine.liger(settings)[0]

@@ -10,6 +10,8 @@ from .cluster import World
 from .errors import UserError
 from .estimate import calibration
 from .flags import Settings
+from .recipe import Batch
+from .schema import Recipe
 from .strategy import Strategy, deepspeed
 
 
@@ -81,6 +83,33 @@ def liger(settings: Settings) -> tuple[bool, str]:
     if importlib.util.find_spec("liger_kernel") is None:
         return False, "off: pip install liger-kernel"
     return True, ""
+
+
+def recipe_here(settings: Settings) -> Recipe:
+    """The recipe with the kernels that this host has."""
+    training = settings.recipe.training.model_copy(update={"use_liger_kernel": liger(settings)[0]})
+    return settings.recipe.model_copy(update={"training": training})
+
+
+def micro_batch(settings: Settings, strategy: Strategy, world: World, batch: Batch, config: Any) -> tuple[int, str]:
+    """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
+    import torch
+
+    cure = "; set per_device_train_batch_size"
+    if not torch.cuda.is_available():
+        return 1, f"no GPU that the planner knows{cure}"
+    from .estimate import runs
+
+    device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
+    if device is None:
+        return 1, f"no figures of {name}{cure}"
+    try:
+        return runs.largest_fit(recipe_here(settings), strategy, batch, world.size, world.local_size, config.to_dict(), device,
+                                "the model's config")  # fmt: skip
+    except runs.NoPromise as error:
+        return 1, f"{error}{cure}"
+    except Exception as error:  # a run that trains does not end for an estimate's sake
+        return 1, f"the formulas fail on it, {type(error).__name__}{cure}"
 
 
 def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:

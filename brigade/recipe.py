@@ -27,7 +27,7 @@ BEFORE: dict[str, dict[str, Any]] = {}
 class Batch:
     """The arithmetic of one optimizer step: global_size = micro x accumulation x data_parallel_size sequences.
 
-    learning_rate: after scaling with the global batch.
+    learning_rate: after scaling with the global batch; why: where the micro-batch comes from, if not from the recipe.
     """
 
     global_size: int
@@ -35,15 +35,20 @@ class Batch:
     accumulation: int
     data_parallel_size: int
     learning_rate: float
+    why: str = ""
 
     def __str__(self) -> str:
-        return (f"{self.global_size} sequences = micro-batch {self.micro} x accumulation {self.accumulation} "
-                f"x {self.data_parallel_size} data-parallel ranks")  # fmt: skip
+        micro = f"{self.micro} ({self.why})" if self.why else str(self.micro)
+        ranks = f"{self.data_parallel_size} data-parallel ranks"
+        return f"{self.global_size} sequences = micro-batch {micro} x accumulation {self.accumulation} x {ranks}"
 
 
-def batch_arithmetic(training: TrainingSection, data_parallel_size: int, place: str) -> Batch:
+def batch_arithmetic(
+    training: TrainingSection, data_parallel_size: int, place: str, fits: int = 1, why: str = ""
+) -> Batch:
     """Fill accumulation (and an "auto" micro-batch) so that the global batch stays what the recipe says.
 
+    fits, why: the largest micro-batch that "auto" may take, and who says so. One above a rank's whole share becomes that share.
     Learning-rate scaling (Goyal et al. 2017, linear; Krizhevsky 2014, sqrt): lr x (global / reference) or its root.
     Raises UserError at `place` when micro-batch x ranks does not divide the global batch.
     """
@@ -54,7 +59,10 @@ def batch_arithmetic(training: TrainingSection, data_parallel_size: int, place: 
         raise UserError(place, f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
                         f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}")  # fmt: skip
     share = size // ranks
-    micro = max(m for m in range(1, 9) if share % m == 0) if wanted == "auto" else wanted
+    if wanted == "auto":
+        micro = max(m for m in range(1, min(fits, share) + 1) if share % m == 0)
+    else:
+        micro, why = min(wanted, share), f"not {wanted}: a rank has no more" if wanted > share else ""
     if share % micro:
         fits = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
         raise UserError(
@@ -64,7 +72,7 @@ def batch_arithmetic(training: TrainingSection, data_parallel_size: int, place: 
         )
     factor = size / (training.reference_batch_size or size)
     scale = {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[training.learning_rate_scaling]
-    return Batch(size, micro, share // micro, ranks, training.learning_rate * scale)
+    return Batch(size, micro, share // micro, ranks, training.learning_rate * scale, why)
 
 
 def computed(recipe: Recipe, **options: Any) -> dict[str, Any]:

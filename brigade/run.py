@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shlex
 import subprocess
 import time
@@ -18,7 +19,7 @@ from .cluster import World, counted, read_hostfile
 from .errors import UserError
 from .flags import Settings
 from .hosts import rank
-from .recipe import REPOSITORY, Batch, computed, difference, find, identity, read_yaml, recorded
+from .recipe import REPOSITORY, Batch, batch_arithmetic, computed, difference, find, identity, read_yaml, recorded
 from .strategy import Strategy
 
 RECORD = "run.yaml"
@@ -91,6 +92,25 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
         "identity", run.identity
     )  # it keeps its name, whatever hash a later version makes
     return run
+
+
+def batch_here(run: Run, config: Any) -> Batch:
+    """run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues, or
+    the planner's for a model of this `config`."""
+    training, world = run.settings.recipe.training, run.world
+    if training.per_device_train_batch_size != "auto":
+        return run.batch
+    record = run.directory / RECORD
+    old = (read_yaml(record).get("run") or {}) if record.exists() and not run.settings.fresh else {}
+    began = re.search(r"micro-batch (\d+)", str(old.get("batch")))
+    share = run.batch.micro * run.batch.accumulation
+    if began and int(began[1]) > 0 and share % int(began[1]) == 0:
+        found = int(began[1]), "as this run began"
+    else:
+        from . import machine  # not before: it brings the planner
+
+        found = machine.micro_batch(run.settings, run.strategy, world, run.batch, config)
+    return batch_arithmetic(training, world.size, run.settings.place("global_batch_size"), *found)
 
 
 def _made_for(settings: Settings) -> str:

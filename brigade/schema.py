@@ -146,8 +146,10 @@ class TrainingSection(Section):
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows when the global batch differs from the reference batch."""
     per_device_train_batch_size: Positive | Literal["auto"] = Field("auto", json_schema_extra=_APART_FROM_IDENTITY)
-    """Micro-batch in sequences. auto: the largest up to 8 that divides what each rank has to do."""
-    per_device_eval_batch_size: Watching = 8
+    """Micro-batch in sequences; at most what each rank has to do. auto: the largest up to 8 that fits this GPU as the planner
+    counts, else 1; the run's table says which."""
+    per_device_eval_batch_size: Positive | Literal["auto"] = Field("auto", json_schema_extra=_APART_FROM_IDENTITY)
+    """auto: the micro-batch of training."""
     num_train_epochs: float = Field(1.0, gt=0)
     max_steps: Annotated[int, AfterValidator(_steps)] = -1
     """Optimizer steps; -1: num_train_epochs decides."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 # What a recipe says itself, and what becomes of a search: no flags beside a recipe's file.
-OF_SEARCH = ("method", "lora_r", "lora_modules_to_save", "max_length", "global_batch_size", "strategy", "micro_batch", "optim", "liger", "write",
-             "plot")  # fmt: skip
+OF_SEARCH = ("method", "lora_r", "lora_modules_to_save", "max_length", "global_batch_size", "strategy", "micro_batch", "optim",
+             "liger", "write", "plot")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,10 @@ from ..errors import UserError
 from ..flags import Settings
 from ..recipe import REPOSITORY, batch_arithmetic, find
 from ..strategy import Strategy, choose
+from .hardware import gpu
 from .job import Job
 from .names import RECIPES, config_of, described, named_config
-from .runs import NoPromise, job_of_run
+from .runs import NoPromise, job_of_run, largest_fit
 
 BESIDE = "config.json"
 
@@ -77,10 +78,13 @@ def job_of(settings: Settings, link: str = "") -> Job:
     config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
     hosts, shape = hosts_of(settings), described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
-    batch = batch_arithmetic(training, ranks, settings.place("global_batch_size"))
+    size, kind, strategy = settings.place("global_batch_size"), cluster.gpu or "H100 80GB", strategy_of(settings)
+    batch = batch_arithmetic(training, ranks, size)
     try:
-        job = job_of_run(settings.recipe, strategy_of(settings), batch, ranks, node, config, cluster.gpu or "H100 80GB",
-                         place=place)  # fmt: skip
+        if training.per_device_train_batch_size == "auto":
+            fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place)
+            batch = batch_arithmetic(training, ranks, size, *fits)
+        job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place)
     except NoPromise as error:
         raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
     return replace(job, shape=replace(job.shape, name=shape.name), link=link)

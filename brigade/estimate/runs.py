@@ -10,6 +10,8 @@ from ..recipe import Batch
 from ..schema import Recipe
 from ..strategy import Strategy
 from .adapters import ALL, ENDS, targets_of, trained_parameters
+from .estimate import estimate
+from .hardware import Gpu
 from .job import Job, Method
 from .layer import EAGER, FUSED, Attention
 from .names import described
@@ -65,6 +67,25 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
         targets=targets or ALL,
         optimizer=training.optim, **_engine(strategy, node_size),
     )  # fmt: skip
+
+
+def largest_fit(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, node_size: int, config: Mapping[str, Any],
+                device: Gpu, place: str) -> tuple[int, str]:  # fmt: skip
+    """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
+    end of its interval, else 1; the other arguments and errors as of job_of_run."""
+    share = batch.micro * batch.accumulation
+    for micro in (number for number in range(8, 0, -1) if share % number == 0):
+        tried = replace(batch, micro=micro, accumulation=share // micro)
+        found = estimate(
+            job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place), device
+        )
+        if found.safe:
+            break
+    filled = f"{found.device_gib:.0f} of {device.memory_gib:.0f} GiB"
+    return (
+        micro,
+        f"the planner's: {filled}" if found.safe else f"the least; the planner counts {filled}, which may not fit",
+    )
 
 
 def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:

@@ -73,10 +73,8 @@ class PromiseKept(TrainerCallback):
         add_to_record(self.run, "promise", entry | ({"job": runs.record(usual)} if promised and usual else {}))
 
     def _job(self, kind: str) -> Job:
-        run, recipe = self.run, self.run.settings.recipe
-        liger = machine.liger(run.settings)[0]
+        run, recipe = self.run, machine.recipe_here(self.run.settings)
         implementation = self.config._attn_implementation
-        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"use_liger_kernel": liger})})
         job = runs.job_of_run(recipe, run.strategy, run.batch, run.world.size, run.world.local_size, self.config.to_dict(),
                               kind, trained=self.trained if recipe.model.use_peft else 0, place="the model's config")  # fmt: skip
         return replace(job, attention=runs.ATTENTION.get(implementation, "flash2"))

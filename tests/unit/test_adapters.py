@@ -195,7 +195,7 @@ def test_chat_tokens_that_a_base_model_has_not_learned_are_named(model, words, s
         models.load_tokenizer(settings, 4096),
         adapters.empty_model(settings, models.load_config(settings)),
     )
-    ids = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) + [100, 200]
+    ids = [*tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]), 100, 200]
     tokenizer.eos_token = "<|endoftext|>"
     assert adapters.unlearned(settings.recipe.model, tokenizer, ids, empty) == {}  # a chat model's has a template
     tokenizer.chat_template = None

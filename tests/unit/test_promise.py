@@ -4,15 +4,20 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 import yaml
+from transformers import AutoConfig
 
 from brigade import models
+from brigade import run as runs_on_disk
+from brigade.cluster import World
 from brigade.estimate import hardware, promise, runs
 from brigade.estimate.adapters import lora_parameters
 from brigade.estimate.config import read_config, shape_of
 from brigade.estimate.engines import ENGINES
+from brigade.estimate.estimate import estimate
 from brigade.estimate.layer import EAGER, FUSED
-from brigade.recipe import REPOSITORY, Batch
+from brigade.recipe import REPOSITORY, Batch, batch_arithmetic
 from brigade.strategy import Strategy
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
@@ -98,6 +103,65 @@ def test_adapters(job):
     ends = job(model={"use_peft": True, "lora_r": 8, "lora_modules_to_save": ["embed_tokens", "lm_head"]})
     assert ends.trained == lora_parameters(ends.shape, 8) + 2 * ends.shape.vocab * ends.shape.hidden
     assert job().trained == 0
+
+
+WORLD = World(0, 0, 1, 1, "here", "python")
+
+
+@pytest.fixture
+def begin(load, tmp_path, monkeypatch):
+    """begin(device, record="", **training): the batch of a run of one rank on that device, beside a run.yaml of that batch."""
+
+    def make(device, record="", **training):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: device != "cpu")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+        settings = load(training=HALF | training)
+        batch = batch_arithmetic(settings.recipe.training, 1, "")
+        if record:
+            (tmp_path / "run.yaml").write_text(yaml.safe_dump({"run": {"batch": record}}))
+        run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path)
+        return runs_on_disk.batch_here(run, AutoConfig.for_model(**CONFIG))
+
+    return make
+
+
+H200, L4 = "NVIDIA H200", "NVIDIA L4"
+
+
+@pytest.mark.parametrize("device, training, micro, why", [
+    (H200, {"activation_checkpointing": True}, 8, "the planner's: "), (L4, {}, 1, "the least; the planner counts "),
+    ("NVIDIA H2000", {}, 1, "no figures of NVIDIA H2000; set per_device_train_batch_size"),
+    ("cpu", {}, 1, "no GPU that the planner knows; set per_device"), (H200, {"bf16": False}, 1, "in fp32; set per_device"),
+    (L4, {"per_device_train_batch_size": 4}, 4, ""),
+])  # fmt: skip
+def test_an_automatic_micro_batch_is_the_planners_where_it_can_tell_else_1(begin, device, training, micro, why):
+    batch = begin(device, **training)
+    assert batch.micro == micro and why in batch.why and bool(why) == bool(batch.why) and batch.why in str(batch)
+    assert batch.micro * batch.accumulation == 64
+
+
+def test_it_fits_and_the_next_does_not(load):
+    """8B with LoRA on one card of 80 GB: more than one sequence, fewer than eight."""
+    recipe = load(training=HALF, model={"use_peft": True}, data={"max_length": 4096}).recipe
+    batch, device = batch_arithmetic(recipe.training, 1, ""), hardware.gpu("H100 80GB")
+    micro, why = runs.largest_fit(recipe, SINGLE, batch, 1, 1, CONFIG, device, "")
+    safe = {
+        m: estimate(
+            runs.job_of_run(recipe, SINGLE, replace(batch, micro=m, accumulation=64 // m), 1, 1, CONFIG, "H100 80GB")
+        ).safe
+        for m in (1, 2, 4, 8)
+    }
+    assert 1 <= micro < 8 and safe[micro] and not safe[2 * micro] and "of 79 GiB" in why
+
+
+@pytest.mark.parametrize("record, micro", [
+    ("64 sequences = micro-batch 4 x accumulation 16 x 1 data-parallel ranks", 4),
+    ("64 sequences = micro-batch 2 (the planner's: 61 of 80 GiB) x accumulation 32 x 1 data-parallel ranks", 2),
+    ("64 sequences = micro-batch 48 x accumulation 1 x 1 data-parallel ranks", 1), ("nonsense", 1),
+])  # fmt: skip
+def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, record, micro):
+    batch = begin("cpu", record)
+    assert batch.micro == micro and ("as this run began" in str(batch)) == (micro > 1)
 
 
 @pytest.mark.parametrize("changes, reason", [

@@ -14,6 +14,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from brigade import flags
 from brigade import recipe as recipes
 from brigade.errors import UserError, did_you_mean, nearest
 from brigade.recipe import batch_arithmetic, identity
@@ -44,7 +45,10 @@ def test_the_product_is_the_global_batch_or_the_suggestion_works(size, micro, ra
         assert error.place == "here" and str(size) in error.problem and str(ranks) in error.problem
     else:
         assert batch.micro * batch.accumulation * batch.data_parallel_size == size == batch.global_size
-        assert batch.data_parallel_size == ranks and micro in ("auto", batch.micro)
+        assert batch.data_parallel_size == ranks and batch.micro == (
+            1 if micro == "auto" else min(micro, size // ranks)
+        )
+        assert ("a rank has no more" in str(batch)) == (micro != "auto" and micro > size // ranks)
 
 
 @given(counts, st.integers(1, 64))
@@ -56,17 +60,20 @@ def test_a_suggested_batch_is_near(size, ranks):
     assert all(abs(value - size) < ranks for value in suggested)
 
 
-@given(st.integers(1, 300), st.integers(1, 64))
-def test_an_automatic_micro_batch_is_the_largest_up_to_8_that_fits(share, ranks):
-    batch = batch_arithmetic(training(share * ranks), ranks, "here")
-    assert batch.micro == max(m for m in range(1, 9) if share % m == 0)
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 8))
+def test_an_automatic_micro_batch_is_the_largest_that_fits(share, ranks, fits):
+    batch = batch_arithmetic(training(share * ranks), ranks, "here", fits, "whose")
+    assert batch.micro == max(m for m in range(1, fits + 1) if share % m == 0)
+    assert f"micro-batch {batch.micro} (whose) x" in str(batch)
 
 
 def test_the_tiny_recipe_as_its_header_says():
-    for ranks, micro, accumulation in ((1, 8, 4), (2, 8, 2), (16, 2, 1)):
-        batch = batch_arithmetic(training(32), ranks, "here")
+    section = flags.load([]).recipe.training
+    for ranks, micro, accumulation in ((1, 8, 2), (2, 8, 1), (16, 1, 1)):
+        batch = batch_arithmetic(section, ranks, "here")
         assert (batch.micro, batch.accumulation) == (micro, accumulation)
-    assert str(batch) == "32 sequences = micro-batch 2 x accumulation 1 x 16 data-parallel ranks"
+    said = "micro-batch 1 (not 8: a rank has no more) x accumulation 1 x 16 data-parallel ranks"
+    assert str(batch) == f"16 sequences = {said}"
 
 
 def test_an_absurd_batch_is_told_at_once():
