@@ -98,7 +98,7 @@ def micro_batch(settings: Settings, strategy: Strategy, world: World, batch: Bat
     cure = "; set per_device_train_batch_size"
     if not torch.cuda.is_available():
         return 1, f"no GPU that the planner knows{cure}"
-    from .estimate import runs
+    from .estimate import hardware, runs
 
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:
