@@ -1,5 +1,6 @@
 """The model and its tokenizer: from the Hub, from a local directory, or built from a config.json with random weights."""
 
+import copy
 import hashlib
 import json
 from pathlib import Path
@@ -349,7 +350,9 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
         if not (folder / "model.safetensors").exists():
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                model = AutoModelForCausalLM.from_config(
+                    copy.deepcopy(config), dtype=torch.float32
+                )  # it writes dtype there
             model.config.save_pretrained(folder)
             # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
             save_model(model, str(folder / "partial"), metadata={"format": "pt"})

@@ -47,3 +47,12 @@ def test_weights_that_are_only_there_in_pytorchs_format_are_downloaded_and_loade
     made.save_pretrained(hub)  # and beside safetensors they are left where they are
     (Path(folder) / "pytorch_model.bin").unlink()
     assert {path.suffix for path in Path(models.weights(settings, config)).iterdir()} == {".json", ".safetensors"}
+
+
+def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypatch, tmp_path):
+    """One rank of a host makes them, the others find them, and all compare their configurations afterwards."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    config = AutoConfig.from_pretrained(hub)
+    before = config.to_dict()
+    models.materialise(config, seed=3)
+    assert config.to_dict() == before
