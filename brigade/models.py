@@ -12,8 +12,9 @@ from .data import builtin
 from .data.cache import cache_directory
 from .data.sources import BUILT_IN
 from .errors import UserError
-from .estimate.config import ALIASES, read_config
+from .estimate.config import ALIASES, check_causal, read_config
 from .flags import Settings
+from .hosts.environment import hub_is_away
 from .recipe import REPOSITORY
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def location(settings: Settings) -> str:
     for candidate in (Path(name).expanduser(), REPOSITORY / name):
         if candidate.is_dir():
             return str(candidate)
+    hub_is_away()
     return name
 
 
@@ -50,8 +52,10 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
             location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
-        raise UserError(place, f"{model.model_name_or_path!r} has no usable config: {_first_line(error)}",
+        away = "" if Path(location(settings)).is_dir() else hub_is_away()
+        raise UserError(place, f"{model.model_name_or_path!r} has no usable config: {away or _first_line(error)}",
                         "give a name on the Hub or a directory with a config.json") from None  # fmt: skip
+    check_causal(config, place)
     _check_length(settings, getattr(config, "max_position_embeddings", None))
     return config
 
@@ -187,7 +191,8 @@ def _download(name: str, settings: Settings) -> str:
                 break
     except Exception as error:
         raise UserError(settings.place("model_name_or_path"), f"the weights of {name!r} cannot be had: "
-                        f"{_first_line(error)}", "check the name, the network and HF_TOKEN")  from None  # fmt: skip
+                        f"{hub_is_away() or _first_line(error)}",
+                        "check the name, the network and HF_TOKEN") from None  # fmt: skip
     return folder
 
 

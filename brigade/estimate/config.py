@@ -60,6 +60,29 @@ def whole(config: Mapping[str, Any], key: str, place: str, default: int | None =
     return default
 
 
+def check_causal(config: Any, place: str) -> None:
+    """Raises UserError at `place` where a Transformers configuration is of another model than a causal language model.
+
+    AutoModelForCausalLM builds encoders and the decoders of speech models too (BertLMHeadModel, WhisperForCausalLM).
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    kind, what = config.model_type, ""
+    is_decoder = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if getattr(config, "is_encoder_decoder", False) and not is_decoder:
+        what = "has an encoder and a decoder"
+    elif kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder:
+        what = "is an encoder"
+    elif kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not getattr(config, "auto_map", None):
+        what = "is none, as Transformers knows it"
+    if what:
+        raise UserError(
+            place,
+            f"train.py trains causal language models, and {kind!r} {what}",
+            "name a decoder, such as Qwen/Qwen3-8B",
+        )
+
+
 def kind_of(config: Mapping[str, Any], place: str) -> tuple[str, Mapping[str, Any]]:
     """(model_type, the text model's config). Raises UserError at `place` where there is none."""
     text = config.get("text_config") or config

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..hosts.environment import hub_is_away
 from ..recipe import REPOSITORY
 from .config import kind_of, read_config, shape_of
 from .shape import FAMILIES, ModelShape
@@ -46,13 +47,15 @@ def config_of(name: str) -> Path:
         folders = [path.parent.name for path in RECIPES.glob("*/config.json")]
         near = did_you_mean(name.rpartition("/")[2], folders)
         raise UserError(f"model {name!r}", "no folder or recipe here has that name", near)
+    away = hub_is_away()
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
-        raise UserError(f"model {name!r}", f"no folder or recipe here has that name, and the Hub does not give its config.json: "
-                        f"{(str(error).strip().splitlines() or [type(error).__name__])[0][:120]}",
+        why = away or (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model {name!r}", "no folder or recipe here has that name, and the Hub does not give its "
+                        f"config.json: {why}",
                         "name a folder with a config.json, or check name, network and HF_TOKEN") from None  # fmt: skip
 
 

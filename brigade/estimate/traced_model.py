@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UserError
+from .config import check_causal
 from .stand_ins import FLASH, flash_known, fuse
 from .trace import Asked, Traced
 
@@ -84,12 +85,15 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
     try:
         with no_init_weights():
             parsed = CONFIG_MAPPING[kind].from_dict(plain)
+            check_causal(parsed, f"model_type {kind!r}")
             model_class = AutoModelForCausalLM._model_mapping.get(type(parsed), None)
             if attention == FLASH and not getattr(model_class, "_supports_attention_backend", True):
                 attention = "sdpa" if model_class._supports_sdpa else "eager"
             model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention, **options)
         model.tie_weights()  # which is not done with weights that are not initialised
         return model
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model_type {kind!r}", f"Transformers {_transformers()} cannot build it: {_first_line(error)}",
                         "check the config.json") from error  # fmt: skip

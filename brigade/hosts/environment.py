@@ -4,8 +4,14 @@
 (ArcticTraining #316); handing on everything would take one host's own settings to all others (a Slurm job's, a session's).
 """
 
+import functools
+import os
+import socket
+import sys
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ..errors import UserError
 
@@ -57,3 +63,23 @@ def forwarded(env: Mapping[str, str], extra: list[str]) -> dict[str, str]:
             raise UserError(f"flag --env {name}", f"{name} is not set here", f"export {name}")
         chosen[name] = env[name]
     return chosen
+
+
+@functools.cache
+def hub_is_away() -> str:
+    """`huggingface.co does not resolve, and the cache does not have it`, or "".
+
+    Where its name does not resolve, Hugging Face's libraries are told to look into their caches alone: they would ask for each
+    file six times, 23 s with a line for each (huggingface_hub/utils/_http.py: http_backoff). A proxy resolves names itself.
+    """
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname or ""
+    if getproxies() or os.environ.get("HF_HUB_OFFLINE"):
+        return ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # of libraries that are loaded later, and of processes
+        if "huggingface_hub" in sys.modules:
+            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
+        return f"{host} does not resolve, and the cache does not have it"
+    return ""

@@ -1,14 +1,18 @@
 """`plan --write` makes recipes that lint and train.py take, never over a file of another content; and what plan refuses."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from brigade import flags
+from brigade import flags, models
 from brigade.__main__ import main
+from brigade.errors import UserError
 from brigade.estimate.header import load
 from brigade.estimate.names import named_shape
 from brigade.estimate.recipe import job_of, source_of
@@ -239,3 +243,24 @@ def test_kernels_are_torchs_unless_asked(capsys):
     assert "--liger plans with it" in capsys.readouterr().out
     assert plan("qwen3-4b", "--gpu", "H100 80GB", "--method", "lora", "--liger") == 0
     assert "--liger plans with it" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "kind, said", [("bert", "is an encoder"), ("whisper", "has an encoder and a decoder"), ("wav2vec2", "is none")]
+)
+def test_what_is_no_causal_language_model_is_refused_for_what_it_is(kind, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    assert plan(tmp_path, "--gpu", "H100") == 2
+    assert f"train.py trains causal language models, and '{kind}' {said}" in capsys.readouterr().err
+    settings = flags.load(["--model_name_or_path", str(tmp_path)])
+    with pytest.raises(UserError, match=said):
+        models.load_config(settings)
+
+
+def test_a_name_on_the_hub_without_a_network_ends_at_once(tmp_path):
+    """In a process of its own: it tells Hugging Face's libraries to stay offline."""
+    unreachable = {"HF_ENDPOINT": "https://hub.invalid", "HF_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    words = [sys.executable, "-m", "brigade", "plan", "someone/nothing", "--gpu", "H100"]
+    told = subprocess.run(words, capture_output=True, text=True, env=unreachable, timeout=60)
+    assert told.returncode == 2 and told.stdout == "" and len(told.stderr.splitlines()) == 3
+    assert "hub.invalid does not resolve, and the cache does not have it" in told.stderr

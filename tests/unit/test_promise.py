@@ -129,7 +129,8 @@ H200, L4 = "NVIDIA H200", "NVIDIA L4"
 
 
 @pytest.mark.parametrize("device, training, micro, why", [
-    (H200, {"activation_checkpointing": True}, 8, "the planner's: "), (L4, {}, 1, "the least; the planner counts "),
+    (H200, {"activation_checkpointing": True, "optim": "sgd"}, 8, "the planner's: "),
+    (L4, {}, 1, "the least; the planner counts "),
     ("NVIDIA H2000", {}, 1, "no figures of NVIDIA H2000; set per_device_train_batch_size"),
     ("cpu", {}, 1, "no GPU that the planner knows; set per_device"), (H200, {"bf16": False}, 1, "in fp32; set per_device"),
     (L4, {"per_device_train_batch_size": 4}, 4, ""),
