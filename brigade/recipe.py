@@ -64,11 +64,11 @@ def batch_arithmetic(
     else:
         micro, why = min(wanted, share), f"not {wanted}: a rank has no more" if wanted > share else ""
     if share % micro:
-        fits = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
+        choices = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
         raise UserError(
             place,
             f"global_batch_size {size} is not micro-batch {micro} x {ranks} ranks x a whole number of accumulation steps",
-            f"set per_device_train_batch_size to {'one of ' if len(fits) > 1 else ''}{', '.join(fits[:8])}",
+            f"set per_device_train_batch_size to {'one of ' if len(choices) > 1 else ''}{', '.join(choices[:8])}",
         )
     factor = size / (training.reference_batch_size or size)
     scale = {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[training.learning_rate_scaling]
