@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 from . import optimizers
 from .cluster import World
@@ -139,21 +138,3 @@ def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
         raise UserError(
             strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
         )
-    _check_deepspeed_values(strategy)
-
-
-def _check_deepspeed_values(strategy: Strategy) -> None:
-    """Let DeepSpeed itself judge the values of zero_optimization, before a model is built for them."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
-    def known(table: dict[str, Any]) -> dict[str, Any]:  # an "auto" is filled later
-        return {k: known(v) if isinstance(v, dict) else v for k, v in table.items() if v != "auto"}
-
-    try:
-        DeepSpeedZeroConfig(**known((strategy.ds_config or {})["zero_optimization"]))
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(["zero_optimization", *map(str, first["loc"])])
-        problem = f"DeepSpeed takes no {first['input']!r} here: {first['msg']}"
-        raise UserError(f"{strategy.source} ({strategy.name}): {path}", problem, "see ds_configs/README.md") from None

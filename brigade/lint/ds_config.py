@@ -1,19 +1,18 @@
-"""What only lint says of a ds_config: values that fit one recipe alone, defaults written out, and what others mean.
+"""What only lint says of a ds_config: values that fit one recipe alone, lines without effect, and what others mean.
 
 What a run refuses too is in strategy/deepspeed.py, what keys and values mean in strategy/ds_keys.yaml.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..strategy.deepspeed import key_table, value_at
+from ..strategy.deepspeed import holds, value_at
+from ..strategy.ds_keys import as_json, key_table
 from .rules import Finding, shown
-
-_DROP = "remove the line: the run is the same"
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """Warnings and notes on a ds_config under DeepSpeed's first names (strategy/deepspeed.py: judge)."""
     known = key_table()
     for path, owner in known["owned_by_recipe"].items():
         value = value_at(config, path, "auto")
@@ -23,52 +22,71 @@ def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
     if "gradient_clipping" not in config:
         problem = f"it is absent: DeepSpeed {known['deepspeed']} then clips at 1.0, except under train.py"
         yield Finding("ds-clipping-absent", name, "gradient_clipping", problem, 'add "gradient_clipping": "auto"')
-    gather = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-    if value_at(config, "zero_optimization.stage") == 3 and not value_at(config, gather):
-        found = value_at(config, gather)
+    stage, gather = value_at(config, "zero_optimization.stage"), "stage3_gather_16bit_weights_on_model_save"
+    if stage == 3 and not value_at(config, f"zero_optimization.{gather}"):
+        found = value_at(config, f"zero_optimization.{gather}")
         problem = f"{'it is absent' if found is None else shown(found, _form)}: a run ends without model.safetensors"
-        yield Finding("ds-weights-not-gathered", name, gather, problem, "set it to true")
-    for path in known["meanings"]:
-        yield from _meaning(config, name, path)
-    yield from _defaults(config, name)
+        yield Finding("ds-weights-not-gathered", name, f"zero_optimization.{gather}", problem, "set it to true")
+    yield from _lines(config, name, stage)
 
 
 def _form(value: Any) -> str:
     """As JSON has it; 1e9 stays short."""
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
+    return f"{value:g}" if isinstance(value, float) else as_json(value)
 
 
-def _meaning(config: dict[str, Any], name: str, path: str) -> Iterator[Finding]:
-    """What this value does against the default, and whether it matters."""
-    value, entry = value_at(config, path), key_table()["meanings"][path]
-    if value is None or value == "auto":
-        return
-    stage = value_at(config, "zero_optimization.stage")
-    offload = value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
-    for case in entry["cases"]:
-        if stage not in case.get("stages", [stage]) or offload is not case.get("offload", offload):
-            continue
-        if all(_holds(value, relation, case[relation]) for relation in ("is", "above", "below") if relation in case):
-            yield Finding(entry["rule"], name, path, f"{shown(value, _form)}: {case['means']}", case["cure"])
-            return
-
-
-def _holds(value: Any, relation: str, other: Any) -> bool:
-    if isinstance(value, bool) or isinstance(other, bool):
-        return relation == "is" and value is other
-    if not isinstance(value, (int, float)):
-        return False
-    return {"is": value == other, "above": value > other, "below": value < other}[relation]
-
-
-def _defaults(config: dict[str, Any], name: str, prefix: str = "") -> Iterator[Finding]:
+def _lines(config: dict[str, Any], name: str, stage: Any) -> Iterator[Finding]:
+    """One finding for all lines that this stage does not read, one for all that change nothing, and what others mean."""
     known = key_table()
+    unread, idle, told = list[str](), list[str](), dict[str, list[tuple[str, str]]]()
+    for path, value in _leaves(config):
+        entry, key = known["allowed"][path], path.removeprefix("zero_optimization.")
+        default = entry["by_stage"].get(stage) if "by_stage" in entry else entry.get("default", "none")
+        if stage in (1, 2, 3) and stage not in _stages(path):
+            unread.append(key)
+        elif path in known["owned_by_recipe"]:
+            continue
+        elif entry.get("no_effect") or (not isinstance(default, dict) and holds(value, default)):
+            idle.append(key)
+        elif path in known["meanings"]:
+            meaning = known["meanings"][path]
+            means = f"{key} {shown(value, _form)}: {_means(config, value, meaning)}"
+            told.setdefault(meaning["rule"], []).append((path, means))
+    if unread:
+        problem = f"under stage {stage} DeepSpeed does not read {', '.join(unread)}"
+        cure = "remove them, or set the stage that they are for"
+        yield Finding("ds-other-stage", name, "zero_optimization", problem, cure)
+    if idle:
+        problem = f"these lines change nothing: {', '.join(idle)}"
+        yield Finding("ds-default-written-out", name, "", problem, "leave or remove them: the run is the same")
+    for rule, meanings in told.items():
+        cure = "keep it only if you meant that" if rule == "ds-overlap-comm" else "keep what your GPUs' memory needs"
+        at = meanings[0][0] if len(meanings) == 1 else "zero_optimization"
+        yield Finding(rule, name, at, "; ".join(means for _, means in meanings), cure)
+
+
+def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         path = f"{prefix}{key}"
-        entry = known["allowed"].get(path, {})
-        if entry.get("block") and isinstance(value, dict):
-            yield from _defaults(value, name, f"{path}.")
-        elif path in known["owned_by_recipe"] or path in known["meanings"] or value is None or "default" not in entry:
-            continue
-        elif value == entry["default"] and isinstance(value, bool) is isinstance(entry["default"], bool):
-            yield Finding("ds-default-written-out", name, path, f"{shown(value, _form)} is DeepSpeed's default", _DROP)
+        if key_table()["allowed"][path].get("block"):
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _stages(path: str) -> list[int]:
+    """The stages under which DeepSpeed reads a key: its own, or its block's."""
+    allowed = key_table()["allowed"]
+    entry = allowed[path] if "stages" in allowed[path] else allowed.get(path.rpartition(".")[0], {})
+    stages: list[int] = entry.get("stages", [1, 2, 3])
+    return stages
+
+
+def _means(config: dict[str, Any], value: Any, meaning: dict[str, Any]) -> str:
+    """What this value does against the default: the first case that fits."""
+    offload = value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
+    for case in meaning["cases"]:
+        wanted = case["is"] if "is" in case else {"above": case["above"]} if "above" in case else {"not": None}
+        if holds(value, wanted) and case.get("offload", offload) is offload:
+            return str(case["means"])
+    return ""

@@ -15,6 +15,7 @@ from ..errors import UserError, nearest
 from ..recipe import find, read_yaml
 from ..schema import SECTIONS
 from ..strategy import accelerate, deepspeed
+from ..strategy.ds_keys import key_table
 from . import accelerate as launcher
 from . import ds_config, hosts
 from .rules import Finding
@@ -141,7 +142,9 @@ def _of_json(text: str) -> Kind | None:
         return "accelerate"
     if "model_type" in document or "architectures" in document:
         return "model"
-    top_level = [path for table in ("allowed", "removed") for path in deepspeed.key_table()[table] if "." not in path]
+    top_level = [
+        path for table in ("allowed", "removed", "deprecated") for path in key_table()[table] if "." not in path
+    ]
     return "ds_config" if any(nearest(key, top_level) for key in document) else None
 
 
@@ -175,14 +178,18 @@ def _judge(file: File, path: Path, text: str) -> File:
 
 
 def strategy_findings(file: File) -> list[Finding]:
-    """What a run and lint say of a ds_config or of an accelerate config's strategy, be it a file or part of a recipe."""
+    """What a run and lint say of a ds_config or of an accelerate config's strategy, be it a file or part of a recipe.
+
+    A ds_config's content is brought under DeepSpeed's first names.
+    """
     if file.kind == "ds_config":
-        return [*deepspeed.findings(file.content, file.name), *ds_config.findings(file.content, file.name)]
+        file.content, judged = deepspeed.judge(file.content, file.name)
+        return [*judged, *ds_config.findings(file.content, file.name)]
     if file.kind != "accelerate":
         return []
     found = list(accelerate.findings(file.content, file.name))
     if not found and isinstance(config := accelerate.read(file.content, file.name).ds_config, dict):
-        found += deepspeed.findings(config, f"{file.name}: deepspeed_config")
+        found += deepspeed.judge(config, f"{file.name}: deepspeed_config")[1]
     return found
 
 

@@ -100,7 +100,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
 
 def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
     name, config = deepspeed.read(source, place)
-    deepspeed.check(config, name, settings)
+    config = deepspeed.check(config, name, settings)
     stage = config["zero_optimization"]["stage"]
     short = name.rsplit("/", 1)[-1].removesuffix(".json")
     return Strategy(f"zero{stage}", short if isinstance(source, str) else f"zero{stage}", place, ds_config=config)  # type: ignore[arg-type]

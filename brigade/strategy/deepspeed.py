@@ -1,29 +1,21 @@
 """ds_configs: reading, checking against DeepSpeed's keys and the recipe, and filling Brigade's own "auto"s.
 
-`findings` and `against_recipe` are the rules over a ds_config, for lint and for the run; what only lint says of one is
-in lint/ds_config.py.
+`judge` and `against_recipe` are the rules over a ds_config, for lint, `launch` and the run alike; what only lint says of
+one is in lint/ds_config.py.
 """
 
 import copy
-import functools
 import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..flags import Settings
-from ..lint.rules import Finding, raise_first, shown, table
+from ..lint.rules import Finding, raise_first, shown
 from ..recipe import find
-
-_KEYS = Path(__file__).with_name("ds_keys.yaml")
-
-
-@functools.cache
-def key_table() -> dict[str, Any]:
-    """ds_keys.yaml: which keys the pinned DeepSpeed takes, which it dropped, and which the recipe owns."""
-    return table(_KEYS)
+from .ds_keys import as_json, key_table, read_keys
 
 
 def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
@@ -44,13 +36,15 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
     return source, config
 
 
-def check(config: dict[str, Any], name: str, settings: Settings) -> None:
-    """Hold a ds_config against DeepSpeed's keys and the recipe, and add the owned keys that it lacks as "auto".
+def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, Any]:
+    """The ds_config under DeepSpeed's first names, held against DeepSpeed and the recipe, with the owned keys that it
+    lacks as "auto".
 
     (A key that is absent is not filled by Transformers: without gradient_clipping DeepSpeed clips at 1.0 whatever
     max_grad_norm says.) Raises UserError with file, key, both values and the cure.
     """
-    raise_first(itertools.chain(findings(config, name), against_recipe(config, name, settings)))
+    config, found = judge(config, name)
+    raise_first(itertools.chain(found, against_recipe(config, name, settings)))
     for key in (
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
@@ -60,6 +54,7 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> None:
         config.setdefault(key, "auto")
     for precision in ("bf16", "fp16"):
         config.setdefault(precision, {}).setdefault("enabled", "auto")
+    return config
 
 
 def fill(
@@ -104,10 +99,20 @@ def value_at(config: Any, path: str, default: Any = None) -> Any:
     return config
 
 
-def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
-    """What is wrong with a ds_config whatever the recipe says."""
-    yield from _keys(config, name)
-    yield from _stage_and_offload(config, name)
+def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Finding]]:
+    """A ds_config as DeepSpeed understands it, and what is wrong with it whatever the recipe says.
+
+    Each key has its first name in ds_keys.yaml, whatever spelling the file has, and a text has the type that DeepSpeed
+    reads in it, so that all who read it later (Transformers, accelerate, a run's identity) see one form.
+    """
+    found: list[Finding] = []
+    config = read_keys(config, name, found)
+    found += [*_stage_and_offload(config, name), *_together(config, name), *_owned(config, name)]
+    return config, found
+
+
+def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """What the recipe alone decides."""
     accumulation = config.get("gradient_accumulation_steps", "auto")
     if accumulation != "auto":
         problem = f"{shown(accumulation)} is fixed here, but accumulation follows from global_batch_size and the number of ranks"
@@ -132,41 +137,29 @@ def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
             yield Finding("ds-parallelism", name, block, problem, "remove the key")
 
 
-def _keys(config: dict[str, Any], name: str, prefix: str = "") -> Iterator[Finding]:
+def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """Values that DeepSpeed refuses together."""
     known = key_table()
-    allowed, removed = known["allowed"], known["removed"]
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        if path in removed:
-            gone = removed[path]
-            since = f" (gone since {gone['since']})" if gone["since"] != "older" else ""
-            problem = f"DeepSpeed {known['deepspeed']} no longer takes this key{since}: {shown(value, _json)}"
-            yield Finding("ds-removed-key", name, path, problem, f"{gone['use']} ({gone['issue']})")
-        elif path not in allowed:
-            siblings = [k.rsplit(".", 1)[-1] for k in allowed if k.rpartition(".")[0] == prefix.rstrip(".")]
-            problem = f"DeepSpeed {known['deepspeed']} knows no such key (its value: {shown(value, _json)})"
-            yield Finding("ds-unknown-key", name, path, problem, did_you_mean(str(key), siblings))
-        elif allowed[path].get("block") and not isinstance(value, dict):
-            problem, cure = f"{shown(value)} stands where a table belongs", f'write "{key}": {{...}}; see ds_configs/'
-            yield Finding("ds-not-a-block", name, path, problem, cure)
-        elif value == "auto" and not _filled(path):
-            default = json.dumps(allowed[path].get("default"))
-            problem = f'nobody fills in this "auto": in DeepSpeed\'s typed blocks it becomes the default, {default}'
-            yield Finding(
-                "ds-auto-not-filled", name, path, problem, "write a value, or remove the line for the default"
-            )
-        elif isinstance(value, dict) and not allowed[path].get("free"):
-            yield from _keys(value, name, f"{path}.")
+
+    def value(path: str) -> Any:  # an owned key that is absent is added as "auto"
+        return value_at(config, path, "auto" if path in known["owned_by_recipe"] else known["allowed"][path]["default"])
+
+    for entry in known["refused_together"]:
+        values = {path: value(path) for path in entry["keys"]}
+        if all(holds(values[path], wanted) for path, wanted in entry["keys"].items()):
+            first, *others = (f"{path} {shown(value, as_json)}" for path, value in values.items())
+            problem = f"DeepSpeed refuses {first} with {' and '.join(others)}"
+            at = next(iter(values))
+            yield Finding("ds-refused-together", name, at, problem, f"{entry['cure']} ({entry['issue']})")
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, default=str)
-
-
-def _filled(path: str) -> bool:
-    """Whether "auto" at this path means something: to Transformers, to Brigade, or to DeepSpeed itself."""
-    entry = key_table()["allowed"][path]
-    return path in key_table()["owned_by_recipe"] or bool(entry.get("auto")) or entry.get("default") == "auto"
+def holds(value: Any, wanted: Any) -> bool:
+    """Whether a value is the wanted one, or stands to it as said: {not: x}, {below: x}, {above: x}."""
+    relation, other = next(iter(wanted.items())) if isinstance(wanted, dict) else ("is", wanted)
+    if relation in ("is", "not"):
+        return (value == other and isinstance(value, bool) is isinstance(other, bool)) is (relation == "is")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and (value < other if relation == "below" else value > other)
 
 
 def _stage_and_offload(config: dict[str, Any], name: str) -> Iterator[Finding]:
@@ -207,3 +200,7 @@ def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Ite
             )
             cure = f'write "auto" in the ds_config and set {key} in the recipe'
             yield Finding("ds-contradicts-recipe", name, path, problem, cure)
+    norm = "zero_optimization.compute_grad_norm"
+    if value_at(config, norm) is False and training.max_grad_norm > 0:
+        problem = f"false, but max_grad_norm {training.max_grad_norm} clips by the norm: DeepSpeed refuses that"
+        yield Finding("ds-contradicts-recipe", name, norm, problem, "remove the line, or set max_grad_norm 0")

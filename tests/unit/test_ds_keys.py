@@ -1,4 +1,5 @@
-"""brigade/strategy/ds_keys.yaml equals what the installed DeepSpeed knows, and ds_configs/*.json keep their promise.
+"""brigade/strategy/ds_keys.yaml equals what the installed DeepSpeed knows, its judge says what DeepSpeed's models say, and
+ds_configs/*.json keep their promise.
 
 DeepSpeed ignores an unknown top-level key without a word, so its own code is the only list there is: typed blocks are read from
 their pydantic models, and for all other keys a dict that notes what it is asked for goes through DeepSpeedConfig.
@@ -9,6 +10,7 @@ import enum
 import inspect
 import json
 import re
+import typing
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,10 +38,15 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from brigade.strategy.deepspeed import judge
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = yaml.safe_load((ROOT / "brigade/strategy/ds_keys.yaml").read_text())
-ALLOWED, REMOVED, OWNED = TABLE["allowed"], TABLE["removed"], TABLE["owned_by_recipe"]
+ALLOWED, REMOVED, OWNED, DEPRECATED = (TABLE[part] for part in ("allowed", "removed", "owned_by_recipe", "deprecated"))
+LIMITS = ("gt", "ge", "lt", "le")
 DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "ds_configs").glob("*.json"))}
 
 MODELS = {
@@ -98,7 +105,8 @@ def test_table_is_for_the_installed_deepspeed():
 def test_every_entry_has_its_fields():
     for path, entry in ALLOWED.items():
         assert "what" in entry and ("default" in entry or entry.get("block")), path
-        assert set(entry) <= {"what", "default", "block", "free", "also", "auto"}, path
+        more = {"type", "any_case", "stages", "by_stage", "no_effect", *LIMITS}
+        assert set(entry) <= {"what", "default", "block", "free", "also", "auto"} | more, path
         assert entry.get("auto") in (None, "huggingface", "brigade"), path
         parent = path.rpartition(".")[0]
         assert not parent or ALLOWED[parent].get("block"), f"{path}: {parent} is not a block"
@@ -110,7 +118,8 @@ def test_every_entry_has_its_fields():
 @pytest.mark.parametrize("block", MODELS)
 def test_typed_block_has_the_fields_of_its_model(block):
     fields = {field.alias or name: (name, field) for name, field in MODELS[block].model_fields.items()}
-    dropped = {path.rpartition(".")[2] for path in REMOVED if path.rpartition(".")[0] == block}
+    dropped = {path.rpartition(".")[2] for path in [*REMOVED, *DEPRECATED] if path.rpartition(".")[0] == block}
+    assert ALLOWED[block]["block"] == "model"
     assert {path.rpartition(".")[2] for path in children(block)} == set(fields) - dropped
     for key, (name, field) in fields.items():
         entry = ALLOWED.get(f"{block}.{key}")
@@ -123,6 +132,38 @@ def test_typed_block_has_the_fields_of_its_model(block):
         if isinstance(default, enum.Enum):
             default = default.value
         assert entry["default"] == (str(default) if isinstance(default, torch.dtype) else default), key
+        limits = {limit: getattr(m, limit) for m in field.metadata for limit in LIMITS if hasattr(m, limit)}
+        if f"{block}.{key}" not in BY_VALIDATOR:
+            assert {limit: entry[limit] for limit in LIMITS if limit in entry} == limits, key
+            assert entry.get("type") == type_of(field.annotation) or entry.get("free"), key
+
+
+# What a validator of the model narrows, or ours does: test_our_judge_says_what_deepspeeds_models_say holds these too.
+BY_VALIDATOR = {
+    "zero_optimization.stage", "zero_optimization.zenflow.select_strategy", "zero_optimization.zenflow.update_interval",
+    "fp16.loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale",
+}  # fmt: skip
+
+
+def type_of(annotation):
+    """An annotation of DeepSpeed's as the table writes it; None where only Python code can give a value."""
+    options = [option for option in typing.get_args(annotation) if option is not type(None)]
+    if typing.get_origin(annotation) is typing.Union:
+        return "interval" if options == [str, int] else type_of(options[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return options
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return [member.value for member in annotation]
+    names = {
+        bool: "bool",
+        int: "int",
+        float: "float",
+        str: "str",
+        Path: "path",
+        list: "list",
+        typing.List[str]: "strings",
+    }  # noqa: UP006
+    return names.get(annotation)
 
 
 def test_expert_parallel_has_the_fields_of_its_dataclass():
@@ -177,7 +218,7 @@ def asked_by_deepspeed():
 def test_every_key_that_deepspeed_asks_for_is_in_the_table_and_no_other():
     asked = asked_by_deepspeed()
     free = tuple(f"{path}." for path, entry in ALLOWED.items() if entry.get("free"))
-    assert [path for path in asked if path not in ALLOWED and path not in REMOVED and not path.startswith(free)] == []
+    assert [path for path in asked if path not in {*ALLOWED, *REMOVED, *DEPRECATED} and not path.startswith(free)] == []
     typed = tuple(f"{block}." for block in (*MODELS, "expert_parallel", "pipeline"))
     assert {path for path in ALLOWED if path not in asked and not path.startswith(typed)} == ELSEWHERE
     for path, default in asked.items():
@@ -198,10 +239,9 @@ def test_reject_lists_of_deepspeed_are_all_here():
 
 
 def as_text(config):
-    """All that DeepSpeedConfig understood, without addresses of objects."""
-    return {
-        name: re.sub("0x[0-9a-f]+", "", str(value)) for name, value in vars(config).items() if name != "_param_dict"
-    }
+    """All that DeepSpeedConfig understood, without addresses of objects and keys that it has read as others."""
+    aside = "0x[0-9a-f]+|" + "|".join(rf"\b{path.rpartition('.')[2]}=\w+ ?" for path in DEPRECATED)
+    return {name: re.sub(aside, "", str(value)) for name, value in vars(config).items() if name != "_param_dict"}
 
 
 @pytest.mark.parametrize("path", REMOVED)
@@ -225,6 +265,68 @@ def test_removed_key_fares_as_the_table_says(path, monkeypatch):
         assert f"zero_{key}()" in inspect.getsource(DeepSpeedEngine._configure_zero_optimizer)
     elif status == "ignored":
         assert as_text(read) == as_text(DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1}))
+
+
+# ---- the same verdict --------------------------------------------------------------------------------------------
+# Python code alone gives values to the keys without a type; parallelism is refused whole, whatever stands in it.
+JUDGED = [
+    path for path, entry in {**ALLOWED, **DEPRECATED}.items()
+    if "type" in entry and path.rpartition(".")[0] in MODELS and not path.startswith("tensor_parallel")
+]  # fmt: skip
+SPELLINGS = {
+    path: [path, f"{path.rpartition('.')[0]}.{entry['also']}"] for path, entry in ALLOWED.items() if "also" in entry
+}
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 3), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.text(max_size=2), max_size=2),
+    st.sampled_from([1e9, 0.5, 1.0, "1", "1.5", "1e3", "true", "yes", "off", "yes please", "cpu", "gpu", "nvme", "step", " 1 ", "1_0", {}, {"a": 1}]),
+)  # fmt: skip
+SETTINGS = st.sampled_from(JUDGED).flatmap(
+    lambda path: st.tuples(
+        st.sampled_from(SPELLINGS.get(path, [path])),
+        VALUES | st.sampled_from(ALLOWED[path]["type"])
+        if isinstance(ALLOWED.get(path, {}).get("type"), list)
+        else VALUES,
+    )
+)
+
+
+@given(st.lists(SETTINGS, min_size=1, max_size=3), st.sampled_from([1, 2, 3]))
+@example([("zero_optimization.max_live_parameters", 1), ("zero_optimization.stage3_max_live_parameters", 1)], 3)
+@example([("fp16.enabled", True), ("bf16.enabled", True)], 2)
+@example([("zero_optimization.offload_optimizer.ratio", 0.5)], 2)
+@example([("fp16.enabled", True), ("fp16.loss_scale_window", 0)], 2)
+@example([("zero_optimization.offload_optimizer.device", "gpu")], 2)
+@example([("zero_optimization.reduce_bucket_size", "5e8")], 2)
+@example([("zero_optimization.overlap_comm", "yes please")], 2)
+@example([("zero_optimization.cpu_offload", True)], 2)
+@example([("zero_optimization.cpu_offload_param", True), ("zero_optimization.cpu_offload_use_pin_memory", True)], 3)
+@example([("zero_optimization.stage3_gather_fp16_weights_on_model_save", "yes")], 3)
+@example([("zero_optimization.cpu_offload", True), ("zero_optimization.offload_optimizer.device", "cpu")], 3)
+@example([("bf16", None), ("bfloat16", {"enabled": True})], 3)
+@example([("bf16", None), ("zero_optimization.offload_param", None), ("zero_optimization.leaf_module", None)], 3)
+@example([("zero_optimization.zenflow.select_interval", "5")], 2)
+def test_our_judge_says_what_deepspeeds_models_say(settings, stage):
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": False}, "fp16": {"enabled": False}}
+    config["zero_optimization"] = {"stage": stage}
+    for path, value in settings:
+        *parents, key = path.split(".")
+        block = config
+        for name in parents:
+            block = block.setdefault(name, {})
+        block[key] = value
+    ours, found = judge(json.loads(json.dumps(config)), "f")
+    errors = [finding for finding in found if finding.severity == "error" and finding.rule not in STRICTER]
+    try:
+        theirs = as_text(DeepSpeedConfig(config))
+    except Exception as error:
+        assert errors, error
+    else:
+        assert not errors
+        assert as_text(DeepSpeedConfig(ours)) == theirs  # what is handed on means the same
+
+
+# Refused though DeepSpeed takes it: it would do nothing (offload_param below stage 3), or crash later (nvme without a path).
+STRICTER = {"ds-offload-stage", "ds-nvme-path", "ds-auto-not-filled"}
 
 
 @pytest.mark.parametrize("name", TABLE["removed_optimizers"])

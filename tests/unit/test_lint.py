@@ -22,6 +22,7 @@ from brigade.lint.files import key_lines, recognise
 from brigade.lint.report import lint, markdown, project_files
 from brigade.lint.rules import SEVERITIES, Finding, raise_first, rules
 from brigade.strategy import deepspeed
+from brigade.strategy.ds_keys import key_table
 
 ROOT = Path(__file__).parents[2]
 ZERO3 = json.loads((ROOT / "ds_configs/zero3.json").read_text())
@@ -92,14 +93,15 @@ EXAMPLES = {
         Z + ".stage3_gather_16bit_weights_on_model_save",
     ),
     "ds-clipping-absent": ({"ds.json": {"zero_optimization": {"stage": 2}}}, "ds.json: gradient_clipping"),
-    "ds-default-written-out": ({"ds.json": ds({"contiguous_gradients": True})}, Z + ".contiguous_gradients"),
-    "ds-overlap-comm": ({"ds.json": ds({"stage": 2, "overlap_comm": True})}, Z + ".overlap_comm"),
-    "ds-sub-group-size": ({"ds.json": ds({"sub_group_size": 1e9})}, Z + ".sub_group_size"),
-    "ds-max-live-parameters": (
-        {"ds.json": ds({"stage3_max_live_parameters": 0})}, Z + ".stage3_max_live_parameters"),
-    "ds-max-reuse-distance": (
-        {"ds.json": ds({"stage3_max_reuse_distance": 0})}, Z + ".stage3_max_reuse_distance"),
-    "ds-untested-optimizer": ({"ds.json": ds(zero_allow_untested_optimizer=True)}, "ds.json:1: zero_allow_untested_optimizer"),
+    "ds-deprecated-key": ({"ds.json": ds({"cpu_offload": True})}, Z + ".cpu_offload"),
+    "ds-two-spellings": ({"ds.json": ds({"stage3_max_live_parameters": 1, "max_live_parameters": 1})}, Z + ".max_live_parameters"),
+    "ds-wrong-value": ({"ds.json": ds({"overlap_comm": "yes please"})}, Z + ".overlap_comm"),
+    "ds-refused-together": ({"ds.json": ds(bf16={"enabled": True}, fp16={"enabled": True})}, "ds.json:1: fp16.enabled"),
+    "ds-other-stage": ({"ds.json": ds({"stage": 2, "zero_hpz_partition_size": 8})}, Z),
+    "ds-default-written-out": ({"ds.json": ds({"contiguous_gradients": True})}, "ds.json"),
+    "ds-overlap-comm": ({"ds.json": {"zero_optimization": {"stage": 2, "overlap_comm": True}}}, Z + ".overlap_comm"),
+    "ds-memory-limits": (
+        {"ds.json": ds({"max_live_parameters": 0})}, Z + ".stage3_max_live_parameters"),
     "accelerate-distributed-type": ({"a.yaml": {"num_processes": 8}}, "a.yaml: distributed_type"),
     "accelerate-not-a-table": ({"a.yaml": {**FSDP, "fsdp_config": "FULL_SHARD"}}, "a.yaml:2: fsdp_config"),
     "accelerate-not-a-number": ({"a.yaml": fsdp(fsdp_version="two")}, "a.yaml:3: fsdp_config.fsdp_version"),
@@ -291,7 +293,7 @@ def test_a_mixture_of_experts_under_zero3(check):
 
 
 def test_notes_are_for_named_files(check, capsys):
-    files = {"ds.json": ds({"overlap_comm": True}), "r.yaml": recipe(cluster={"ds_config": "ds.json"})}
+    files = {"ds.json": ds({"overlap_comm": False}), "r.yaml": recipe(cluster={"ds_config": "ds.json"})}
     check(files)
     for argv, shown in ((["ds.json"], True), (["r.yaml"], False), (["r.yaml", "--notes"], True)):
         assert main(["lint", *argv]) == 0
@@ -315,29 +317,48 @@ def test_each_difference_of_a_well_known_file_is_explained(check, variant):
     config = copy.deepcopy(ZERO3)
     for key, value in VARIANTS[variant]["differences"].items():
         (config if key == "zero_allow_untested_optimizer" else config["zero_optimization"])[key] = value
-    found = {str(f.at).rpartition(".")[2]: f for f in check({"ds.json": config}).findings}
-    explained = VARIANTS[variant]["explained"]
-    assert set(found) == set(explained)
-    for key, word in explained.items():
-        assert found[key].severity == "note" and word in found[key].problem, found[key]
+    found = check({"ds.json": config}).findings
+    assert len(found) <= 3 and {finding.severity for finding in found} == {"note"}
+    text = " ".join(finding.problem for finding in found)
+    for key, word in VARIANTS[variant]["explained"].items():
+        assert key in text.replace("stage3_", "") and word in text, (key, text)
 
 
-def test_the_variants_cover_what_the_files_differ_in():
-    keys = {key for variant in VARIANTS.values() for key in variant["explained"]}
-    assert len(VARIANTS) == 5 and keys == {path.rpartition(".")[2] for path in deepspeed.key_table()["meanings"]}
-
-
-@pytest.mark.parametrize("path", deepspeed.key_table()["meanings"])
-def test_every_value_of_an_explained_key_falls_into_a_case(check, path):
+@pytest.mark.parametrize("path", key_table()["meanings"])
+def test_every_value_of_an_explained_key_is_spoken_of_once(check, path):
     for stage in (1, 2, 3):
-        for value in (True, False) if path.endswith(("comm", "optimizer")) else (0, 5, 1e9, 10**12):
-            zero, key = (
-                {"stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3},
-                path.rpartition(".")[2],
-            )
-            config = {**ZERO3, "zero_optimization": zero}
-            (zero if "." in path else config)[key] = value
-            assert [f.at for f in check({"ds.json": config}).findings if f.at == path] == [path], (stage, value)
+        for value in (True, False) if path.endswith("comm") else (0, 5, 1e9, 10**12):
+            zero, key = {"stage": stage}, path.rpartition(".")[2]
+            zero |= {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
+            found = check({"ds.json": {**ZERO3, "zero_optimization": zero | {key: value}}}).findings
+            assert len(found) == 1 and key in found[0].problem and not found[0].problem.endswith(": "), (stage, value)
+
+
+# Files as axolotl and LLaVA have them, the two keys of the recipe's numbers aside: sound, with at most two lines of notes.
+FP16 = {"enabled": "auto", "auto_cast": False, "loss_scale": 0, "initial_scale_power": 32, "loss_scale_window": 1000,
+        "hysteresis": 2, "min_loss_scale": 1}  # fmt: skip
+OWNED = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+AUTO = dict.fromkeys(
+    ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
+)
+SOUND = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **AUTO}
+
+
+@pytest.mark.parametrize("zero, top", [
+    ({"sub_group_size": 0, "max_live_parameters": 0, "max_reuse_distance": 0, "gather_16bit_weights_on_model_save": True},
+     {"gradient_clipping": "auto", "wall_clock_breakdown": False}),
+    ({"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+      "stage3_gather_16bit_weights_on_model_save": True}, {"steps_per_print": 1e5}),
+])  # fmt: skip
+def test_files_of_well_known_projects_are_sound(check, load, zero, top):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        settings = load()
+    config = {"zero_optimization": SOUND | zero, "bf16": {"enabled": "auto"}, "fp16": FP16, **OWNED, **top}
+    report = check({"ds.json": config})
+    assert len(report.findings) <= 2 and set(report.counts()) == {"note"}
+    taken = deepspeed.check(config, "ds.json", settings)
+    assert taken["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
 
 
 # ---- one home for a rule -----------------------------------------------------------------------------------------
@@ -391,9 +412,7 @@ def test_accelerates_keys_are_those_of_the_installed_accelerate():
 
 
 # ---- any content at all ------------------------------------------------------------------------------------------
-KEYS = st.sampled_from([*deepspeed.key_table()["allowed"], *deepspeed.key_table()["removed"]]).map(
-    lambda path: path.rpartition(".")[2]
-)
+KEYS = st.sampled_from([*key_table()["allowed"], *key_table()["removed"]]).map(lambda path: path.rpartition(".")[2])
 trees = st.recursive(
     st.none()
     | st.booleans()

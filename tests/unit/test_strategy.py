@@ -13,6 +13,7 @@ from brigade.cluster import World
 from brigade.recipe import identity
 from brigade.schema import Recipe
 from brigade.strategy import Strategy, accelerate, choose, deepspeed
+from brigade.strategy.ds_keys import key_table
 
 ROOT = Path(__file__).parents[2]
 DS_CONFIGS = sorted(path.name for path in (ROOT / "ds_configs").glob("*.json"))
@@ -150,7 +151,7 @@ def test_each_ds_config_fits_any_recipe(pick, name, precision):
     assert pick("--ds_config", f"ds_configs/{name}", training=precision).is_deepspeed
 
 
-REMOVED = {path: entry for path, entry in deepspeed.key_table()["removed"].items() if not path.startswith("optimizer.")}
+REMOVED = {path: entry for path, entry in key_table()["removed"].items() if not path.startswith("optimizer.")}
 
 
 @pytest.mark.parametrize("path", REMOVED)
@@ -164,12 +165,63 @@ def test_a_removed_key_is_told_what_to_use(pick_config, mistake, path):
 @pytest.mark.parametrize("path, right", [
     ("zero_optimisation", "zero_optimization"), ("zero_optimization.stag", "stage"),
     ("zero_optimization.offload_optimizer.devise", "device"), ("gradient_cliping", "gradient_clipping"),
-    ("bf16.enable", "enabled"), ("zero_optimization.prefetch_bucket_size", "stage3_prefetch_bucket_size"),
+    ("bf16.enable", "enabled"), ("zero_optimization.prefetch_bucket_siz", "stage3_prefetch_bucket_size"),
     ("aio.block_sizes", "block_size"),
 ])  # fmt: skip
 def test_an_unknown_key_suggests_the_nearest(pick_config, mistake, path, right):
     place, problem, cure = mistake(pick_config, changed(path, 12345)).splitlines()
     assert place.endswith(f"ds.json: {path}") and "12345" in problem and f"'{right}'" in cure
+
+
+# What the files of axolotl, LLaVA and older guides say, and what DeepSpeed makes of it.
+@pytest.mark.parametrize("path, value, is_read_as", [
+    ("max_live_parameters", 0, {"stage3_max_live_parameters": 0}),
+    ("gather_16bit_weights_on_model_save", "true", {"stage3_gather_16bit_weights_on_model_save": True}),
+    ("prefetch_bucket_size", "auto", {"stage3_prefetch_bucket_size": "auto"}),
+    ("stage3_gather_fp16_weights_on_model_save", True, {"stage3_gather_16bit_weights_on_model_save": True}),
+    ("cpu_offload", True, {"offload_optimizer": {"device": "cpu"}}), ("cpu_offload_param", False, {}),
+    ("cpu_offload_use_pin_memory", True, {}), ("offload_param", None, {}), ("sub_group_size", 1e9, {"sub_group_size": 1e9}),
+    ("reduce_bucket_size", "500", {"reduce_bucket_size": 500}), ("overlap_comm", 1, {"overlap_comm": True}),
+])  # fmt: skip
+def test_every_spelling_is_one_key_and_one_run(pick_config, path, value, is_read_as):
+    by_user, by_us = (
+        pick_config({"zero_optimization": {"stage": 3} | zero, "bf16": None}) for zero in ({path: value}, is_read_as)
+    )
+    assert by_user.ds_config["zero_optimization"] == {"stage": 3} | is_read_as
+    assert json.dumps(by_user.identity()) == json.dumps(by_us.identity())
+
+
+@pytest.mark.parametrize("zero", [
+    {"max_live_parameters": 1, "stage3_max_live_parameters": 1}, {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
+])  # fmt: skip
+def test_two_spellings_of_one_key_are_a_mistake(pick_config, mistake, zero):
+    place, problem, cure = mistake(pick_config, {"zero_optimization": {"stage": 3} | zero}).splitlines()
+    assert (
+        place.endswith(f"ds.json: zero_optimization.{[*zero][1]}") and "another name" in problem and "keep one" in cure
+    )
+
+
+@pytest.mark.parametrize("path, value, wanted", [
+    ("zero_optimization.overlap_comm", "yes please", "true or false"), ("zero_optimization.reduce_bucket_size", "5e8", "above 0"),
+    ("zero_optimization.reduce_bucket_size", 0, "above 0"), ("zero_optimization.sub_group_size", 1.5, "a whole number"),
+    ("zero_optimization.offload_optimizer.device", "gpu", "none, cpu, nvme"), ("communication_data_type", "fp61", "fp32, fp16, bf16"),
+    ("wall_clock_breakdown", "false", "true or false"), ("steps_per_print", "10", "a number"), ("fp16.loss_scale", -1, "from 0"),
+    ("zero_optimization.stage3_max_live_parameters", None, "a whole number"), ("data_types.grad_accum_dtype", "fp23", "bf16"),
+    ("zero_optimization.cpu_offload", "maybe", "true or false"), ("zero_optimization.offload_optimizer.ratio", 1.5, "up to 1"),
+])  # fmt: skip
+def test_a_value_that_deepspeed_would_not_take(pick_config, mistake, path, value, wanted):
+    place, problem, cure = mistake(pick_config, changed(path, value)).splitlines()
+    assert place.endswith(f"ds.json: {path}") and json.dumps(value) in problem and wanted in problem and "write" in cure
+
+
+@pytest.mark.parametrize("config, at", [
+    ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
+    ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, "zero_optimization.offload_optimizer.ratio"),
+])  # fmt: skip
+def test_values_that_deepspeed_refuses_together(pick_config, mistake, config, at):
+    message = mistake(pick_config, ZERO3 | config, training={"bf16": True})
+    assert f"ds.json: {at}" in message and "DeepSpeed refuses" in message
 
 
 def test_keys_in_free_blocks_are_deepspeeds_business(pick_config):
@@ -239,9 +291,8 @@ def test_a_stage_that_is_none(pick_config, mistake, zero):
 
 
 @pytest.mark.parametrize("path, value", [
-    ("bf16", True), ("fp16", "auto"), ("bf16", None), ("zero_optimization", 3),
-    ("zero_optimization.offload_optimizer", "cpu"),
-    ("zero_optimization.offload_param", None), ("aio", []), ("activation_checkpointing", True),
+    ("bf16", True), ("fp16", "auto"), ("fp16", None), ("zero_optimization", 3),
+    ("zero_optimization.offload_optimizer", "cpu"), ("aio", []), ("activation_checkpointing", True),
 ])  # fmt: skip
 def test_a_value_where_a_block_belongs(pick_config, mistake, path, value):
     message = mistake(pick_config, changed(path, value))
@@ -292,7 +343,7 @@ def test_fill_leaves_only_the_autos_of_hugging_face(pick, name, tmp_path):
     before = copy.deepcopy(config)
     filled = deepspeed.fill(config, 8, tmp_path, "adamw_torch", largest_shard=1000)
     assert config == before, "fill works on a copy: run.yaml keeps the autos"
-    table = deepspeed.key_table()["allowed"]
+    table = key_table()["allowed"]
     assert [path for path in autos(filled) if table[path].get("auto") != "huggingface"] == []
     zero = filled["zero_optimization"]
     if "zero_hpz_partition_size" in zero:
