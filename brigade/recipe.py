@@ -134,18 +134,35 @@ def find(name: str, place: str, what: str) -> Path:
     raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY.name}/", "check the path's spelling")
 
 
+TWICE = "stands twice in its table, and all but the last would be lost"
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """PyYAML takes the last of two equal keys without a word; this one refuses them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {TWICE}", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping. Raises UserError with the line for anything else."""
     if path.is_dir():
         raise UserError(str(path), "it is a directory, not a file", f"name one of its files, e.g. {path / 'full.yaml'}")
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachKeyOnce)
     except OSError as error:
         raise UserError(str(path), f"it cannot be read: {error.strerror}", "check the file's permissions") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}", f"not YAML: {getattr(error, 'problem', error)}", "mend that line") from None
+        problem = str(getattr(error, "problem", error))
+        problem = problem if problem.endswith(TWICE) else f"not YAML: {problem}"
+        raise UserError(f"{path}{line}", problem, "mend that line") from None
     if not isinstance(document, dict):
         raise UserError(
             str(path), f"holds {type(document).__name__}, not keys and values", "see recipes/tiny/full.yaml"

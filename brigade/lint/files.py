@@ -12,7 +12,7 @@ import yaml
 from .. import flags
 from ..cluster import parse_hostfile
 from ..errors import UserError, nearest
-from ..recipe import find, read_yaml
+from ..recipe import TWICE, find, read_yaml
 from ..schema import SECTIONS
 from ..strategy import accelerate, deepspeed
 from ..strategy.ds_keys import key_table
@@ -150,6 +150,13 @@ def _of_json(text: str) -> Kind | None:
 
 def _judge(file: File, path: Path, text: str) -> File:
     """Read the file by its kind and note what is wrong with it. Raises UserError for broken syntax."""
+    if file.kind in ("ds_config", "accelerate", "recipe"):
+        file.lines, twice = key_lines(text)
+        if twice:
+            found = [
+                Finding("file-duplicate-key", file.name, n, f"{at} {TWICE}", "keep one of them") for at, n in twice
+            ]
+            return File(file.name, "broken", lines=file.lines, findings=found)
     if file.kind == "hostfile":
         file.content, found = parse_hostfile(text, file.name)
         file.findings = [*found, *hosts.hostfile(file.content, file.name)]
@@ -167,12 +174,6 @@ def _judge(file: File, path: Path, text: str) -> File:
             file.content = flags.load([f"--recipe={path}"])
         except UserError as error:
             file.findings.append(of_error("recipe-invalid", error, file.name, path))
-    if file.kind in ("ds_config", "accelerate", "recipe"):
-        file.lines, twice = key_lines(text)
-        problem, cure = "the key stands twice in its table; all but the last are lost", "keep one of them"
-        file.findings += [
-            Finding("file-duplicate-key", file.name, line, f"{at}: {problem}", cure) for at, line in twice
-        ]
     file.findings += strategy_findings(file)
     return file
 

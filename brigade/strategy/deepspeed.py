@@ -5,6 +5,7 @@ one is in lint/ds_config.py.
 """
 
 import copy
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..flags import Settings
 from ..lint.rules import Finding, raise_first, shown
-from ..recipe import find
+from ..recipe import TWICE, find
 from .ds_keys import as_json, key_table, read_keys
 
 
@@ -24,7 +25,9 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
         return place, copy.deepcopy(source)
     path = find(source, place, "ds_config")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=functools.partial(_each_key_once, source)
+        )
     except (ValueError, OSError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
@@ -34,6 +37,15 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
     if not isinstance(config, dict):
         raise UserError(source, f"holds {type(config).__name__}, not an object", "start from ds_configs/zero3.json")
     return source, config
+
+
+def _each_key_once(source: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As DeepSpeed reads a file: Python's JSON alone takes the last of two equal keys."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        key = next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position]))
+        raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
+    return table
 
 
 def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, Any]:

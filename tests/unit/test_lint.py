@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brigade import flags
 from brigade.__main__ import main
 from brigade.cluster import read_hostfile
 from brigade.errors import UserError
@@ -21,7 +22,7 @@ from brigade.lint import accelerate as launcher
 from brigade.lint.files import key_lines, recognise
 from brigade.lint.report import lint, markdown, project_files
 from brigade.lint.rules import SEVERITIES, Finding, raise_first, rules
-from brigade.strategy import deepspeed
+from brigade.strategy import accelerate, deepspeed
 from brigade.strategy.ds_keys import key_table
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ EXAMPLES = {
     ),
     "ds-clipping-absent": ({"ds.json": {"zero_optimization": {"stage": 2}}}, "ds.json: gradient_clipping"),
     "ds-deprecated-key": ({"ds.json": ds({"cpu_offload": True})}, Z + ".cpu_offload"),
-    "ds-two-spellings": ({"ds.json": ds({"stage3_max_live_parameters": 1, "max_live_parameters": 1})}, Z + ".max_live_parameters"),
+    "ds-two-spellings": ({"ds.json": ds({"cpu_offload": True, "offload_optimizer": {}})}, Z + ".offload_optimizer"),
     "ds-wrong-value": ({"ds.json": ds({"overlap_comm": "yes please"})}, Z + ".overlap_comm"),
     "ds-refused-together": ({"ds.json": ds(bf16={"enabled": True}, fp16={"enabled": True})}, "ds.json:1: fp16.enabled"),
     "ds-other-stage": ({"ds.json": ds({"stage": 2, "zero_hpz_partition_size": 8})}, Z),
@@ -335,8 +336,15 @@ def test_every_value_of_an_explained_key_is_spoken_of_once(check, path):
 
 
 # Files as axolotl and LLaVA have them, the two keys of the recipe's numbers aside: sound, with at most two lines of notes.
-FP16 = {"enabled": "auto", "auto_cast": False, "loss_scale": 0, "initial_scale_power": 32, "loss_scale_window": 1000,
-        "hysteresis": 2, "min_loss_scale": 1}  # fmt: skip
+FP16 = {
+    "enabled": "auto",
+    "auto_cast": False,
+    "loss_scale": 0,
+    "initial_scale_power": 32,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+}
 OWNED = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
 AUTO = dict.fromkeys(
     ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
@@ -344,12 +352,29 @@ AUTO = dict.fromkeys(
 SOUND = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **AUTO}
 
 
-@pytest.mark.parametrize("zero, top", [
-    ({"sub_group_size": 0, "max_live_parameters": 0, "max_reuse_distance": 0, "gather_16bit_weights_on_model_save": True},
-     {"gradient_clipping": "auto", "wall_clock_breakdown": False}),
-    ({"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
-      "stage3_gather_16bit_weights_on_model_save": True}, {"steps_per_print": 1e5}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "zero, top",
+    [
+        (
+            {
+                "sub_group_size": 0,
+                "max_live_parameters": 0,
+                "max_reuse_distance": 0,
+                "gather_16bit_weights_on_model_save": True,
+            },
+            {"gradient_clipping": "auto", "wall_clock_breakdown": False},
+        ),
+        (
+            {
+                "sub_group_size": 1e9,
+                "stage3_max_live_parameters": 1e9,
+                "stage3_max_reuse_distance": 1e9,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+            {"steps_per_print": 1e5},
+        ),
+    ],
+)
 def test_files_of_well_known_projects_are_sound(check, load, zero, top):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -386,6 +411,20 @@ def test_a_run_refuses_what_lint_calls_an_error(check, rule, load):
                                                for f in report.findings if f.severity == "error"]  # fmt: skip
     else:
         assert not report.counts()["error"]
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("ds.json", '{"zero_optimization": {"stage": 3,\n"stage": 2}}'),
+        ("a.yaml", "distributed_type: FSDP\ndistributed_type: NO\n"),
+        ("r.yaml", yaml.safe_dump(RECIPE) + "training:\n  global_batch_size: 64\n"),
+    ],
+)
+def test_a_run_refuses_a_key_that_stands_twice(check, load, mistake, name, text):
+    assert names(check({name: text})) == {"file-duplicate-key"}
+    read = {"ds.json": lambda: deepspeed.read(name, ""), "a.yaml": lambda: accelerate.read(name, "")}
+    assert "stands twice" in mistake(read.get(name, lambda: flags.load(["--recipe", name])))
 
 
 def test_accelerates_keys_are_those_of_the_installed_accelerate():

@@ -174,15 +174,22 @@ def test_an_unknown_key_suggests_the_nearest(pick_config, mistake, path, right):
 
 
 # What the files of axolotl, LLaVA and older guides say, and what DeepSpeed makes of it.
-@pytest.mark.parametrize("path, value, is_read_as", [
-    ("max_live_parameters", 0, {"stage3_max_live_parameters": 0}),
-    ("gather_16bit_weights_on_model_save", "true", {"stage3_gather_16bit_weights_on_model_save": True}),
-    ("prefetch_bucket_size", "auto", {"stage3_prefetch_bucket_size": "auto"}),
-    ("stage3_gather_fp16_weights_on_model_save", True, {"stage3_gather_16bit_weights_on_model_save": True}),
-    ("cpu_offload", True, {"offload_optimizer": {"device": "cpu"}}), ("cpu_offload_param", False, {}),
-    ("cpu_offload_use_pin_memory", True, {}), ("offload_param", None, {}), ("sub_group_size", 1e9, {"sub_group_size": 1e9}),
-    ("reduce_bucket_size", "500", {"reduce_bucket_size": 500}), ("overlap_comm", 1, {"overlap_comm": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path, value, is_read_as",
+    [
+        ("max_live_parameters", 0, {"stage3_max_live_parameters": 0}),
+        ("gather_16bit_weights_on_model_save", "true", {"stage3_gather_16bit_weights_on_model_save": True}),
+        ("prefetch_bucket_size", "auto", {"stage3_prefetch_bucket_size": "auto"}),
+        ("stage3_gather_fp16_weights_on_model_save", True, {"stage3_gather_16bit_weights_on_model_save": True}),
+        ("cpu_offload", True, {"offload_optimizer": {"device": "cpu"}}),
+        ("cpu_offload_param", False, {}),
+        ("cpu_offload_use_pin_memory", True, {}),
+        ("offload_param", None, {}),
+        ("sub_group_size", 1e9, {"sub_group_size": 1e9}),
+        ("reduce_bucket_size", "500", {"reduce_bucket_size": 500}),
+        ("overlap_comm", 1, {"overlap_comm": True}),
+    ],
+)
 def test_every_spelling_is_one_key_and_one_run(pick_config, path, value, is_read_as):
     by_user, by_us = (
         pick_config({"zero_optimization": {"stage": 3} | zero, "bf16": None}) for zero in ({path: value}, is_read_as)
@@ -191,9 +198,13 @@ def test_every_spelling_is_one_key_and_one_run(pick_config, path, value, is_read
     assert json.dumps(by_user.identity()) == json.dumps(by_us.identity())
 
 
-@pytest.mark.parametrize("zero", [
-    {"max_live_parameters": 1, "stage3_max_live_parameters": 1}, {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"max_live_parameters": 1, "stage3_max_live_parameters": 1},
+        {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
+    ],
+)
 def test_two_spellings_of_one_key_are_a_mistake(pick_config, mistake, zero):
     place, problem, cure = mistake(pick_config, {"zero_optimization": {"stage": 3} | zero}).splitlines()
     assert (
@@ -201,24 +212,40 @@ def test_two_spellings_of_one_key_are_a_mistake(pick_config, mistake, zero):
     )
 
 
-@pytest.mark.parametrize("path, value, wanted", [
-    ("zero_optimization.overlap_comm", "yes please", "true or false"), ("zero_optimization.reduce_bucket_size", "5e8", "above 0"),
-    ("zero_optimization.reduce_bucket_size", 0, "above 0"), ("zero_optimization.sub_group_size", 1.5, "a whole number"),
-    ("zero_optimization.offload_optimizer.device", "gpu", "none, cpu, nvme"), ("communication_data_type", "fp61", "fp32, fp16, bf16"),
-    ("wall_clock_breakdown", "false", "true or false"), ("steps_per_print", "10", "a number"), ("fp16.loss_scale", -1, "from 0"),
-    ("zero_optimization.stage3_max_live_parameters", None, "a whole number"), ("data_types.grad_accum_dtype", "fp23", "bf16"),
-    ("zero_optimization.cpu_offload", "maybe", "true or false"), ("zero_optimization.offload_optimizer.ratio", 1.5, "up to 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path, value, wanted",
+    [
+        ("zero_optimization.overlap_comm", "yes please", "true or false"),
+        ("zero_optimization.reduce_bucket_size", "5e8", "above 0"),
+        ("zero_optimization.reduce_bucket_size", 0, "above 0"),
+        ("zero_optimization.sub_group_size", 1.5, "a whole number"),
+        ("zero_optimization.offload_optimizer.device", "gpu", "none, cpu, nvme"),
+        ("communication_data_type", "fp61", "fp32, fp16, bf16"),
+        ("wall_clock_breakdown", "false", "true or false"),
+        ("steps_per_print", "10", "a number"),
+        ("fp16.loss_scale", -1, "from 0"),
+        ("zero_optimization.stage3_max_live_parameters", None, "a whole number"),
+        ("data_types.grad_accum_dtype", "fp23", "bf16"),
+        ("zero_optimization.cpu_offload", "maybe", "true or false"),
+        ("zero_optimization.offload_optimizer.ratio", 1.5, "up to 1"),
+    ],
+)
 def test_a_value_that_deepspeed_would_not_take(pick_config, mistake, path, value, wanted):
     place, problem, cure = mistake(pick_config, changed(path, value)).splitlines()
     assert place.endswith(f"ds.json: {path}") and json.dumps(value) in problem and wanted in problem and "write" in cure
 
 
-@pytest.mark.parametrize("config, at", [
-    ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
-    ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
-    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, "zero_optimization.offload_optimizer.ratio"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, at",
+    [
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
+        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "zero_optimization.offload_optimizer.ratio",
+        ),
+    ],
+)
 def test_values_that_deepspeed_refuses_together(pick_config, mistake, config, at):
     message = mistake(pick_config, ZERO3 | config, training={"bf16": True})
     assert f"ds.json: {at}" in message and "DeepSpeed refuses" in message
