@@ -251,6 +251,16 @@ def test_values_that_deepspeed_refuses_together(pick_config, mistake, config, at
     assert f"ds.json: {at}" in message and "DeepSpeed refuses" in message
 
 
+@pytest.mark.parametrize(
+    "path, value, word",
+    [("gradient_allreduce_op", "SUM", "mean"), ("zero_optimization.compute_grad_norm", False, "max_grad_norm")],
+)
+def test_what_deepspeed_takes_and_a_run_cannot(pick_config, mistake, path, value, word):
+    zero2 = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
+    message = mistake(pick_config, changed(path, value, zero2))
+    assert f"ds.json: {path}" in message and word in message and "remove the line" in message
+
+
 def test_keys_in_free_blocks_are_deepspeeds_business(pick_config):
     assert pick_config(changed("data_efficiency.data_sampling", {"anything": {"at": "all"}})).kind == "zero3"
 
