@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from typing import Any
 from pathlib import Path
 
 from . import optimizers
