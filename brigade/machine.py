@@ -2,8 +2,8 @@
 
 import importlib.util
 import sys
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 from . import optimizers
 from .cluster import World
