@@ -43,4 +43,9 @@ def story(settings: Settings, state: Any, before: float | None, after: float) ->
         where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
         said.append(f"Best held-out loss {state.best_metric:.4f} {where}.")
     first = f"{before:.4f} before, " if before else ""
-    return [*said, f"Held-out loss {first}{after:.4f} after {saved_step(settings, state)} steps."]
+    said.append(f"Held-out loss {first}{after:.4f} after {saved_step(settings, state)} steps.")
+    if before is not None and after > before:
+        said.append(
+            "Training made the held-out loss worse: try a lower learning_rate or fewer steps, and compare the two data."
+        )
+    return said

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers.trainer_callback import PrinterCallback
 
-from . import compression, isolation, ranks, swapped_states
+from . import compression, finite, isolation, ranks, swapped_states
 from .attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from .data import report
 from .data.collate import ABOUT, Collate, WithFiller
@@ -188,6 +188,7 @@ class Trainer(EvaluatingTrainer):
         if "loss" in logs:
             logs.update(self.meter.report())
         super().log(logs, start_time)
+        finite.check_losses(logs, self.run, self.state.global_step)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -196,6 +197,7 @@ class Trainer(EvaluatingTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.meter.pause():
+            finite.check_weights(self.model, self.run, self.state.global_step)
             super()._save_checkpoint(model, trial)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -7,9 +7,12 @@ import shutil
 import pytest
 import torch
 import yaml
+from transformers import TrainerCallback
 
 import train
 from benchmarks import parity
+from brigade import ranks
+from brigade.errors import UserError
 
 FIGURES = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
            "token_spread", "peak_memory_gib"}  # fmt: skip
@@ -110,11 +113,35 @@ def test_8_bit_adamw_learns_what_adamw_does_in_a_quarter_of_its_memory(done, fla
     assert large and all(states[parameter]["state1"].dtype == torch.uint8 for parameter in large)
 
 
-def test_nan_is_logged_as_nan(flags, tmp_path):
-    """Transformers' own filter logs the loss of a model whose weights are NaN as 0.0."""
-    broken = [*flags, "--learning_rate", "1e30", "--max_steps", "4", "--save_steps", "null"]
-    history = train.main([*broken, "--output_dir", str(tmp_path / "nan")]).state.log_history
-    assert math.isnan(losses(history)[-1])
+class Ruin(TrainerCallback):
+    """Makes one weight NaN after a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step == self.step:
+            next(model.parameters()).data[0, 0] = math.nan
+
+
+@pytest.mark.parametrize(
+    "ruined, told, kept",
+    [(3, "step 3\n  the weight model.embed_tokens.weight is not finite", []), (4, "step 5\n  the loss is nan", [3])],
+)
+def test_a_run_that_became_nan_stops_and_keeps_what_was_good(ruined, told, kept, flags, tmp_path, monkeypatch, capsys):
+    """Transformers' own filter would log the loss of a model whose weights are NaN as 0.0, and go on."""
+
+    def fail(error, world):
+        raise error
+
+    monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
+    with pytest.raises(UserError) as caught:
+        train.main([*flags, "--output_dir", str(tmp_path)], callbacks=(Ruin(ruined),))
+    assert told in str(caught.value) and "learning_rate" in caught.value.cure
+    assert (f"checkpoint-{kept[0]} is from before" if kept else "no checkpoint") in caught.value.problem
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}" for step in kept]
+    assert not (tmp_path / "success.json").exists()
+    assert ("loss nan" in capsys.readouterr().out) == bool(kept)
 
 
 def test_the_learning_rate_follows_the_global_batch(flags, tmp_path):
