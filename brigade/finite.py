@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import ranks
+from .base_weights import first_not_finite
 from .errors import UserError
 from .run import Run, whole_checkpoints
 
@@ -22,21 +23,9 @@ def check_weights(model: Any, run: Run, step: int) -> None:
 
     Call it before a checkpoint is written: the loss shows it only one step later.
     """
-    found = next((name for name in ranks.gather(_first_not_finite(model)) if name), None)
+    found = next((name for name in ranks.gather(first_not_finite(model)) if name), None)
     if found:
         raise _error(f"the weight {found} is not finite", run, step)
-
-
-def _first_not_finite(model: Any) -> str | None:
-    """The first trained parameter of which this rank's part (ZeRO-3's ds_tensor, FSDP2's local tensor) is not finite."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            part = getattr(parameter, "ds_tensor", parameter).detach()
-            part = part.to_local() if hasattr(part, "to_local") else part
-            # One pass, and no second tensor of its size: NaN and infinity both end up in the extremes.
-            if part.numel() and not all(map(math.isfinite, map(float, part.aminmax()))):
-                return name
-    return None
 
 
 def _error(what: str, run: Run, step: int) -> UserError:

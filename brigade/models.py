@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, attention
+from . import adapters, attention, base_weights
 from .consistency import WEIGHTS
 from .data import builtin
 from .data.cache import cache_directory
@@ -171,6 +171,7 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
         raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights "
                         f"({' or '.join(WEIGHTS)})", "name a model with weights, or set from_scratch: true")  # fmt: skip
+    base_weights.check(source, settings.recipe.model.trust_remote_code)
     return source
 
 
@@ -242,6 +243,7 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
     )
     if sent:
         _hold_places(model)
+    base_weights.check_finite(model if _are_own() else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
     # ZeRO-3's way of loading keeps renamings that matched nothing (integrations/deepspeed.py:485), and saving undoes them all.
@@ -274,6 +276,14 @@ def beyond_texts(model: Any) -> dict[str, Any]:
     return found
 
 
+def _are_own() -> bool:
+    """Whether this rank trains what it loads; FSDP2 sends all ranks of a host what the host's first one has."""
+    from transformers.distributed.fsdp import is_fsdp_enabled
+    from transformers.distributed.utils import is_local_dist_rank_0
+
+    return not is_fsdp_enabled() or is_local_dist_rank_0()
+
+
 def _are_sent(settings: Settings, quantization: Any) -> bool:
     """Whether this rank gets its weights from the first rank when FSDP2 shards them, and needs none until then.
 
@@ -281,12 +291,9 @@ def _are_sent(settings: Settings, quantization: Any) -> bool:
     (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
     would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
     """
-    from transformers.distributed.fsdp import is_fsdp_enabled
-    from transformers.distributed.utils import is_local_dist_rank_0
-
     section = settings.recipe.model
     converted = not section.use_peft or quantization is not None
-    return is_fsdp_enabled() and not is_local_dist_rank_0() and converted and not section.load_in_4bit
+    return not _are_own() and converted and not section.load_in_4bit
 
 
 def _hold_places(model: "PreTrainedModel") -> None:
