@@ -69,9 +69,8 @@ class Trainer(EvaluatingTrainer):
             # On a CPU accelerate casts and scales nothing, without a word (accelerator.py:568); torch 2.13 can do both there.
             self.accelerator.native_amp, self.accelerator.scaler = True, torch.amp.GradScaler("cpu")
         self.run, self.world = run, run.world
-        if (
-            not run.shared
-        ):  # Transformers 5.23 writes weights on rank 0 alone, save_on_each_node or not (distributed/mixin.py:345)
+        if not run.shared:
+            # Transformers 5.23 writes weights on rank 0 alone, save_on_each_node or not (distributed/mixin.py:345).
             model.should_save_on_this_rank = lambda is_main_process: is_main_process
         self.replicated = run.strategy.kind == "hsdp"
         self.power_sgd: Any = None
@@ -210,17 +209,13 @@ class Trainer(EvaluatingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. FSDP checkpoints stay sharded; only a model asked for by name is gathered."""
         if self.is_fsdp_enabled and not _internal_call:
-            alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-            adapters = self.run.settings.recipe.model.use_peft  # their frozen base is not gathered for them
-            state = (
-                get_model_state_dict(self.model, options=alone)
-                if adapters
-                else self.accelerator.get_state_dict(self.model)
-            )
-            for second_name in (
-                () if adapters else self.model.all_tied_weights_keys
-            ):  # gathered, the two are no longer one
-                state.pop(second_name, None)
+            if self.run.settings.recipe.model.use_peft:  # the adapters' frozen base is not gathered for them
+                alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+                state = get_model_state_dict(self.model, options=alone)
+            else:
+                state = self.accelerator.get_state_dict(self.model)
+                for second_name in self.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
+                    state.pop(second_name, None)
             self._save(output_dir, state_dict=state)
         else:
             super().save_model(output_dir, _internal_call)
