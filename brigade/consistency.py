@@ -66,7 +66,7 @@ def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", f
 def digests(folder: Path) -> dict[str, str]:
     """A digest of each file of weights: of its size, its beginning, where safetensors keep names, types and shapes, and some
     blocks from all over it. Another checkpoint of the same model differs in all of them; a single changed value is
-    not seen. 200 files of 4 GB take 0.05 s."""
+    not seen. It reads 80 to 320 KiB of each file."""
     files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     blocks = max(4, 64 // max(1, len(files)))
     return {path.name: _sampled(path, blocks) for path in files} | {
