@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.
     from brigade import adapters, arguments, consistency, isolation, machine, models
+    from brigade.checkpoint import resume
     from brigade.data.prepare import prepare
 
     with ranks.agreed(world):
@@ -63,11 +64,11 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
-        checkpoint = runs.checkpoint_to_resume(run)
         adapters.check_targets(settings, config)
         isolation.check(settings, config)
         weights = models.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
+        checkpoint = resume.choose(run, data.fingerprint, model_files["weights"])
     runs.claim(run, data.fingerprint, checkpoint, model_files)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.

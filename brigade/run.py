@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Run:
     identity: its short name, a hash of what it computes
     made_for: the recipe's own cluster in words, or ""
     shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
+    base: digests of the weights that it begins with, by file (consistency.digests)
+    skipped: which checkpoints it does not continue from, and why
     """
 
     settings: Settings
@@ -46,6 +48,8 @@ class Run:
     directory: Path
     made_for: str = ""
     shared: bool = True
+    base: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -72,21 +76,11 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
             raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
         return run
     old = read_yaml(record)
-    try:
-        other = _difference(old, run)
-    except ValidationError as error:
-        first, commit = error.errors()[0], (old.get("run") or {}).get("commit") or "run.yaml names it"
-        key = ".".join(map(str, first["loc"]))
-        problem = (
-            f"another version of Brigade began it: {key} is {first['input']!r} there, which this one does not know"
-        )
-        cure = (
-            f"continue it with that version ({commit}), or give this run another --output_dir ({_ASIDE} that one aside)"
-        )
-        raise UserError(str(directory), problem, cure) from None
+    other, version_ = another_run(old, run)
     if other:
         again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
-        cure = f"continue that run with {again}, or give this one another --output_dir ({_ASIDE} that run aside)"
+        cure = f"continue it with that version ({version_})" if version_ else f"continue that run with {again}"
+        cure += f", or give this one another --output_dir ({_ASIDE} that run aside)"
         raise UserError(str(directory), f"it holds another run: {other}", cure)
     run.identity = (old.get("run") or {}).get(
         "identity", run.identity
@@ -134,6 +128,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     data, batch = {"fingerprint": fingerprint}, {"": str(run.batch)}
     same = {"recipe": recipe, "strategy": strategy, "batch": batch, **model, "data": data}
     consistency.check(same, run.world)
+    run.base = model.get("weights", {})
     run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy)
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
@@ -141,34 +136,19 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
             _claim(run, fingerprint, hosts)
 
 
-def checkpoint_to_resume(run: Run) -> Path | None:
-    """The checkpoint to continue from: the one asked for, else the newest whole one in the run's directory.
-
-    Raises UserError for a named directory that is no checkpoint.
-    """
-    named = run.settings.resume_from_checkpoint
-    if named:
-        if not (Path(named) / "trainer_state.json").is_file():
-            problem = f"{named!r} is not a checkpoint: no trainer_state.json in it"
-            raise UserError("flag --resume_from_checkpoint", problem,
-                            "name a checkpoint-N directory, or leave the flag out to take the newest")  # fmt: skip
-        if run.settings.fresh and run.directory.resolve() in Path(named).resolve().parents:
-            raise UserError("flags --fresh, --resume_from_checkpoint", f"--fresh would move {named!r} away first",
-                            "drop one of the two, or give another --output_dir")  # fmt: skip
-        return Path(named)
-    if run.settings.fresh:
-        return None
-    steps = whole_checkpoints(run.directory)
-    return steps[max(steps)] if steps else None
+def checkpoints(directory: Path) -> list[Path]:
+    """Every checkpoint-N in it, newest first, whole or not."""
+    found = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit())
+    return sorted(found, key=_step, reverse=True)
 
 
 def whole_checkpoints(directory: Path) -> dict[int, Path]:
     """step -> checkpoint-N, of those that were written to their end: Trainer writes trainer_state.json last."""
-    return {
-        int(path.name.rpartition("-")[2]): path
-        for path in directory.glob("checkpoint-*")
-        if path.name.rpartition("-")[2].isdigit() and (path / "trainer_state.json").is_file()
-    }
+    return {_step(path): path for path in checkpoints(directory) if (path / "trainer_state.json").is_file()}
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
@@ -293,20 +273,28 @@ def git_commit() -> str | None:
         return None
 
 
-def _difference(old: dict[str, Any], run: Run) -> str | None:
-    """The first thing in which a directory's run differs from this one, in words; None where it is the same run.
+def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
+    """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
+    version that began it, where this one does not know all its keys).
 
-    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. Raises
-    ValidationError where it knew more.
+    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys.
     """
-    recipe = recorded(old)
+    try:
+        recipe = recorded(old)
+    except ValidationError as error:
+        first, commit = error.errors()[0], (old.get("run") or {}).get("commit") or "run.yaml names it"
+        key = ".".join(map(str, first["loc"]))
+        problem = (
+            f"another version of Brigade began it: {key} is {first['input']!r} there, which this one does not know"
+        )
+        return problem, commit
     there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
     if not (there == here or {there, here} == {"single", "ddp"}):
-        return f"its strategy is {there} there and {here} here"
+        return f"its strategy is {there} there and {here} here", None
     other = difference(computed(recipe), computed(run.settings.recipe)) or difference(
         *(_sharding(cluster) for cluster in (old.get("cluster"), run.strategy.as_cluster()))
     )
-    return other and "{} is {!r} there and {!r} here".format(*other)
+    return other and "{} is {!r} there and {!r} here".format(*other), None
 
 
 def _sharding(cluster: Any) -> dict[str, Any]:

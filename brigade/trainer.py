@@ -16,6 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from . import compression, finite, isolation, ranks, swapped_states
 from .attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
+from .checkpoint import resume
 from .data import report
 from .data.collate import ABOUT, Collate, WithFiller
 from .data.prepare import Prepared
@@ -195,9 +196,15 @@ class Trainer(EvaluatingTrainer):
             swapped_states.restore(self.deepspeed, checkpoint)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = self.run.directory / f"checkpoint-{self.state.global_step}"
         with self.meter.pause():
+            if self.args.should_save:
+                resume.reopen(folder)
             finite.check_weights(self.model, self.run, self.state.global_step)
             super()._save_checkpoint(model, trial)
+            ranks.barrier()  # the others write parts, too
+            if self.args.should_save:
+                resume.record(folder, self.run)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

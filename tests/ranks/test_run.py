@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from transformers import TrainerCallback
 import train
 from benchmarks import parity
 from brigade import ranks
+from brigade.checkpoint import resume
+from brigade.cluster import World
 from brigade.errors import UserError
+from brigade.run import Run
+from brigade.strategy import Strategy
 
 FIGURES = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
            "token_spread", "peak_memory_gib"}  # fmt: skip
@@ -82,6 +87,117 @@ def test_the_same_command_continues_an_interrupted_run(done, flags, tmp_path):
     again = train.main([*flags, "--output_dir", str(copy)]).state.log_history
     assert losses(again) == losses(history)
     assert again[-1]["step"] == 6 and next(entry["step"] for entry in again if "eval_loss" in entry) == 0
+
+
+def left_alone(run):
+    for leftover in ("success.json", "trainer_state.json", "model.safetensors"):
+        (run / leftover).unlink()
+
+
+def without(*names):
+    return lambda checkpoint: [(checkpoint / name).unlink() for name in names]
+
+
+def cut(name):
+    def shorten(checkpoint):
+        file = checkpoint / name
+        file.write_bytes(file.read_bytes()[:-1])
+
+    return shorten
+
+
+def garbage(checkpoint):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+
+
+DAMAGE = {  # what happens to a checkpoint; what is said of it
+    "no optimizer": (without("optimizer.pt"), "optimizer.pt is missing"),
+    "no optimizer, by an earlier version": (without("optimizer.pt", "brigade.json"), "optimizer.pt is missing"),
+    "no scheduler, by an earlier version": (without("scheduler.pt", "brigade.json"), "scheduler.pt is missing"),
+    "no random state": (without("rng_state.pth"), "rng_state.pth is missing"),
+    "cut short": (cut("optimizer.pt"), "optimizer.pt has "),
+    "no safetensors": (garbage, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_a_checkpoint_lacks_is_seen(name, done, tmp_path):
+    shutil.copytree(done[0] / "checkpoint-6", tmp_path / "checkpoint-6")
+    assert resume.flaw(tmp_path / "checkpoint-6") is None
+    damage, told = DAMAGE[name]
+    damage(tmp_path / "checkpoint-6")
+    assert told in resume.flaw(tmp_path / "checkpoint-6")
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, flags, tmp_path, capfd):
+    output, history = done
+    run = tmp_path / "run"
+    shutil.copytree(output, run)
+    left_alone(run)
+    (run / "checkpoint-6" / "optimizer.pt").unlink()
+    assert losses(train.main([*flags, "--output_dir", str(run)]).state.log_history) == losses(history)
+    said = " ".join(capfd.readouterr().out.split())
+    assert "checkpoint-6: optimizer.pt is missing" in said and "checkpoint-3" in said.partition("continues")[2]
+    assert resume.flaw(run / "checkpoint-6") is None, "it is written anew"
+
+    left_alone(run)
+    for step in (3, 6):
+        (run / f"checkpoint-{step}" / "scheduler.pt").unlink()
+    with pytest.raises(SystemExit):
+        train.main([*flags, "--output_dir", str(run)])
+    said = capfd.readouterr().err
+    assert "checkpoint-6" in said and "scheduler.pt is missing" in said and "--fresh" not in said
+
+
+@pytest.mark.parametrize(
+    "others, told",
+    [
+        (["--ds_config", "ds_configs/zero3.json"], "its strategy is single there and zero3 here"),
+        (["--learning_rate", "2e-3"], "training.learning_rate is 0.001 there and 0.002 here"),
+        (["--max_train_samples", "50"], "data.max_train_samples is None there and 50 here"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(others, told, done, flags, tmp_path, capfd):
+    named = ["--resume_from_checkpoint", str(done[0] / "checkpoint-3"), "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as left:
+        train.main([*flags, *others, *named])
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and told in said and "error on " in said and "run.yaml" in said
+    assert not (tmp_path / "run").exists()
+
+
+def refused(folder, strategy, world_size, base=(), peft=False, named=True):
+    """What is said of continuing from `folder` under this strategy."""
+    recipe = SimpleNamespace(model=SimpleNamespace(use_peft=peft))
+    settings = SimpleNamespace(resume_from_checkpoint=str(folder) if named else None, fresh=False, recipe=recipe)
+    world = World(0, 0, world_size, world_size, "h", "torchrun")
+    run = Run(settings, strategy, world, None, "", folder.parent)
+    with pytest.raises(UserError) as caught:
+        resume.choose(run, "data", dict(base))
+    return str(caught.value)
+
+
+def test_zero_on_other_ranks_and_another_base_are_refused_before_anything_is_loaded(tmp_path):
+    """As DeepSpeed lays its files out; an earlier version wrote no record beside them."""
+    folder, zero3 = (
+        tmp_path / "checkpoint-3",
+        Strategy("zero3", "zero3", "", ds_config={"zero_optimization": {"stage": 3}}),
+    )
+    for rank in range(4):
+        for kind in ("optim", "model"):
+            file = folder / "global_step3" / f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    for name, text in (("latest", "global_step3"), ("trainer_state.json", "{}"), ("scheduler.pt", "")):
+        (folder / name).write_text(text)
+    for named in (True, False):
+        told = refused(folder, zero3, 2, named=named)
+        assert "ZeRO's states of 4 ranks, and this run has 2" in told and "cure: continue on 4 ranks" in told
+    assert "written by DeepSpeed" in refused(folder, Strategy("ddp", "ddp", ""), 4)
+    (folder / "brigade.json").write_text(json.dumps({"base": {"model.safetensors": "old"}, "files": {}}))
+    told = refused(folder, zero3, 4, {"model.safetensors": "new"}, peft=True)
+    assert "another base: model.safetensors changed" in told
 
 
 def test_run_yaml_repeats_the_run_elsewhere(done, tmp_path):
