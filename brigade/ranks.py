@@ -164,6 +164,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     without an active exception", exit -6), and a finished run or a told mistake then looks like a crash.
     """
     rank.supervise()
+    rank.end_with_launcher()
     code: Any = 0
     try:
         main()

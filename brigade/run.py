@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from . import best, consistency, ranks
+from . import best, consistency, owner, ranks
 from .cluster import World, counted, read_hostfile
 from .errors import UserError
 from .flags import Settings
@@ -38,6 +38,7 @@ class Run:
     shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
     base: digests of the weights that it begins with, by file (consistency.digests)
     skipped: which checkpoints it does not continue from, and why
+    owned: the open file whose lock says that this process has the directory
     """
 
     settings: Settings
@@ -50,6 +51,7 @@ class Run:
     shared: bool = True
     base: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    owned: Any = None
 
     @property
     def finished(self) -> bool:
@@ -68,7 +70,7 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
     if directory.exists() and not directory.is_dir():
         raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
-    if settings.fresh or not directory.exists() or not any(directory.iterdir()):
+    if settings.fresh or not directory.exists() or not _occupied(directory):
         return run
     record = directory / RECORD
     if not record.exists():
@@ -154,15 +156,21 @@ def _step(checkpoint: Path) -> int:
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     directory = run.directory
     try:
-        occupied = any(directory.iterdir())
+        occupied = _occupied(directory)
         if not run.settings.fresh and occupied and not (directory / RECORD).exists():
             raise UserError(
                 str(directory), _NO_RUN, "copy the first host's directory here, or give another --output_dir"
             )
+        run.owned = owner.take(directory)
+        if run.finished:  # since open_run() looked
+            problem = "another process finished this run just now"
+            raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
         if run.settings.fresh and occupied:
             number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
-            directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
-        directory.mkdir(parents=True, exist_ok=True)
+            aside = directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
+            directory.mkdir()
+            before, run.owned = run.owned, owner.take(directory)
+            owner.release(before, aside)
         promise = _promise_before(directory)
     except OSError as error:
         raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
@@ -185,6 +193,10 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "commit": git_commit(),
     }
     _write_record(directory, {**recipe, "run": record | promise})
+
+
+def _occupied(directory: Path) -> bool:
+    return any(path.name != owner.FILE for path in directory.iterdir())
 
 
 def _promise_before(directory: Path) -> dict[str, Any]:
@@ -226,8 +238,9 @@ def check_data(run: Run, fingerprint: str) -> None:
 
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
-    """On one rank, as the very last thing: write the marker that means success, and say where everything lies."""
+    """As the very last thing, on one rank: write the marker that means success, and say where everything lies."""
     if not run.world.speaks:
+        owner.release(run.owned, run.directory)
         return
     before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
     figures = {
@@ -241,6 +254,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     temporary = run.directory / f".{SUCCESS}"
     temporary.write_text(json.dumps(figures, indent=2) + "\n")
     temporary.replace(run.directory / SUCCESS)
+    owner.release(run.owned, run.directory)
     rank.note(marker=True)
     print(*best.story(run.settings, state, before, held_out_loss), sep="\n")
     print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "

@@ -14,7 +14,10 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 DOOR = "BRIGADE_DOOR"
@@ -56,6 +59,47 @@ def supervise() -> None:
     for end in (out, notes, wake, wake_end):
         os.close(end)
     _train_here(out_end, notes_end)
+
+
+def end_with_launcher() -> None:
+    """Under torchrun, accelerate or deepspeed: end this rank when the process that started it is gone, by a SIGKILL for
+    example. It would train on unseen, into the directory where the user starts the run again.
+
+    `deepspeed` starts a process that starts the ranks: of both. A rank that nothing launched outlives its shell.
+    """
+    if _notes is not None or not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"}:
+        return  # under `launch` the agent sees to it
+    launcher = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    started_by = _parent(launcher)
+    if launcher == 1 and b"python" not in _command(
+        1
+    ):  # it was gone before we asked; in a container it may be the first
+        os.kill(os.getpid(), signal.SIGKILL)
+    words = {word.rpartition(b"/")[2] for word in _command(started_by).split(b"\0")}
+    if "CROSS_SIZE" in os.environ and words & {b"deepspeed", b"ds"}:
+        threading.Thread(target=_end_with, args=(launcher, started_by), daemon=True).start()
+
+
+def _end_with(launcher: int, started_by: int) -> None:
+    while _parent(launcher) == started_by:  # a process that lost its parent is given another
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    """The process that started `pid`; 0 where there is none to see."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def owner(end: socket.socket) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from transformers import TrainerCallback
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("bad_input")
@@ -348,3 +349,37 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
     capfd.readouterr()
     message = told(*flags, "--max_steps", "2")
     assert "run.yaml" in message and "data or the tokenizer changed" in message and "--fresh" in message
+
+
+class StopsAtOnce(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = True
+
+
+def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main, told):
+    """torchrun is killed: its ranks, of which it is not told, must not train on beside the rerun."""
+    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
+             "--max_steps", "100000", "--eval_steps", "null", "--save_steps", "10", "--report_to", "[]"]  # fmt: skip
+    run, mark = folder / "run", uuid.uuid4().hex
+    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
+    launcher = subprocess.Popen([*launched("torchrun"), str(REPOSITORY / "train.py"), *flags, "--output_dir", str(run)],
+                                cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        deadline = time.monotonic() + 200
+        while not (run / "checkpoint-10" / "brigade.json").exists() and not list(run.glob("checkpoint-??0")):
+            assert time.monotonic() < deadline and launcher.poll() is None
+            time.sleep(0.1)
+        for words in ([], ["--fresh"]):
+            message = told(*flags, *words)
+            pid = message.partition("process ")[2].split()[0]
+            assert int(pid) in {process.pid for process in marked(mark)}
+            assert f"another run is using it: process {pid} on {HOST}" in message and "another --output_dir" in message
+        launcher.kill()
+        launcher.wait()
+        assert not surviving(mark, patience=10)
+    finally:
+        for survivor in marked(mark):
+            survivor.kill()
+    trainer = main([*flags, "--output_dir", str(run)], callbacks=(StopsAtOnce(),))
+    assert trainer.state.global_step > 10 and (run / "success.json").exists()
+    assert not (run / ".owner").exists() and not (folder / "run.old-1").exists()
