@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     # 2. The machine, the tokenizer, the data, and where the weights come from.
     from brigade import adapters, arguments, consistency, isolation, machine, models
     from brigade.checkpoint import resume
+    from brigade.data import chat_template
     from brigade.data.prepare import prepare
 
     with ranks.agreed(world):
@@ -81,6 +82,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         trainer = Trainer(run, model, args, data, tokenizer, callbacks)
         if world.speaks:
             introduce(run, trainer, data, checkpoint)
+        chat_template.record(settings, tokenizer, model.generation_config)  # what is saved says how it was trained
 
         # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

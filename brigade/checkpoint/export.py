@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import adapters, models
+from ..data import chat_template
 from ..errors import UserError
 from ..flags import Settings
 from . import read
@@ -51,8 +52,11 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
             model = _adapters_alone(settings, config, source, dtype, partial)
         else:
             model = (_merged if merge else _whole)(settings, config, source, dtype)
+        tokenizer = _tokenizer(settings, config, source, output)
+        chat_template.record(settings, tokenizer, model.generation_config)
+        if not has_adapters or merge:
             model.save_pretrained(partial)
-        _tokenizer(settings, config, source, output).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
         for path in partial.iterdir() if there else ():
             path.replace(destination / path.name)
         if not there:

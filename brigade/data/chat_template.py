@@ -91,6 +91,35 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str,
     return template, None, ""
 
 
+def record(settings: Settings, tokenizer: "PreTrainedTokenizerBase", generation: Any = None) -> None:
+    """Have what is saved say how its chats are written and where an answer ends: the tokenizer gets the template (its own
+    stays where one of ours stood in for it, which renders the same), and the generation config's eos_token_id the special
+    tokens with which the template ends the assistant's turns."""
+    template, _, stands_in = load(settings, tokenizer)
+    if template and not stands_in:
+        tokenizer.chat_template = template
+    if template and generation is not None:
+        there = generation.eos_token_id
+        ends = [*(there if isinstance(there, list) else [there]), tokenizer.eos_token_id, *sorted(stops(tokenizer, template))]
+        generation.eos_token_id = list(dict.fromkeys(token for token in ends if token is not None)) or None
+
+
+def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
+    """The special tokens that end an assistant's turn in the probes."""
+    # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    found: set[int] = set()
+    for messages, tools, prompt in PROBES:
+        with suppress(Exception):  # it refuses a system turn, or tools
+            whole = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, return_dict=True,
+                                                  add_generation_prompt=prompt, return_assistant_tokens_mask=True)  # fmt: skip
+            turns = itertools.groupby(zip(whole["input_ids"], whole["assistant_masks"], strict=True), lambda pair: pair[1])
+            for own, tokens in turns:
+                written = [token for token, _ in tokens if own and not tokenizer.decode(token).isspace()]
+                found |= special.intersection(written[-1:])  # some templates put a line's end after it
+    return found
+
+
 def stand_in(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
     """Name and text of the template of ours that renders the probes as the tokenizer's own does, or two empty ones.
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY
 from brigade.__main__ import main
+from brigade.data.chat_template import TEMPLATES
 
 LORA = ["--use_peft", "--learning_rate", "2", "--lora_target_modules", "q_proj,v_proj,gate_proj"]
 WHOLE = ["--use_peft", "--learning_rate", "0.3", "--lora_modules_to_save", "norm"]
@@ -82,7 +83,7 @@ def loss_of(directory, output, quantized=False):
 
     settings = flags.load(["--recipe", str(output / "run.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    assert tokenizer.chat_template
+    assert tokenizer.chat_template == (TEMPLATES / f"{settings.recipe.data.chat_template}.jinja").read_text()
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
     four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                               bnb_4bit_compute_dtype=torch.float32)  # fmt: skip

@@ -8,6 +8,7 @@ import copy
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jinja2 import meta, nodes
@@ -140,6 +141,34 @@ def test_labels_decode_to_exactly_the_assistants_text(tokenizers, name, dialogue
 
 
 # ---- standing in for stock templates -----------------------------------------------------------------------------
+ENDS = {"chatml": ["<|im_end|>"], "qwen3": ["<|im_end|>"], "llama3": ["<|eot_id|>"], "gemma3": ["<end_of_turn>"],
+        "phi4": ["<|im_end|>"], "mistral": ["</s>"], "gpt-oss": ["<|return|>", "<|call|>"], "tulu": []}  # fmt: skip
+
+
+@every_template
+def test_what_is_saved_has_the_template_that_was_named_and_stops_at_its_ends(load, tokenizers, tmp_path, name):
+    from transformers import AutoTokenizer, GenerationConfig
+
+    tokenizer = copy.deepcopy(tokenizers[name])
+    tokenizer.chat_template = None  # a base model's
+    generation = GenerationConfig(eos_token_id=7)
+    for _ in range(2):  # once more, by an export
+        chat_template.record(load(data={"chat_template": name}), tokenizer, generation)
+        tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == text_of(name)
+    ends = {7, tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ENDS[name])}
+    assert sorted(generation.eos_token_id) == sorted(ends)
+
+
+def test_an_own_template_for_which_ours_stood_in_stays(load, tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["llama3"])
+    tokenizer.chat_template = own = unmarked("llama3")
+    generation = SimpleNamespace(eos_token_id=None)
+    chat_template.record(load(data={"chat_template": None}), tokenizer, generation)
+    assert tokenizer.chat_template == own
+    assert set(tokenizer.convert_tokens_to_ids(ENDS["llama3"])) <= set(generation.eos_token_id)
+
+
 @every_template
 @pytest.mark.parametrize("version", ["v7", "v11", "v13"])
 def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, version):
