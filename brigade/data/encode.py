@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,14 @@ class Encoded:
     size: int = 0
     rows: int = 0
     after: Any = None
+
+    def behind(self, row: int) -> "Encoded":
+        """The samples of this and later rows of the chunk."""
+        first = int(np.searchsorted(self.of, row))
+        token = int(self.lengths[:first].sum())
+        dropped = self.dropped[self.dropped[:, 0] >= first] - [first, 0]
+        return replace(self, tokens=self.tokens[token:], supervised=self.supervised[token:], dropped=dropped,
+                       lengths=self.lengths[first:], fates=self.fates[first:], of=self.of[first:])  # fmt: skip
 
 
 class Machine:

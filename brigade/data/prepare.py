@@ -25,7 +25,8 @@ from .store import Samples, Writer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 7  # raise it when the same input would be encoded differently, or stored differently
+ENCODING = 7  # raise it when the same input would be encoded differently: an unfinished run then has other data
+FORMAT = 8  # of the cache; raise it when the same input would be stored differently, or some rare input encoded differently
 META = "meta.json"
 
 
@@ -69,7 +70,7 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
     how = asdict(encoder) | {"no_template": None, "stands_in": None}
     seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
-    text = json.dumps([FORMAT, tokenizers.__version__, how, contents, options, seed])
+    text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])
     return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -162,19 +163,24 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
 
 
 def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: encode.Encoder, writer: Writer) -> Any:
-    """Store a stream's held-out samples: its own split, or what its first chunks hold. Returns where training begins."""
+    """Store a stream's held-out samples: its own split, or its first samples. Returns where training begins."""
     wanted = settings.recipe.data.max_eval_samples or stream.HELD_OUT
-    rows, first, cursor = origin.heldout or origin.train, writer.samples, None
+    rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
     for part in encoded(rows, origin.columns, encoder, 1):
+        missing = first + wanted - writer.samples
         writer.add(part)
-        cursor = part.after
-        if writer.samples - first >= wanted:
+        if missing <= len(part.lengths):
+            begins = stream.behind(cursor, part, missing)
             break
+        cursor = begins = part.after
     if writer.samples == first:
         raise UserError(rows.place, "it yields no samples with a supervised token",
                         "check that it has rows with answers, or raise max_length")  # fmt: skip
+    if not origin.heldout and next(stream.read(origin, encode.Machine(encoder), begins), None) is None:
+        raise UserError(rows.place, f"nothing is left to train on besides {writer.samples - first} samples that are held out",
+                        "set max_eval_samples lower, or name a validation_file")  # fmt: skip
     writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
-    return None if origin.heldout else cursor
+    return None if origin.heldout else begins
 
 
 def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer,

@@ -68,7 +68,7 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
     cursors, samples = list(state["cursors"]), list(state["samples"])
     dropped: list[int] = []
     weights = [origin.weight or 1.0 for origin in found]
-    readers = [_read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
+    readers = [read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
     while writer.samples < size:
         number = min(range(len(found)), key=lambda i: samples[i] / weights[i])  # who is furthest behind its share
         part = next(readers[number], None)
@@ -97,8 +97,19 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
     return following
 
 
-def _read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Encoded]:
-    return (machine.encode(chunk, origin.columns) for chunk in origin.train.chunks(cursor))
+def read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Encoded]:
+    """From a cursor of its rows, or from the row that `behind` names."""
+    cursor, held = (cursor["cursor"], cursor["held"]) if isinstance(cursor, dict) else (cursor, 0)
+    for chunk in origin.train.chunks(cursor):
+        part = machine.encode(chunk, origin.columns)
+        yield part.behind(held) if held else part
+        held = 0
+
+
+def behind(cursor: Any, part: Encoded, samples: int) -> Any:
+    """Where training begins if a source's first samples are held out, `samples` (at least one) of the chunk that was read
+    at `cursor`: at the next row, so that no text lies on both sides."""
+    return part.after if samples == len(part.lengths) else {"cursor": cursor, "held": int(part.of[samples - 1]) + 1}
 
 
 def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
