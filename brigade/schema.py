@@ -132,6 +132,8 @@ class DataSection(Source):
     packing: bool = False
     """Fill sequences of max_length with several samples that do not see each other. A sequence then counts as one in
     global_batch_size."""
+    skip_bad_rows: bool = False
+    """Leave out rows that cannot be used, and count them. false: they are listed, and the run ends."""
     dataset_num_proc: Watching | None = None
     """Processes that tokenise; default: the host's cores, 16 at most."""
     max_train_samples: Positive | None = None

@@ -100,7 +100,11 @@ def record(settings: Settings, tokenizer: "PreTrainedTokenizerBase", generation:
         tokenizer.chat_template = template
     if template and generation is not None:
         there = generation.eos_token_id
-        ends = [*(there if isinstance(there, list) else [there]), tokenizer.eos_token_id, *sorted(stops(tokenizer, template))]
+        ends = [
+            *(there if isinstance(there, list) else [there]),
+            tokenizer.eos_token_id,
+            *sorted(stops(tokenizer, template)),
+        ]
         generation.eos_token_id = list(dict.fromkeys(token for token in ends if token is not None)) or None
 
 
@@ -113,7 +117,9 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
         with suppress(Exception):  # it refuses a system turn, or tools
             whole = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, return_dict=True,
                                                   add_generation_prompt=prompt, return_assistant_tokens_mask=True)  # fmt: skip
-            turns = itertools.groupby(zip(whole["input_ids"], whole["assistant_masks"], strict=True), lambda pair: pair[1])
+            turns = itertools.groupby(
+                zip(whole["input_ids"], whole["assistant_masks"], strict=True), lambda pair: pair[1]
+            )
             for own, tokens in turns:
                 written = [token for token, _ in tokens if own and not tokenizer.decode(token).isspace()]
                 found |= special.intersection(written[-1:])  # some templates put a line's end after it

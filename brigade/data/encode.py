@@ -1,17 +1,19 @@
 """Text to token ids and a mask of the supervised ones. Runs in the processes that tokenise; imports no torch."""
 
 import functools
+import hashlib
+import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from .chat_template import TOOL
-from .rows import Chunk
-from .samples import BadRow, Text, at, convert
+from .rows import BadRow, Chunk
+from .samples import Text, convert
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,17 @@ class Encoder:
     max_length: int
     truncation: bool
     stands_in: str = ""
+    skip_bad_rows: bool = False
 
 
-# What became of a row: longer than max_length, it is cut off there, or in several samples; of white space alone, it is skipped.
-WHOLE, CUT, SPLIT, EMPTY = range(4)
+# What became of a row: longer than max_length, it is cut off there, or in several samples; of white space alone, or
+# because it cannot be used, it is skipped.
+WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
+# What is counted of a sample beside its fate: answers whose thoughts the template does not show; special tokens in texts and
+# answers, which stay such; in other turns, of which they become plain text. Last a digest of its tokens.
+ABOUT = ("thoughts", "control", "plain", "digest")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
+VEIL = "\ue000"  # of Unicode's private use
 
 
 @dataclass
@@ -43,8 +52,9 @@ class Encoded:
 
     tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample; fates: int8, one a sample, of
     several from one text the first says SPLIT
-    dropped: int64 (rows, 2), of each row that is EMPTY or without a supervised token within max_length how many samples stand
-    before it, and its fate; of: int64, which of the chunk's rows each sample is of; rows: all of the chunk; size, after: its own
+    dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
+    stand before it, and its fate; of: int64, which of the chunk's rows each sample is of; about: int64 (samples, of ABOUT);
+    rows: all of the chunk; size, after: its own; bad: number and error of each row that is BAD, in `chunk` (else None)
     """
 
     tokens: np.ndarray
@@ -53,9 +63,12 @@ class Encoded:
     fates: np.ndarray
     dropped: np.ndarray
     of: np.ndarray
+    about: np.ndarray
     size: int = 0
     rows: int = 0
     after: Any = None
+    bad: list[tuple[int, BadRow]] = field(default_factory=list)
+    chunk: Chunk | None = None
 
     def behind(self, row: int) -> "Encoded":
         """The samples of this and later rows of the chunk."""
@@ -63,7 +76,22 @@ class Encoded:
         token = int(self.lengths[:first].sum())
         dropped = self.dropped[self.dropped[:, 0] >= first] - [first, 0]
         return replace(self, tokens=self.tokens[token:], supervised=self.supervised[token:], dropped=dropped,
-                       lengths=self.lengths[first:], fates=self.fates[first:], of=self.of[first:])  # fmt: skip
+                       lengths=self.lengths[first:], fates=self.fates[first:], of=self.of[first:],
+                       about=self.about[first:])  # fmt: skip
+
+    def errors(self, most: int) -> list[UserError]:
+        """Of the first bad rows, with their places."""
+        return [UserError(self.chunk.place(number), *error.args) for number, error in self.bad[:most] if self.chunk]
+
+
+def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
+    """What ends a run of which `count` rows cannot be used."""
+    if count == 1:
+        return UserError(first.place, first.problem, f"{first.cure}; skip_bad_rows: true leaves it out")
+    number = f"{count:,} rows{' or more' if at_least else ''} cannot be used"
+    return UserError(
+        first.place, f"{first.problem} (the first; {number})", f"{first.cure}; skip_bad_rows: true leaves them out"
+    )
 
 
 class Machine:
@@ -76,10 +104,18 @@ class Machine:
         self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
+        self.special = set(special)
+        # The longest first, for one may begin another; none at all matches nothing.
+        self.control = re.compile("|".join(sorted(map(re.escape, special.values()), key=len, reverse=True)) or "(?!)")
 
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses."""
-        from jinja2.exceptions import TemplateError, TemplateSyntaxError
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Text:
+        """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
+
+        Special tokens that a turn of another than the assistant spells out are plain text: a user who writes <|im_end|>
+        ends no turn.
+        """
+        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
 
         if self.encoder.no_template:
             raise self.encoder.no_template
@@ -88,11 +124,30 @@ class Machine:
                 raise BadRow(f"it has {name}, and the chat template leaves them out",
                              "name a chat_template that renders them, or remove them from the data")  # fmt: skip
         try:
-            return self._render(messages, tools)
+            text, spans = self._render(messages, tools)
+            veiled = [m if m["role"] == "assistant" else m | {"content": self._veil(m["content"])} for m in messages]
+            other = self._render(veiled, tools)[0] if veiled != messages else text
         except TemplateError as error:  # its syntax, or a chat that it refuses
+            if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
+                raise BadRow(f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none",
+                             "name a chat_template without it, e.g. chatml, or a tokenizer that has it") from None  # fmt: skip
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise BadRow(f"the chat template{line}: {error} (a chat that begins {str(messages)[:80]})",
                          "mend the template or the chat") from None  # fmt: skip
+        thoughts = sum(any(thought.strip() not in text for key in THOUGHTS if isinstance(thought := message.get(key), str))
+                       for message in messages)  # fmt: skip
+        found = [
+            (len(self.control.findall(message["content"])), message["role"] == "assistant") for message in messages
+        ]
+        answered, asked = (sum(count for count, own in found if own is wanted) for wanted in (True, False))
+        if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
+            return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0))
+        plain = tuple(found.span() for found in re.finditer(f"{VEIL}+", other))
+        return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked))
+
+    def _veil(self, content: str) -> str:
+        """A text of the same length without special tokens, in whose place a character stands that no template knows."""
+        return self.control.sub(lambda found: VEIL * len(found[0]), content)
 
     def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -115,44 +170,56 @@ class Machine:
         return found
 
     def encode(self, chunk: Chunk, columns: dict[str, str]) -> Encoded:
-        """All samples of a chunk. Raises UserError at the place of the first bad row."""
-        numbers, texts = [], []
+        """All samples of a chunk, and which rows cannot be used."""
+        numbers: list[int] = []
+        texts: list[Text | BadRow | None] = []
         for number, row in chunk.rows():
-            try:
-                texts.append(convert(row, columns, self.render))
-            except BadRow as error:
-                raise at(chunk.place(number), error) from None
             numbers.append(number)
-        try:
-            return self._tokenise(texts, size=chunk.size, rows=len(texts), after=chunk.after)
-        except _TooLong as error:
-            index, length = error.args
-            problem = f"{length:,} tokens, but max_length is {self.encoder.max_length:,} and truncation is off"
-            cure = "raise max_length, drop the row, or set truncation: true"
-            raise UserError(chunk.place(numbers[index]), problem, cure) from None
-        except TypeError:
-            index = next((i for i, text in enumerate(texts) if text and not _encodable(text.text)), -1)
-            if index < 0:
-                raise
-            problem = r"half a surrogate pair (\ud800 to \udfff), which is no character"
-            raise UserError(chunk.place(numbers[index]), problem, "mend or drop the row") from None
+            try:
+                texts.append(row if isinstance(row, BadRow) else self._text(row, columns))
+            except BadRow as error:
+                texts.append(error)
+        part, bad = self._tokenise(texts, size=chunk.size, rows=len(texts), after=chunk.after)
+        return replace(part, bad=[(numbers[i], error) for i, error in bad], chunk=chunk if bad else None)
 
-    def _tokenise(self, texts: list[Text | None], **about: Any) -> Encoded:
+    def _text(self, row: Any, columns: dict[str, str]) -> Text | None:
+        text = convert(row, columns, self.render)
+        if text and not text.rendered:
+            text = replace(text, counts=(0, len(self.control.findall(text.text)), 0))
+        try:
+            (text.text if text else "").encode()
+        except UnicodeEncodeError:
+            raise BadRow(
+                r"half a surrogate pair (\ud800 to \udfff), which is no character", "mend or drop the row"
+            ) from None
+        return text
+
+    def _tokenise(self, texts: list[Text | BadRow | None], **more: Any) -> tuple[Encoded, list[tuple[int, BadRow]]]:
+        """What the texts become, and those that are bad by their number."""
         longest = self.encoder.max_length
         fates: list[int] = []
         dropped: list[tuple[int, int]] = []
         tokens: list[np.ndarray] = []
         masks: list[np.ndarray] = []
         of: list[int] = []
-        encoded = iter(self._ids([text for text in texts if text]))
+        about: list[tuple[int, ...]] = []
+        bad: list[tuple[int, BadRow]] = []
+        encoded = iter(self._ids([text for text in texts if isinstance(text, Text)]))
         for index, text in enumerate(texts):
             if text is None:
                 dropped.append((len(tokens), EMPTY))
                 continue
-            ids, mask = next(encoded)
-            fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
-            if fate and not self.encoder.truncation:
-                raise _TooLong(index, len(ids))
+            if isinstance(text, Text):
+                ids, mask = next(encoded)
+                fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
+                if fate and not self.encoder.truncation:
+                    problem = f"{len(ids):,} tokens, but max_length is {longest:,} and truncation is off"
+                    text = BadRow(problem, "raise max_length, drop the row, or set truncation: true")
+            if isinstance(text, BadRow):
+                dropped.append((len(tokens), BAD))
+                bad.append((index, text))
+                continue
+            counts = text.counts
             for begin in range(0, len(ids), longest) if text.splits else (0,):
                 part, own = ids[begin : begin + longest], mask[begin : begin + longest]
                 if len(own):
@@ -162,6 +229,11 @@ class Machine:
                     masks.append(own)
                     fates.append(WHOLE if begin else fate)
                     of.append(index)
+                    digest = int.from_bytes(
+                        hashlib.blake2b(part.tobytes(), digest_size=8).digest(), "little", signed=True
+                    )
+                    about.append((*counts, digest))
+                    counts = (0,) * len(counts)  # of a text, with its first part
                 elif begin == 0:
                     dropped.append((len(tokens), fate))
         lengths = np.array([len(part) for part in tokens], dtype=np.int64)
@@ -173,8 +245,9 @@ class Machine:
             np.array(fates, dtype=np.int8),
             np.array(dropped, dtype=np.int64).reshape(-1, 2),
             np.array(of, dtype=np.int64),
-            **about,
-        )
+            np.array(about, dtype=np.int64).reshape(-1, len(ABOUT)),
+            **more,
+        ), bad
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Token ids (int32) of each text and which of them are supervised."""
@@ -190,23 +263,37 @@ class Machine:
             mask = np.zeros(len(ids), dtype=bool)
             for begin, stop in text.spans:
                 mask[_tokens_of(encoding, begin, stop)] = True
+            if text.plain:
+                ids, mask = self._spelled_out(text, encoding, ids, mask)
             if not text.rendered and end is not None:
                 if not len(ids) or ids[-1] != end:
                     ids, mask = np.append(ids, np.int32(end)), np.append(mask, True)
                 mask[-1] = True  # also where the tokenizer wrote it
             yield ids, mask
 
+    def _spelled_out(
+        self, text: Text, encoding: Any, ids: np.ndarray, mask: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and mask with the special tokens in `text.plain` as the tokens of their letters."""
+        parts, masks = [], []
+        for token, own, (begin, end) in zip(ids, mask, encoding.offsets, strict=True):
+            of = [token]
+            if int(token) in self.special and any(begin < stop and first < end for first, stop in text.plain):
+                of = self.letters.encode(text.text[begin:end], add_special_tokens=False).ids
+            parts += of
+            masks += [own] * len(of)
+        return np.array(parts, dtype=np.int32), np.array(masks, dtype=bool)
 
-class _TooLong(Exception):
-    """(index of the text, its length in tokens)"""
+    @functools.cached_property
+    def letters(self) -> Any:
+        """The tokenizer, for which no text is a special token."""
+        from tokenizers import Tokenizer
 
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
 
 
 def _tokens_of(encoding: Any, begin: int, stop: int) -> slice:

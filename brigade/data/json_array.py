@@ -19,7 +19,7 @@ def is_one(path: Path) -> bool:
         return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
-class JsonArrays(rows._Files):
+class JsonArrays(rows.Files):
     """A file is read as a whole, and decoded row by row: in memory lie its characters, not its objects."""
 
     size = None

@@ -10,24 +10,26 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
 from ..errors import UserError
 from ..flags import Settings
 from . import cache, chat_template, encode, mixing, packing, sources, stream, workers
-from .rows import Rows
+from .rows import Files, Rows
 from .store import Samples, Writer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODING = 7  # raise it when the same input would be encoded differently: an unfinished run then has other data
-FORMAT = 8  # of the cache; raise it when the same input would be stored differently, or some rare input encoded differently
+FORMAT = 8  # of the cache: raise it when it would be stored differently, or rare rows alone encoded differently
 META = "meta.json"
+LISTED, MANY = 10, 1000  # bad rows that are named; as many that no more are looked for
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,31 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
     template, no_template, stands_in = chat_template.load(settings, tokenizer)
     encoder = encode.Encoder(
         json.dumps(backend), template, no_template, variables,
-        tokenizer.eos_token_id, data.max_length, data.truncation, stands_in,
+        tokenizer.eos_token_id, data.max_length, data.truncation, stands_in, data.skip_bad_rows,
     )  # fmt: skip
     found = sources.origins(settings)
+    _tell_apart(found)
     contents = [
         (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
     how = asdict(encoder) | {"no_template": None, "stands_in": None}
+    if not how["skip_bad_rows"]:  # the key was not there once, and an unfinished run keeps its data
+        del how["skip_bad_rows"]
     seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
     text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])
     return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _tell_apart(found: list[sources.Origin]) -> None:
+    """Raises UserError for a file that is trained on and held out, under whatever name."""
+    trained = {content: origin.train.place for origin in found if isinstance(origin.train, Files)
+               for content in origin.train.digests()}  # fmt: skip
+    for origin in found:
+        if isinstance(origin.heldout, Files) and (same := trained.keys() & set(origin.heldout.digests())):
+            raise UserError(origin.heldout.place, f"it is held out, and has the content of {trained[same.pop()]}, which is "
+                            "trained on", "hold out other rows, or leave validation_file out: validation_split then holds "
+                            "some of the training rows out")  # fmt: skip
 
 
 def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
@@ -157,6 +173,7 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
     beside = [mixing.beside(part, rows, lost) for part, rows, lost in zip(used, train, dropped, strict=True)]
     facts = writer.facts(chosen, np.concatenate(beside)) | {
         "format": FORMAT, "sequences": len(sequences), "by_source": [len(part) for part in used],
+        "shared": writer.shared(np.concatenate(heldout), chosen),
     }  # fmt: skip
     writer.close()
     (folder / META).write_text(json.dumps(facts))  # last: its presence says that the rest is whole
@@ -166,7 +183,7 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
     """Store a stream's held-out samples: its own split, or its first samples. Returns where training begins."""
     wanted = settings.recipe.data.max_eval_samples or stream.HELD_OUT
     rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
-    for part in encoded(rows, origin.columns, encoder, 1):
+    for part in encoded(rows, origin.columns, encoder, 1, wanted):
         missing = first + wanted - writer.samples
         writer.add(part)
         if missing <= len(part.lengths):
@@ -187,8 +204,6 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
                 limit: int | None) -> tuple[np.ndarray, np.ndarray, float]:  # fmt: skip
     """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
     of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
-    from tqdm import tqdm
-
     first, read = writer.samples, 0
     dropped: list[np.ndarray] = []
     some = False
@@ -217,9 +232,34 @@ def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, proces
     jobs = ((chunk, columns) for chunk in rows.chunks(cursor))
     processes = processes or min(os.cpu_count() or 1, 16)
     first = [job for _, job in zip(range(2), jobs, strict=False)]
+    parts: Iterator[encode.Encoded]
     if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
         machine = encode.Machine(encoder)
-        yield from (machine.encode(*job) for job in first)
-        yield from (machine.encode(*job) for job in jobs)
-        return
-    yield from workers.encoded(itertools.chain(first, jobs), encoder, processes, rows.place)
+        parts = (machine.encode(*job) for job in itertools.chain(first, jobs))
+    else:
+        parts = workers.encoded(itertools.chain(first, jobs), encoder, processes, rows.place)
+    return _usable(parts, encoder.skip_bad_rows, limit)
+
+
+def _usable(parts: Iterator[encode.Encoded], skip: bool, limit: int | None) -> Iterator[encode.Encoded]:
+    """The parts, the first bad rows of which are listed. Raises UserError for such, after a look at what follows, unless
+    they are to be skipped."""
+    told: list[UserError] = []
+    count = samples = 0
+    for part in parts:
+        count, samples = count + len(part.bad), samples + len(part.lengths)
+        errors = part.errors(LISTED - len(told))
+        told += errors
+        if skip:
+            for error in errors:
+                tqdm.write(f"skipped: {error.place}: {error.problem}", file=sys.stderr)
+        elif count and (count >= MANY or (limit and samples >= limit)):
+            break
+        if skip or not count:
+            yield replace(part, bad=[], chunk=None)
+    if told and not skip:
+        if count > 1:
+            said = [f"{error.place}: {error.problem}" for error in told]
+            more = f"... and {count - len(told):,} more" if count > len(told) else ""
+            tqdm.write("\n".join([*said, more]).rstrip(), file=sys.stderr)
+        raise encode.refusal(told[0], count, at_least=count >= MANY)

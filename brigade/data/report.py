@@ -59,8 +59,14 @@ def _shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str
 
 def _losses(facts: dict[str, int]) -> list[str]:
     words = {"cut": "longer than max_length cut", "split": "longer texts split into several samples",
-             "dropped": "without a supervised token dropped", "empty": "empty texts skipped"}  # fmt: skip
-    return [f"{facts[key]:,} {said}" for key, said in words.items() if facts[key]]
+             "dropped": "without a supervised token dropped", "empty": "empty texts skipped",
+             "skipped": "rows that cannot be used skipped (skip_bad_rows)",
+             "thoughts": "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
+                         "after the last question)",
+             "plain": "control tokens spelled out in questions, read as plain text",
+             "control": "control tokens spelled out in answers or texts, which stay control tokens",
+             "shared": "held-out samples that are trained on, too"}  # fmt: skip
+    return [f"{facts[key]:,} {said}" for key, said in words.items() if facts.get(key)]
 
 
 def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int = 200, shuffled: bool = False) -> float:

@@ -21,6 +21,10 @@ NEWLINE = b"\n"
 Row = dict[str, Any]
 
 
+class BadRow(Exception):
+    """(problem, cure) of a row; who reads the chunk knows its place."""
+
+
 class Chunk(Protocol):
     @property
     def after(self) -> Any: ...
@@ -30,8 +34,8 @@ class Chunk(Protocol):
         """In the unit of Rows.size."""
         ...
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """Each row with its number in the chunk. Raises UserError at the first that cannot be read."""
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+        """Each row with its number in the chunk; in place of one that cannot be read, what is wrong with it."""
         ...
 
     def place(self, number: int) -> str:
@@ -55,7 +59,7 @@ class Rows(Protocol):
         ...
 
 
-class _Files:
+class Files:
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
         self.place = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/*{paths[0].suffix}"
@@ -64,7 +68,7 @@ class _Files:
         return [digest(path) for path in self.paths]
 
 
-class JsonLines(_Files):
+class JsonLines(Files):
     """One JSON object a line. Chunks are byte ranges that begin and end with a line."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -105,7 +109,7 @@ class _Lines:
                 before, left = before + block.count(NEWLINE), left - len(block)
         return f"{self.path}, line {before + number + 1}"
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         with self.path.open("rb") as file:
             file.seek(self.begin)
             content = file.read(self.end - self.begin)
@@ -116,15 +120,14 @@ class _Lines:
             try:
                 yield number, json.loads(line.decode("utf-8").rstrip())
             except UnicodeDecodeError:
-                raise UserError(self.place(number), f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8") from None
+                yield number, BadRow(f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8")
             except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
                 known = isinstance(error, json.JSONDecodeError)
                 said = f"{error.msg} at column {error.colno}" if known else str(error)[:80]  # type: ignore[union-attr]
-                raise UserError(self.place(number), f"not JSON: {said}: {line.decode()[:40]!r}",
-                                "mend or delete that line") from None  # fmt: skip
+                yield number, BadRow(f"not JSON: {said}: {line.decode()[:40]!r}", "mend or delete that line")
 
 
-class Csv(_Files):
+class Csv(Files):
     """CSV with a header line; every value is a text."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -140,13 +143,17 @@ class Csv(_Files):
                 reader = csv.DictReader(file, strict=True)
                 done, rows = 0, []
                 try:
+                    names = reader.fieldnames or ()
+                    if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
+                        raise UserError(f"{path}, line 1", f"one column, {names[0]!r}: its cells are separated by {other!r}",
+                                        "write it with commas")  # fmt: skip
                     for row in reader:
                         done += 1
                         if done <= skipped:
                             continue
                         if None in row or None in row.values():
-                            cells, names = len([v for v in row.values() if v is not None]), len(reader.fieldnames or ())
-                            raise ValueError(f"{cells} cells or more under a header of {names}")
+                            cells = len([v for v in row.values() if v is not None])
+                            raise ValueError(f"{cells} cells or more under a header of {len(names)}")
                         rows.append(row)
                         if len(rows) == CHUNK_ROWS:
                             yield _Rows(rows, f"{path}, row", done - len(rows) + 1, (number, done))
@@ -180,7 +187,7 @@ class _Rows:
         return enumerate(self.content)
 
 
-class Parquet(_Files):
+class Parquet(Files):
     """Parquet files, read a thousand rows at a time."""
 
     def __init__(self, paths: list[Path]) -> None:

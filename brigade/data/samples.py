@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import UserError
+from .rows import BadRow
 
 COLUMNS = ("messages", "prompt", "completion", "text", "tools")
 # ShareGPT's names beside OpenAI's.
 ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
          "gpt": "assistant", "tool": "tool"}  # fmt: skip
+# What other sets call the columns, for the cure of a row that has none of ours.
+USUAL = {"messages": ("conversations", "conversation", "dialogue", "chat"), "prompt": ("instruction", "question", "query"),
+         "completion": ("output", "response", "answer", "answers"), "text": ("content", "body", "article")}  # fmt: skip
+UNTRAINED = ("weight", "train", "training")  # of a message, 0 or false: no loss on it, as OpenAI and axolotl write it
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 
 Message = dict[str, Any]
@@ -19,16 +23,15 @@ Message = dict[str, Any]
 @dataclass(frozen=True)
 class Text:
     """What is to be tokenised. spans: supervised parts as (begin, end) in characters; rendered: by a chat template,
-    which writes special tokens itself; splits: a long one is cut into several samples."""
+    which writes special tokens itself; splits: a long one is cut into several samples; plain: parts in which no special
+    token is meant; counts: of encode.ABOUT"""
 
     text: str
     spans: list[tuple[int, int]]
     rendered: bool = False
     splits: bool = False
-
-
-class BadRow(Exception):
-    """(problem, cure) of a row; who reads the chunk knows its place."""
+    plain: tuple[tuple[int, int], ...] = ()
+    counts: tuple[int, ...] = (0, 0, 0)
 
 
 def kind_of(row: Any, columns: dict[str, str]) -> str:
@@ -42,15 +45,22 @@ def kind_of(row: Any, columns: dict[str, str]) -> str:
     if null := [name for name in wanted if name in row]:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
     there = ", ".join(map(repr, row)) or "nothing"
+    named = {
+        key: next(name for name in names if name in row) for key, names in USUAL.items() if row.keys() & set(names)
+    }
+    offer = f"{{{', '.join(f'{key}: {name}' for key, name in named.items()) or 'messages: conversations'}}}"
+    joined = (
+        "; `input` is then left out: join it to the instruction first" if {"instruction", "input"} <= row.keys() else ""
+    )
     raise BadRow(f"none of the columns {', '.join(map(repr, wanted))} here, only {there}",
-                 "name yours in data.columns, e.g. {messages: conversations}")  # fmt: skip
+                 f"name yours in data.columns, e.g. columns: {offer}{joined}")  # fmt: skip
 
 
-def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, list[tuple[int, int]]]]) -> Text | None:
+def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> Text | None:
     """A row as text with its supervised part, or None for a `text` without a character but white space: crawled sets have
     such, and nothing is to be learnt from them.
 
-    render: (messages, tools) -> rendered text and the assistant's spans. Raises BadRow.
+    render: (messages, tools) -> rendered text, all the assistant's spans in it. Raises BadRow.
     """
     kind = kind_of(row, columns)
     value = row[columns.get(kind, kind)]
@@ -74,25 +84,23 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., tuple[str, 
         if not isinstance(value, list) or not isinstance(completion, list):
             raise BadRow(f"prompt is {type(value).__name__}, completion {type(completion).__name__}",
                          "give two texts, or two lists of messages")  # fmt: skip
-        whole = chat(value + completion)
-        text, spans = render(whole, _tools(tools))
-        return Text(text, _last_answers(spans, whole, len(completion)), rendered=True)
-    text, spans = render(chat(value), _tools(tools))
-    return Text(text, spans, rendered=True)
-
-
-def _last_answers(spans: list[tuple[int, int]], whole: list[Message], last: int) -> list[tuple[int, int]]:
-    """Of the assistant's spans those of the `last` messages: an answer in a prompt is no part of the completion."""
-    answers = [message["role"] == "assistant" for message in whole]
-    wanted = sum(answers[len(answers) - last :])
-    if not wanted:
-        raise BadRow(
-            "the completion has no assistant turn, so nothing is supervised", "add the answer, or drop the row"
-        )
-    if len(spans) != sum(answers):
-        raise BadRow(f"the chat template marks {len(spans)} parts of {sum(answers)} assistant turns",
-                     "give messages instead of prompt and completion, or mark each turn once")  # fmt: skip
-    return spans[-wanted:]
+        if not any(_message(message)["role"] == "assistant" for message in completion):
+            raise BadRow(
+                "the completion has no assistant turn, so nothing is supervised", "add the answer, or drop the row"
+            )
+        whole, begin = chat(value + completion), len(value)
+    else:
+        whole, begin = chat(value), 0
+    text = render(whole, _tools(tools))
+    answers = [
+        i >= begin and message.get("train", True) for i, message in enumerate(whole) if message["role"] == "assistant"
+    ]
+    if all(answers):
+        return text
+    if len(text.spans) != len(answers):
+        raise BadRow(f"the chat template marks {len(text.spans)} parts of {len(answers)} assistant turns, and not all are to be "
+                     "supervised", "use a template that marks each turn once")  # fmt: skip
+    return replace(text, spans=[span for span, wanted in zip(text.spans, answers, strict=True) if wanted])
 
 
 def chat(messages: Any) -> list[Message]:
@@ -124,6 +132,8 @@ def chat(messages: Any) -> list[Message]:
 
 def _message(message: Any) -> Message:
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
+    if role is None:
+        raise BadRow(f"a message without a role: {repr(message)[:60]}", 'write {"role": ..., "content": ...}')
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "mend the message's role")
     content = message.get("content", message.get("value"))
@@ -133,15 +143,23 @@ def _message(message: Any) -> Message:
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise BadRow(
-            f"the content of {role!r} is {type(content).__name__}, not text", "give each message a text content"
-        )
-    rest = {
-        k: v
-        for k, v in message.items()
-        if k not in ("role", "from", "content", "value", "tool_calls") and v is not None
-    }
+        raise BadRow(f"the content of {role!r} is {'missing' if content is None else type(content).__name__}, not text",
+                     "give each message a text content")  # fmt: skip
+    ours = ("role", "from", "content", "value", "tool_calls", *UNTRAINED)
+    rest = {k: v for k, v in message.items() if k not in ours and v is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
+    for key in (key for key in UNTRAINED if message.get(key) is not None):
+        if message[key] not in (0, 1):
+            raise BadRow(
+                f"{key} {message[key]!r} of a {role!r} turn is neither 0 nor 1", "a turn is trained on, or it is not"
+            )
+        if message[key] and whole["role"] != "assistant":
+            raise BadRow(
+                f"{key} {message[key]!r} asks for loss on a {role!r} turn",
+                "loss is on the assistant's turns: remove it",
+            )
+        if not message[key] and whole["role"] == "assistant":
+            whole["train"] = False
     return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
 
 
@@ -172,8 +190,3 @@ def _tools(tools: Any) -> list[Any] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRow(f"tools is {type(tools).__name__}, not a list of definitions", "give a list of JSON schemas")
     return tools
-
-
-def at(place: str, error: BadRow) -> UserError:
-    problem, cure = error.args
-    return UserError(place, problem, cure)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .encode import CUT, EMPTY, SPLIT, Encoded
+from .encode import ABOUT, BAD, CUT, EMPTY, SPLIT, Encoded
 
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
@@ -26,12 +26,14 @@ class Writer:
         self._supervised: list[np.ndarray] = []
         self._fates: list[np.ndarray] = []
         self._of: list[np.ndarray] = []
+        self._about: list[np.ndarray] = []
 
     def add(self, part: Encoded) -> None:
         self._fates.append(part.fates)
         part.tokens.astype(np.int32, copy=False).tofile(self._tokens)
         part.supervised.tofile(self._mask)
         self._of.append(self._rows + part.of)
+        self._about.append(part.about)
         self.samples, self._rows = self.samples + len(part.lengths), self._rows + part.rows
         if len(part.lengths):
             self._lengths.append(part.lengths)
@@ -48,10 +50,20 @@ class Writer:
             np.concatenate([nothing, *parts])[samples] for parts in (self._lengths, self._supervised, self._fates)
         )
         cut, split = (int((fates == fate).sum() + (dropped == fate).sum()) for fate in (CUT, SPLIT))
-        empty = int((dropped == EMPTY).sum())
-        return {"samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
-                "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped) - empty,
-                "empty": empty}  # fmt: skip
+        empty, bad = (int((dropped == fate).sum()) for fate in (EMPTY, BAD))
+        about = dict(zip(ABOUT, self._all_about()[samples].sum(axis=0).tolist(), strict=True))
+        return {**{name: about[name] for name in ABOUT[:-1]},
+                "samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
+                "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped) - empty - bad,
+                "empty": empty, "skipped": bad}  # fmt: skip
+
+    def _all_about(self) -> np.ndarray:
+        return np.concatenate([np.zeros((0, len(ABOUT)), dtype=np.int64), *self._about])
+
+    def shared(self, some: np.ndarray, others: np.ndarray) -> int:
+        """How many of some samples are, token for token, among others."""
+        digests = self._all_about()[:, -1]
+        return int(np.isin(digests[some], digests[others]).sum())
 
     def rows(self) -> np.ndarray:
         """The row that each sample is of, by its number among all that were added; int64 (samples,)."""

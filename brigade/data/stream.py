@@ -21,7 +21,7 @@ from ..cluster import World
 from ..errors import UserError
 from ..flags import Settings
 from . import cache, packing, sources
-from .encode import Encoded, Encoder, Machine
+from .encode import Encoded, Encoder, Machine, refusal
 from .sampling import GlobalBatches, Indices
 from .store import Row, Samples, Writer
 
@@ -102,6 +102,8 @@ def read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Enco
     cursor, held = (cursor["cursor"], cursor["held"]) if isinstance(cursor, dict) else (cursor, 0)
     for chunk in origin.train.chunks(cursor):
         part = machine.encode(chunk, origin.columns)
+        if part.bad and not machine.encoder.skip_bad_rows:
+            raise refusal(part.errors(1)[0], len(part.bad))
         yield part.behind(held) if held else part
         held = 0
 

@@ -1,5 +1,6 @@
 """Chats to labels: the assistant's tokens and no others, encoded once per content; mistakes in data told by line."""
 
+import copy
 import json
 import os
 import time
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brigade.data import builtin, encode, samples, sources
+from brigade.data import builtin, encode, report, rows, samples, sources
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
 from brigade.data.chat_template import TEMPLATES
@@ -48,6 +49,7 @@ class only:
     def __init__(self, prepared):
         self.train, self.fingerprint, self.stands_in = prepared.train, prepared.fingerprint, prepared.stands_in
         (self.heldout,) = prepared.heldout.values()
+        self.facts = prepared.facts
         self.cut, self.dropped = prepared.facts["cut"], prepared.facts["dropped"]
 
 
@@ -56,6 +58,7 @@ def same(some, others):
 
 
 CHATS = [chat(f"What is {i}?", f"The number {i}.") for i in range(20)]
+HELD = [chat(f"Which is {i}?", f"{i}.") for i in range(20)]
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     own.write_text(
         "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %} {% endfor %}"
     )
-    data = prepare([chat("abc", "def")], [chat("abc", "def")], chat_template=str(own))
+    data = prepare([chat("abc", "def")], [chat("ghi", "jkl")], chat_template=str(own))
     assert words(tokenizer, data.train)[0].replace(" ", "") == "abcdef"
 
 
@@ -141,9 +144,9 @@ def test_a_sample_of_just_max_length_is_not_cut(prepare):
 
 
 def test_number_of_samples(prepare):
-    data = prepare(CHATS, CHATS, max_train_samples=5, max_eval_samples=3)
+    data = prepare(CHATS, HELD, max_train_samples=5, max_eval_samples=3)
     assert (len(data.train), len(data.heldout)) == (5, 3)
-    assert same(data.train, list(prepare(CHATS, CHATS).train)[:5])
+    assert same(data.train, list(prepare(CHATS, HELD).train)[:5])
 
 
 @pytest.mark.parametrize("share, held", [(0.02, 1), (0.25, 5), (0.5, 10)])
@@ -179,17 +182,16 @@ def test_a_file_of_another_name_with_the_same_content_is_the_same_data(prepare, 
 
 
 def test_whatever_changes_the_samples_changes_the_fingerprint(prepare, tmp_path, tokenizer):
-    import copy
-
     template = tmp_path / "other.jinja"
     template.write_text(CHATML.read_text().replace("<|im_start|>", "<|im_start|> "))
     more_words = copy.deepcopy(tokenizer)
     more_words.add_tokens(["number"])
     data = [
         prepare(), prepare([*CHATS, chat("a", "b")]), prepare([*CHATS[:-1], chat("What is 19?", "The number 20.")]),
-        prepare(CHATS[::-1]), prepare(CHATS, CHATS), prepare(CHATS, CHATS[:3]), prepare(max_length=20),
+        prepare(CHATS[::-1]), prepare(CHATS, HELD), prepare(CHATS, CHATS[:3]), prepare(max_length=20),
         prepare(chat_template=str(template)), prepare(validation_split=0.2), prepare(max_train_samples=4),
         prepare(max_eval_samples=1, validation_split=0.2), prepare(tokenizer=more_words),
+        prepare(skip_bad_rows=True),
     ]  # fmt: skip
     assert len({one.fingerprint for one in data}) == len(data)
 
@@ -255,11 +257,12 @@ def lines(*wrong):
     ('{"messages": [{"role": "bot", "content": "x"}]}', "'bot'"), ('{"messages": [{"content": "x"}]}', "role"),
     ('{"messages": [{"role": ["user"], "content": "x"}]}', "role"), ('{"messages": [{"role": "user"}]}', "content"),
     ('{"messages": [{"role": "user", "content": ["x"]}]}', "list"),
-    ('{"messages": [{"role": "user", "content": null}]}', "NoneType"),
+    ('{"messages": [{"role": "user", "content": null}]}', "content of 'user' is missing"),
+    ('{"prompt": "a", "completion": null}', "'completion'"), ('{"a;b": "c"}', "'a;b'"),
 ])  # fmt: skip
 def test_a_broken_line_is_named(prepare, mistake, tmp_path, line, said):
     message = mistake(prepare, lines(line, json.dumps(CHATS[0])))
-    assert f"{tmp_path / 'train.jsonl'}, line 4" in message and said in message
+    assert f"{tmp_path / 'train.jsonl'}, line 4" in message and said in message and "NoneType" not in message
     assert f"{tmp_path / 'heldout.jsonl'}, line 4" in mistake(prepare, CHATS, lines(line))
 
 
@@ -298,6 +301,118 @@ def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, sai
     assert f"{tmp_path / 'train.jsonl'}, line 4" in message and said in message
 
 
+@pytest.mark.parametrize("row, offered", [
+    ({"instruction": "a", "input": "", "output": "b"}, "{prompt: instruction, completion: output}; `input` is then left out"),
+    ({"question": "a", "answer": "b"}, "{prompt: question, completion: answer}"),
+    ({"conversations": []}, "{messages: conversations}"), ({"x": 1}, "{messages: conversations}"),
+])  # fmt: skip
+def test_columns_of_other_sets_are_offered_a_mapping(prepare, mistake, row, offered):
+    assert f"columns: {offered}" in mistake(prepare, [row]).splitlines()[-1]
+
+
+BROKEN = [CHATS[0], {"messages": []}, CHATS[1], chat("only a question"), CHATS[2], chat("a", "\ud800"), *CHATS[3:5]]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_bad_rows_are_listed_or_on_request_skipped_and_counted(
+    prepare, mistake, capsys, monkeypatch, tmp_path, processes
+):
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    text = "".join(f"{json.dumps(row)}\n" for row in BROKEN) + "{no json\n" + f"{json.dumps(chat('b', 'long ' * 99))}\n"
+    options = {"heldout": HELD, "dataset_num_proc": processes, "max_length": 64, "truncation": False}
+    message = mistake(prepare, text, **options)
+    assert "train.jsonl, line 2" in message and "5 rows cannot be used" in message and "skip_bad_rows: true" in message
+    told = capsys.readouterr().err
+    assert [line in told for line in (f"{tmp_path}/train.jsonl, line {n}: " for n in range(1, 11))] == [
+        n in (2, 4, 6, 9, 10) for n in range(1, 11)
+    ]
+    data = prepare(text, **options, skip_bad_rows=True)
+    assert same(data.train, prepare(CHATS[:5], **options).train) and data.facts["skipped"] == 5
+    assert f"skipped: {tmp_path}/train.jsonl, line 9: not JSON" in capsys.readouterr().err
+    mistake(prepare, text, **options)  # also when it lies in the cache without them
+
+
+def test_of_many_bad_rows_ten_are_listed(prepare, mistake, capsys):
+    assert "5,000 rows or more" not in (message := mistake(prepare, [{"x": 1}] * 50, HELD)) and "50 rows" in message
+    told = capsys.readouterr().err
+    assert told.count("none of the columns") == 10 and "40 more" in told
+    assert "skip_bad_rows: true leaves it out" in mistake(prepare, [*CHATS, {"x": 1}], HELD)
+    assert "no training samples" in mistake(prepare, [{"x": 1}] * 3, HELD, skip_bad_rows=True)
+
+
+# ---- what is not silently lost, or learnt --------------------------------------------------------------------------
+def said(*turns):
+    return {"messages": [{"role": ("user", "assistant")[i % 2], **turn} for i, turn in enumerate(turns)]}
+
+
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}])
+def test_a_turn_of_no_weight_is_not_trained_on(prepare, tokenizer, off):
+    on = {key: bool(1) if value is False else 1 for key, value in off.items()}
+    turns = [{"content": "a"}, {"content": "first", **off}, {"content": "b"}, {"content": "second", **on}]
+    data = prepare([said(*turns)], HELD)
+    plain = prepare([said(*({"content": turn["content"]} for turn in turns))], HELD)
+    assert words(tokenizer, data.train) == ["second<|im_end|>"] and same(data.train, plain.train)
+    pair = {"prompt": said(*turns)["messages"][:2], "completion": said(*turns)["messages"][2:]}
+    assert words(tokenizer, prepare([pair], HELD).train) == ["second<|im_end|>"]
+    nothing = prepare([*CHATS, said(*turns[:2])], HELD)
+    assert len(nothing.train) == len(CHATS) and nothing.dropped == 1
+
+
+@pytest.mark.parametrize("turns, problem", [
+    ([{"content": "a"}, {"content": "b", "weight": 0.5}], "weight 0.5"),
+    ([{"content": "a"}, {"content": "b", "train": "no"}], "train 'no'"),
+    ([{"content": "a", "train": True}, {"content": "b"}], "asks for loss on a 'user' turn"),
+])  # fmt: skip
+def test_other_weights_are_refused(prepare, mistake, turns, problem):
+    assert problem in mistake(prepare, [said(*turns)], HELD)
+
+
+@pytest.mark.parametrize("template, key, lost", [
+    ("chatml", "reasoning_content", 2), ("chatml", "thinking", 2), ("qwen3", "reasoning_content", 1),
+    ("qwen3", "thinking", 1), ("llama3", "reasoning_content", 2),
+])  # fmt: skip
+def test_thoughts_that_the_template_does_not_show_are_counted(prepare, tokenizer, template, key, lost):
+    """Qwen 3 shows those after the last question alone."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.bos_token = "<|im_start|>"
+    rows = [said({"content": "a"}, {"content": "b", key: "Hmm."}, {"content": "c"}, {"content": "d", key: "So, well."})]
+    data = prepare(rows, HELD, chat_template=template, tokenizer=tokenizer)
+    assert data.facts["thoughts"] == lost and prepare(CHATS, HELD).facts["thoughts"] == 0
+    assert (f"{lost} answers with reasoning_content or thinking" in "".join(report._losses(data.facts))) == bool(lost)
+
+
+@pytest.mark.parametrize(
+    "spelled", ["<|im_end|>\n<|im_start|>assistant\nYes.", "a<|im_end|><|im_end|>", "<|im_start|>", "é <|im_end|> é"]
+)
+def test_control_tokens_of_a_user_are_text_and_counted(prepare, tokenizer, spelled):
+    number = spelled.count("<|")
+    data = prepare([said({"content": spelled}, {"content": "No."})], HELD)
+    ids = data.train[0]["input_ids"].tolist()
+    assert tokenizer.decode(ids) == f"<|im_start|>user\n{spelled}<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+    control = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert [token for token in ids if token in control] == control * 2, "those of the template alone"
+    assert words(tokenizer, data.train) == ["No.<|im_end|>"]
+    assert (data.facts["plain"], data.facts["control"]) == (number, 0)
+    answered = prepare([said({"content": "No."}, {"content": spelled})], HELD)
+    assert (answered.facts["plain"], answered.facts["control"]) == (0, number)
+    assert prepare([{"text": spelled}], HELD).facts["control"] == number
+    assert prepare(CHATS, HELD).facts["plain"] == prepare(CHATS, HELD).facts["control"] == 0
+
+
+def test_what_is_held_out_is_not_trained_on(prepare, mistake):
+    message = mistake(prepare, CHATS, CHATS)
+    assert "heldout.jsonl" in message and "train.jsonl" in message and "validation_split" in message
+    data = prepare(CHATS, [*HELD[:3], *CHATS[4:6]])
+    assert data.facts["shared"] == 2 and "2 held-out samples that are trained on" in "".join(report._losses(data.facts))
+    assert prepare(CHATS, HELD).facts["shared"] == prepare(CHATS).facts["shared"] == 0
+
+
+def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
+    message = mistake(prepare, CHATS[:1], HELD, chat_template="llama3")
+    assert "bos_token, and the tokenizer has none" in message and "chat_template" in message.splitlines()[-1]
+
+
 def test_a_longer_sample_with_truncation_off(prepare, mistake, tmp_path):
     message = mistake(prepare, [*CHATS[:2], chat("a", "b c d e f " * 100)], max_length=64, truncation=False)
     assert "train.jsonl, line 3" in message and "truncation" in message and "max_length is 64" in message
@@ -326,8 +441,6 @@ def test_after_a_mistake_the_mended_data_is_read(prepare, mistake):
 
 def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
     """It is never an all-zero mask: ours stands in where it renders the same, else the run stops."""
-    import copy
-
     stock = copy.deepcopy(tokenizer)
     stock.chat_template = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
     found = prepare(chat_template=None, tokenizer=stock)
@@ -378,7 +491,7 @@ def test_one_source_of_data(load, mistake, tokenizer, cache):
        | st.dictionaries(st.sampled_from(["messages", "role", "content", "x"]), inner, max_size=3)))  # fmt: skip
 def test_any_json_is_a_chat_or_a_users_mistake(row):
     try:
-        text = samples.convert(row, {}, lambda messages, tools: (json.dumps(messages), [(0, 1)]))
+        text = samples.convert(row, {}, lambda messages, tools: samples.Text(json.dumps(messages), [(0, 1)]))
     except samples.BadRow as error:
         assert len(error.args) == 2
     else:

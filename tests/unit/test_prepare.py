@@ -390,7 +390,7 @@ def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer)
     ({"content": "b."}, {"text": "content"}),
 ])  # fmt: skip
 def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, row, columns):
-    held = write("held2.jsonl", [row])
+    held = write("held2.jsonl", [row] * 2)
     prepared = from_rows(row, columns=columns, validation_file=held)
     assert "b." in words(tokenizer, prepared.train[0]) or "." in words(tokenizer, prepared.train[0])
     message = mistake(prepare, train_file=write("plain.jsonl", [row]), validation_file=held)
@@ -446,7 +446,7 @@ def test_tool_calls_from_parquet_are_those_from_json(from_rows, prepare, write, 
         with_tools("g", {"y": "a"}, [tool("g", y="string")]),
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "a.parquet")
-    held = write("held.jsonl", content)
+    held = write("held.jsonl", content[:1])
     lines = prepare(train_file=write("a.jsonl", content), validation_file=held, chat_template="qwen3")
     parquet = prepare(train_file=str(tmp_path / "a.parquet"), validation_file=held, chat_template="qwen3")
     assert texts(tokenizer, parquet.train) == texts(tokenizer, lines.train)

@@ -40,7 +40,7 @@ def home(tmp_path, monkeypatch, tokenizer):
 
 
 def write(path, count):
-    lines = [json.dumps({"messages": [{"role": "user", "content": f"What follows {n}?"},
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"What follows {n} in {path.stem}?"},
                                       {"role": "assistant", "content": f"{n + 1} follows."}]}) for n in range(count)]  # fmt: skip
     path.write_text("\n".join(lines) + "\n")
 
@@ -216,10 +216,11 @@ def test_what_changes_the_samples_makes_a_cache_beside_the_old(home, prepare, to
     (other / "tokenizer.json").write_text(json.dumps(content))
     (home / "own.jinja").write_text((builtin.TEMPLATE).read_text().replace("'\\n'", "'\\n\\n'"))
     (home / "more.jsonl").write_text((home / "train.jsonl").read_text() * 2)
+    (home / "other.jsonl").write_text("\n" + (home / "train.jsonl").read_text())
     changes = {
         "nothing": [],
         "data": ["--train_file", str(home / "more.jsonl")],
-        "held-out data": ["--validation_file", str(home / "train.jsonl")],
+        "held-out data": ["--validation_file", str(home / "other.jsonl")],
         "tokenizer": ["--tokenizer_name_or_path", str(other)],
         "template": ["--chat_template", str(home / "own.jinja")],
         "length": ["--max_length", "32"],

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from brigade.data import rows, sources
 from brigade.data.json_array import JsonArrays
 from brigade.data.rows import Csv, JsonLines, Parquet, Table
+from brigade.errors import UserError
 
 
 # ---- writing what is to be read ----------------------------------------------------------------------------------
@@ -56,7 +57,10 @@ def read(source, cursor=None):
     found = []
     for chunk in source.chunks(json.loads(json.dumps(cursor))):
         chunk = pickle.loads(pickle.dumps(chunk))
-        found += [(content, chunk.place(number)) for number, content in chunk.rows()]
+        for number, content in chunk.rows():
+            if isinstance(content, rows.BadRow):
+                raise UserError(chunk.place(number), *content.args)
+            found.append((content, chunk.place(number)))
     return found
 
 
@@ -214,6 +218,13 @@ def test_a_csv_line_that_is_none_is_named(tmp_path, mistake, line):
     path.write_text(f'text,answer\na,"two\nlines"\n{line}\n')
     message = mistake(read, Csv([path]))
     assert f"{path}, line 4" in message
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_csv_of_other_marks_is_told_by_them(tmp_path, mistake, mark):
+    (tmp_path / "a.csv").write_text(f"prompt{mark}completion\na, b{mark}c\n")
+    message = mistake(read, Csv([tmp_path / "a.csv"]))
+    assert "a.csv, line 1" in message and f"separated by {mark!r}" in message
 
 
 def test_a_csv_of_another_encoding(tmp_path, mistake):
