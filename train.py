@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
+        arguments.check_warmup(run, len(data.train))
         adapters.check_targets(settings, config)
         isolation.check(settings, config)
         weights = models.weights(settings, config)

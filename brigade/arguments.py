@@ -1,6 +1,7 @@
 """From a run's settings and strategy to Transformers' TrainingArguments: the one place that sets the engines' options."""
 
 import io
+import math
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import kernels, machine, models, optimizers, ranks
 from .cluster import World
 from .data.sampling import GlobalBatches
+from .errors import UserError
 from .flags import Settings
 from .run import Run
 from .strategy import Strategy, accelerate, deepspeed
@@ -127,6 +129,25 @@ def load_dtype(settings: Settings, strategy: Strategy) -> "torch.dtype":
     return models.half_or_full(settings)
 
 
+def _steps(run: Run, train_samples: int) -> float:
+    training, batch = run.settings.recipe.training, run.batch
+    if training.max_steps > 0:
+        return training.max_steps
+    epoch = GlobalBatches(train_samples, batch.micro, batch.accumulation, 0, batch.data_parallel_size).steps
+    return epoch * training.num_train_epochs
+
+
+def check_warmup(run: Run, train_samples: int) -> None:
+    """Raises UserError where the learning rate would never be reached; but a recipe may be tried for a few steps by flag."""
+    settings, steps = run.settings, _steps(run, train_samples)
+    tried = "max_steps" in settings.sources and "warmup_steps" not in settings.sources
+    if (warmup := settings.recipe.training.warmup_steps) > math.ceil(steps) and not tried:
+        problem = (
+            f"warmup_steps is {warmup:g}, but the run has {math.ceil(steps)} steps: it would never reach learning_rate"
+        )
+        raise UserError(settings.place("warmup_steps"), problem, "lower it, or give a share of all steps, e.g. 0.05")
+
+
 def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
     """TrainingArguments for a run. After this call ZeRO-3 models load shard by shard."""
     import torch
@@ -191,10 +212,8 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
 
         mesh = {"dp_replicate_size": strategy.replicate, "dp_shard_size": strategy.shard}
         options["parallelism_config"] = ParallelismConfig(**mesh)
-    steps = GlobalBatches(train_samples, batch.micro, batch.accumulation, 0, batch.data_parallel_size).steps
     if 0 < training.warmup_steps < 1:  # a share: of the steps that our batches make, not of Trainer's estimate
-        total = training.max_steps if training.max_steps > 0 else steps * training.num_train_epochs
-        options["warmup_steps"] = round(training.warmup_steps * total)
+        options["warmup_steps"] = round(training.warmup_steps * _steps(run, train_samples))
     arguments = TrainingArguments(
         output_dir=str(output_dir),
         per_device_train_batch_size=batch.micro,

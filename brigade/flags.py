@@ -4,6 +4,7 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 """
 
 import argparse
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -77,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
             names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
             # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
             nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
-            group.add_argument(*names, dest=key, metavar="VALUE", help=f"default: {info.get_default()}", **nargs)
+            shown = "required in a recipe" if info.is_required() else f"default: {info.get_default()}"
+            group.add_argument(*names, dest=key, metavar="VALUE", help=shown, **nargs)
     return parser
 
 
@@ -202,10 +204,22 @@ def _explain(error: ValidationError, settings: Settings, document: dict[str, Any
         return UserError(place, f"there is no such key (its value: {_short(repr(first['input']))})", cure)
     if first["type"] == "missing":
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
-    wanted = first["msg"].removeprefix("Input should be ").partition(", unable")[0]
-    wanted = wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
-    if first["type"] == "model_type":
-        wanted = "a section of keys and values"
+    # A key that takes several types has one complaint for each of them.
+    others = [other for other in error.errors()[1:] if len(location) == len(other["loc"]) == 3
+              and other["loc"][:2] == first["loc"][:2]]  # fmt: skip
+    wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *others])))
     value = document.get(section)
     value = value.get(key) if isinstance(value, dict) else value
-    return UserError(place, f"{_short(repr(value))} is not {wanted}", f"give {wanted}")
+    if value is None and not key:
+        return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
+    shown = "null" if value is None else _short(repr(value))
+    return UserError(place, f"{shown} is not {wanted}", f"give {wanted}")
+
+
+def _wanted(complaint: Any) -> str:
+    """What a value should be, in one of pydantic's complaints."""
+    if complaint["type"] == "model_type":
+        return "a section of keys and values"
+    said = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    said = re.split(r", (?:unable|got) ", said)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return f"a number {said}" if said.startswith(("greater ", "less ")) else said

@@ -1,6 +1,8 @@
 """Whether this host can do what a run asks for: devices, precision, kernels, compiler. Told before a model is built."""
 
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,8 +68,13 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
     for key, needed in (("use_peft", "peft"), ("load_in_4bit", "bitsandbytes")):
         if getattr(model, key) and importlib.util.find_spec(needed) is None:
             raise UserError(settings.place(key), f"{needed!r} is not installed on this host", f"pip install {needed}")
-    if training.optim in optimizers.NAMES:
-        optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
+    optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
+    compilers = (
+        [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
+    )  # Triton's, inductor's
+    if training.torch_compile and not any(map(shutil.which, compilers)):
+        raise UserError(settings.place("torch_compile"), f"it compiles with {' or '.join(compilers)}, and there is none",
+                        "apt-get install g++, or leave torch_compile out")  # fmt: skip
     if strategy.is_deepspeed:
         _check_deepspeed(strategy, gpu)
 
@@ -114,7 +121,6 @@ def micro_batch(settings: Settings, strategy: Strategy, world: World, batch: Bat
 
 def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
     import ctypes.util
-    import shutil
     import sysconfig
 
     assert strategy.ds_config is not None

@@ -33,10 +33,19 @@ SHAPES = (
 
 
 def location(settings: Settings) -> str:
-    """model_name_or_path as a path where it is a local directory (here or in the repository), else as a Hub name."""
-    name = settings.recipe.model.model_name_or_path
+    """model_name_or_path as a path where it is a local directory (here or in the repository), else as a Hub name.
+
+    Raises UserError for a revision of a directory.
+    """
+    name, revision = settings.recipe.model.model_name_or_path, settings.recipe.model.revision
     for candidate in (Path(name).expanduser(), REPOSITORY / name):
         if candidate.is_dir():
+            if revision is not None:
+                raise UserError(
+                    settings.place("revision"),
+                    f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory",
+                    "leave revision out (--revision null), or name the model on the Hub",
+                )
             return str(candidate)
     hub_is_away()
     return name

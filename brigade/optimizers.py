@@ -72,15 +72,21 @@ def _base(name: str) -> Any:
 
 
 def parse_arguments(name: str, optim_args: str | None, place: str) -> dict[str, Any]:
-    """`key=value,key=value` for LAMB or LARS as a dictionary. Raises UserError at `place` for what they do not take."""
-    known = [
-        key for key in inspect.signature(_base(name).__init__).parameters if key not in ("self", "params", "kwargs")
-    ]
+    """`key=value,key=value` as a dictionary. Raises UserError at `place` for what the optimizer does not take: of torch's and
+    bitsandbytes', Transformers leaves out what it does not know without a word (trainer_optimizer.py)."""
+    known: Iterable[str] = ("momentum", "dampening", "weight_decay", "nesterov") if name == "sgd" else ()
+    if name in NAMES:
+        known = inspect.signature(_base(name).__init__).parameters.keys() - {"self", "params", "kwargs"}
     arguments = {}
-    for key, value in (pair.split("=") for pair in (optim_args or "").split(",") if pair):
+    for key, text in (pair.split("=") for pair in (optim_args or "").split(",") if pair):
         if key not in known:
-            raise UserError(place, f"{name} has no argument {key!r}", did_you_mean(key, known))
-        arguments[key] = yaml.safe_load(value)
+            cure = did_you_mean(key, known) if known else "leave optim_args out; it has keys of the recipe for its own"
+            raise UserError(place, f"{name} has no argument {key!r}", cure)
+        value = yaml.safe_load(text)
+        try:
+            arguments[key] = value if isinstance(value, bool | int) else float(value)  # 1e-5 is a text to YAML
+        except (TypeError, ValueError):
+            raise UserError(place, f"{key} is {text!r}", "give a number, true or false") from None
     return arguments
 
 

@@ -131,7 +131,14 @@ def find(name: str, place: str, what: str) -> Path:
         for candidate in (Path(name).expanduser(), REPOSITORY / name):
             if candidate.exists():
                 return candidate
-    raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY.name}/", "check the path's spelling")
+    raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY}", "check the path's spelling")
+
+
+def is_directory(path: Path) -> UserError:
+    """Where a file is wanted: names the first files that the directory holds."""
+    inside = [str(file) for file in sorted([*path.glob("*.yaml"), *path.glob("*/*.yaml")])]
+    cure = f"name one of its files: {', '.join(inside[:4])}{', ...' * (len(inside) > 4)}" if inside else "name a file"
+    return UserError(str(path), "it is a directory, not a file", cure)
 
 
 TWICE = "stands twice in its table, and all but the last would be lost"
@@ -150,9 +157,9 @@ class _EachKeyOnce(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping. Raises UserError with the line for anything else."""
+    """A YAML file that holds a mapping. Raises UserError with the line for anything else, and for a key that stands twice."""
     if path.is_dir():
-        raise UserError(str(path), "it is a directory, not a file", f"name one of its files, e.g. {path / 'full.yaml'}")
+        raise is_directory(path)
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachKeyOnce)
     except OSError as error:
@@ -162,9 +169,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         line = f", line {mark.line + 1}" if mark else ""
         problem = str(getattr(error, "problem", error))
         problem = problem if problem.endswith(TWICE) else f"not YAML: {problem}"
-        raise UserError(f"{path}{line}", problem, "mend that line") from None
+        cure = "keep one of them, with all that belongs under it" if problem.endswith(TWICE) else "mend that line"
+        raise UserError(f"{path}{line}", problem, cure) from None
     if not isinstance(document, dict):
-        raise UserError(
-            str(path), f"holds {type(document).__name__}, not keys and values", "see recipes/tiny/full.yaml"
+        what = (
+            "is empty" if document is None else f"holds {'a list' if isinstance(document, list) else 'a single value'}"
         )
+        raise UserError(str(path), f"it {what}, not keys and values", "see recipes/tiny/full.yaml")
     return document

@@ -4,6 +4,7 @@ Keys are Hugging Face's own names (TrainingArguments, TRL's SFTConfig and ModelC
 and cluster. This module imports no torch.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -18,6 +19,12 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 def _steps(value: int) -> int:
     if value != -1 and value < 1:
         raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
+    return value
+
+
+def _pairs(value: str) -> str:
+    if not re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", value):
+        raise ValueError("name=value, or several with commas between them: name=value,name=value")
     return value
 
 
@@ -141,7 +148,7 @@ class DataSection(Source):
 
 
 class TrainingSection(Section):
-    global_batch_size: Positive
+    global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Sequences per optimizer step over all ranks. Accumulation follows: global / (micro-batch x data-parallel size)."""
     reference_batch_size: Positive | None = None
     """The global batch that learning_rate was chosen for; default: global_batch_size of the recipe itself."""
@@ -168,7 +175,7 @@ class TrainingSection(Section):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars"] = (
         "adamw_torch_fused"
     )
-    optim_args: str | None = Field(None, pattern=r"^\w+=[^,=]+(,\w+=[^,=]+)*$")
+    optim_args: Annotated[str, AfterValidator(_pairs)] | None = None
     """The optimizer's own further arguments: `name=value,name=value`."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
@@ -184,7 +191,8 @@ class TrainingSection(Section):
     """Lay the samples of a micro-batch end to end instead of padding them to the longest."""
     ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, lt=2**32)
+    """Below 2^32, as NumPy's."""
     logging_steps: Watching = 1
     eval_steps: Watching | None = None
     """Held-out loss every so many steps; always before the first and after the last."""

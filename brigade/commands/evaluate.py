@@ -20,6 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
+    if options.answers < 0:
+        raise UserError("flag --answers", f"{options.answers} questions cannot be answered", "give a number from 0")
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")

@@ -12,7 +12,7 @@ import yaml
 from .. import flags
 from ..cluster import parse_hostfile
 from ..errors import UserError, nearest
-from ..recipe import TWICE, find, read_yaml
+from ..recipe import TWICE, find, is_directory, read_yaml
 from ..schema import SECTIONS
 from ..strategy import accelerate, deepspeed
 from ..strategy.ds_keys import key_table
@@ -87,6 +87,9 @@ def _read(name: str, path: Path) -> File:
         return File(name, "broken", findings=[Finding(rule, name, "", problem, cure)])
 
     try:
+        if path.is_dir():
+            error = is_directory(path)
+            return broken("file-unreadable", error.problem, error.cure)
         if not path.is_file():
             return broken("file-unreadable", "it is not a file", "name a file")
         if path.stat().st_size > LARGEST:
@@ -112,9 +115,12 @@ def recognise(file_name: str, text: str) -> Kind | None:
     if text.lstrip("\ufeff \t\r\n").startswith("{") or file_name.endswith(".json"):
         return _of_json(text)
     is_yaml = file_name.endswith((".yaml", ".yml"))
-    if not is_yaml and _SLOTS.search(text):
-        return "hostfile"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    prose = [
+        line for line in lines if len(line.split()) > 3 and not _SLOTS.match(line)
+    ]  # a page that speaks of hostfiles
+    if not is_yaml and _SLOTS.search(text) and 2 * len(prose) < len(lines):
+        return "hostfile"
     if lines and all(_VARIABLE.match(line) for line in lines):
         return "env"
     try:

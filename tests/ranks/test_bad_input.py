@@ -141,6 +141,8 @@ def folder(tmp_path):
     chats(tmp_path / "good.jsonl")
     broken(tmp_path / "broken.jsonl")
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text('{"model_type": "bert"}')
     config = json.loads((REPOSITORY / "ds_configs/zero2.json").read_text())
     (tmp_path / "clip.json").write_text(json.dumps(config | {"gradient_clipping": 0.5}))
     return tmp_path
@@ -296,6 +298,12 @@ MISTAKES = {
     "template without marks": (["--chat_template", "FILE"], "{{ messages }}", ["--chat_template", "generation"]),
     "template that breaks": (["--chat_template", "FILE"], "{% generation %}\n{% if %}", ["template, line 2"]),
     "sequence too long": (["--max_length", "1000000"], None, ["--max_length", "1000000", "positions for"]),
+    "an encoder": (["--model_name_or_path", "encoder"], None, ["--model_name_or_path", "'bert' is an encoder"]),
+    "revision of a directory": (["--revision", "main"], None, ["flag --revision", "'main'", "'recipes/tiny'"]),
+    "argument that the optimizer lacks": (["--optim_args", "foo=1"], None, ["--optim_args", "adamw", "'foo'"]),
+    "argument that is no number": (["--optim", "sgd", "--optim_args", "momentum=much"], None, ["momentum is 'much'"]),
+    "more warm-up than steps": (["--warmup_steps", "9", "--max_steps", "8"], None, ["--warmup_steps", "9", "8 steps"]),
+    "more warm-up than an epoch has": (["--warmup_steps", "99999"], None, ["--warmup_steps", "99999", "share"]),
     "no such model": (["--model_name_or_path", "elsewhere"], None, ["--model_name_or_path", "'elsewhere'", "config"]),
     "model without weights": (["--from_scratch", "false"], None,
                               ["model.model_name_or_path", "weights", "from_scratch"]),
@@ -321,6 +329,12 @@ def test_mistake_is_told_before_the_model_is_built(name, told, folder):
     for word in words:
         assert word.replace("FILE", file) in message
     assert not (folder / "run").exists()
+
+
+def test_without_a_compiler_there_is_nothing_to_compile_with(told, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    message = told("--torch_compile")
+    assert "flag --torch_compile" in message and "g++" in message
 
 
 def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):

@@ -246,12 +246,17 @@ def test_advice_names_keys_that_exist():
     ("training", "learning_rate", -1.0, "greater than 0"), ("model", "attn_implementation", "flash", "sdpa"),
     ("data", "max_length", 2.5, "integer"), ("training", "learning_rate", math.inf, "finite"),
     ("training", "max_steps", True, "integer"), ("training", "adam_beta2", 1, "less than 1"),
+    ("training", "max_steps", 0, " a number of steps from 1, or -1"), ("training", "seed", 2**64, "less than 4294967296"),
+    ("training", "global_batch_size", 10**11, "less than or equal to 1000000"),
+    ("training", "global_batch_size", 16.5, " an integer"),
+    ("training", "per_device_train_batch_size", 16.5, " an integer or 'auto'"),
+    ("training", "optim_args", "foo", "name=value,name=value"),
 ])  # fmt: skip
 def test_a_wrong_value_names_place_value_and_what_is_wanted(load, mistake, section, key, value, wanted):
     message = mistake(load, **{section: {key: value}})
     place, problem, cure = message.splitlines()
     assert place.endswith(f"full.yaml: {section}.{key}") and repr(value) in problem
-    assert wanted in problem and wanted in cure
+    assert wanted in problem and wanted in cure and "error" not in problem and "got" not in problem
     place, problem, cure = mistake(load, f"--{key}", str(value)).splitlines()
     assert place == f"error: flag --{key}" and wanted in problem and wanted in cure
 
@@ -279,10 +284,26 @@ def test_a_yaml_error_names_its_line(write_recipe, mistake, text, line):
     assert f"{path}, line {line}" in mistake(flags.load, ["--recipe", str(path)]).splitlines()[0]
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "", "42\n"])
-def test_a_file_that_is_no_mapping(write_recipe, mistake, text):
+@pytest.mark.parametrize("text, said", [
+    ("- a\n- b\n", "a list"), ("just words\n", "a single value"), ("", "empty"), ("42\n", "a single value"),
+    ("model: {model_name_or_path: m}\ndata:\n", "data\n  it is empty"),
+    ("model: {model_name_or_path: null}\ndata: {}\n", "null is not a string"),
+])  # fmt: skip
+def test_a_file_or_a_section_that_holds_nothing_of_ours(write_recipe, mistake, text, said):
     path = write_recipe(text)
-    assert str(path) in mistake(flags.load, ["--recipe", str(path)])
+    message = mistake(flags.load, ["--recipe", str(path)])
+    assert str(path) in message and said in message and "None" not in message
+
+
+@pytest.mark.parametrize("text, line, words", [
+    ("model: {model_name_or_path: m}\ndata: {train_file: a}\ndata: {max_length: 9}\n", 3, ["'data'", "line 2"]),
+    ("training:\n  seed: 1\n  bf16: true\n  seed: 2\n", 4, ["'seed'", "line 2"]),
+    ("data: {columns: {text: a, text: b}}\n", 1, ["'text'"]),
+])  # fmt: skip
+def test_a_key_that_stands_twice_is_refused(write_recipe, mistake, text, line, words):
+    path = write_recipe(text)
+    message = mistake(flags.load, ["--recipe", str(path)])
+    assert message.startswith(f"error: {path}, line {line}\n") and all(word in message for word in words)
 
 
 def test_a_date_that_is_none(write_recipe, mistake):
@@ -292,6 +313,7 @@ def test_a_date_that_is_none(write_recipe, mistake):
 
 @pytest.mark.parametrize("words, said", [
     (["--recipe", "recipes/tiny"], "full.yaml"), (["--recipe", "recipes/nowhere.yaml"], "'recipes/nowhere.yaml'"),
+    (["--recipe", "recipes/nowhere.yaml"], str(ROOT)), (["--recipe", "docs"], "a directory"),
     (["full.yaml"], "'full.yaml'"), (["--max_steps"], "max_steps"), (["-x"], "-x"),
     (["--recipe", "~nobody-here/x.yaml"], "~nobody"),
     (["--recipe", "x" * 300], "xxx"),

@@ -67,7 +67,7 @@ EXAMPLES = {
     "file-missing": ({"r.yaml": recipe(cluster={"hostfile": "nowhere"})}, "r.yaml:2: cluster.hostfile"),
     "file-unreadable": ({"hosts": b"\xff\xfe"}, "hosts"),
     "file-syntax": ({"r.yaml": "model:\n  - ]\n"}, "r.yaml:2"),
-    "file-kind": ({"notes.txt": "Dear diary,\ntoday: nothing"}, "notes.txt"),
+    "file-kind": ({"notes.md": "Dear diary,\ntoday I wrote: a hostfile\n\n    node1 slots=8\n\nand then it rained."}, "notes.md"),
     "file-duplicate-key": ({"ds.json": '{"zero_optimization":\n{"stage": 3},\n"zero_optimization": {"stage": 3}}'}, "ds.json:3"),
     "hostfile-colon": ({"hosts": "node1 slots=8\nnode2: slots=8\n"}, "hosts:2"),
     "hostfile-comment": ({"hosts": "node1 slots=8 # spare\n"}, "hosts:1"),
