@@ -41,7 +41,13 @@ def story(settings: Settings, state: Any, before: float | None, after: float) ->
         said.append(f"Stopped early at step {state.global_step} of {state.max_steps}.")
     if state.best_model_checkpoint:
         where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
-        said.append(f"Best held-out loss {state.best_metric:.4f} {where}.")
+        said.append(f"Best held-out loss of a checkpoint: {state.best_metric:.4f} {where}.")
+        # Evaluations whose model was not saved cannot be gone back to, but a curve's lowest point is one of them, too.
+        seen = min((entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry)
+        if seen[0] < state.best_metric:
+            said.append(
+                f"Step {seen[1]} had {seen[0]:.4f}, and was not saved: with save_steps equal to eval_steps it would be."
+            )
     first = f"{before:.4f} before, " if before else ""
     said.append(f"Held-out loss {first}{after:.4f} after {saved_step(settings, state)} steps.")
     if before is not None and after > before:

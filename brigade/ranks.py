@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,13 +19,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .cluster import World
+from .cluster import World, counted
 from .errors import UserError
 from .hosts import rank
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
+PATIENCE = 15  # seconds after which a host says that it waits for others
 _meetings = 0
 
 
@@ -47,9 +49,29 @@ def start(world: World, alone: bool = False) -> None:
     else:
         backend = "gloo"
     rank.note(stage="waiting")
-    dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
+    impatient = threading.Timer(PATIENCE, _say_that_it_waits, [world])
+    impatient.daemon = True
+    impatient.start()
+    try:
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
+    finally:
+        impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     rank.note(stage="joined")
+
+
+def _say_that_it_waits(world: World) -> None:
+    """One line of each host. Torch's store does not tell who is there already."""
+    if world.local_rank == 0:
+        cure = "does the same command run on every host, and does each reach that address?"
+        if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
+            cure = "if you meant one process: unset RANK WORLD_SIZE"
+        print(f"rank {world.rank} on {world.host} is waiting for {counted(world.size - 1, 'other rank')} at {_address()} since "
+              f"{PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}: {cure}", file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def gather(value: Any) -> list[Any]:
@@ -200,9 +222,8 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _no_rendezvous(error: Exception) -> UserError:
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     cure = "give the launcher an address that all hosts reach and a port that is free"
-    return UserError(f"rendezvous at {address}", (str(error).splitlines() or [type(error).__name__])[0][:200], cure)
+    return UserError(f"rendezvous at {_address()}", (str(error).splitlines() or [type(error).__name__])[0][:200], cure)
 
 
 def _tell(error: BaseException, world: World) -> None:

@@ -8,6 +8,7 @@ import yaml
 
 from ..errors import UserError
 from ..recipe import REPOSITORY
+from .config import read_config
 from .header import Planned, header, load, replaced
 from .host import host
 from .job import Job
@@ -123,7 +124,8 @@ def write(candidate: Candidate, wanted: Wanted, source: Source, config: Path, to
           hostfile: str | None) -> list[Path]:  # fmt: skip
     """Write the recipe to `to` (a folder gets METHOD.yaml) and the model's config.json beside it; returns what it wrote.
 
-    Raises UserError, before anything is written, where a file of another content is in the way.
+    Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
+    model's positions.
     """
     path = to if to.suffix in (".yaml", ".yml") else to / f"{wanted.method}.yaml"
     job = candidate.estimate.job
@@ -133,6 +135,11 @@ def write(candidate: Candidate, wanted: Wanted, source: Source, config: Path, to
             f"{job.shape.name} carries a vision tower, which a run freezes and the planner counts as if it were trained",
             "take one of text alone, or write the recipe by hand and rehearse it",
         )
+    document = read_config(config)
+    positions = (document.get("text_config") or document).get("max_position_embeddings")
+    if positions and wanted.length > positions:
+        problem = f"{wanted.length} tokens, but {job.shape.name} has positions for {positions}"
+        raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
     text = body(recipe_of(candidate, wanted, source, rank, hostfile), source, job)
     beside, model = path.with_name(BESIDE), config.read_bytes()
     there = path.exists()

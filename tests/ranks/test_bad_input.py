@@ -1,6 +1,7 @@
 """Whatever is wrong ends with exit code 2 and one short message by one rank, before the model is built, and leaves
 no process behind; a fault in training ends all ranks with one traceback."""
 
+import datetime
 import json
 import os
 import re
@@ -335,6 +336,18 @@ def test_without_a_compiler_there_is_nothing_to_compile_with(told, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     message = told("--torch_compile")
     assert "flag --torch_compile" in message and "g++" in message
+
+
+def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatch, capfd):
+    for key, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
+        monkeypatch.setenv(key, str(value))
+    monkeypatch.setattr("brigade.ranks.PATIENCE", 0.01)
+    monkeypatch.setattr("brigade.ranks.RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=3))
+    with pytest.raises(SystemExit):
+        main(["--output_dir", "run"])
+    waiting, *rest = capfd.readouterr().err.splitlines()
+    assert all(word in waiting for word in ("rank 0", "1 other rank", "127.0.0.1:", "unset RANK WORLD_SIZE")), waiting
+    assert rest[-1].startswith("  cure: ")
 
 
 def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):
