@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from .errors import UserError, did_you_mean
+from .errors import UserError, did_you_mean, of_disk
 
 VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
@@ -49,6 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has read enough: `python -m brigade plan ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
         return 1  # as rich does
+    except Exception as error:
+        if (known := of_disk(error)) is None:
+            raise
+        print(known, file=sys.stderr)
+        return 2
 
 
 def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:

@@ -6,12 +6,14 @@ under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model a
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from . import ranks
-from .errors import UserError
+from .errors import UserError, of_disk
+from .estimate.config import read_config
 
 _AGAIN = "download or copy the model again"
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
@@ -29,7 +31,7 @@ def check(source: str, trust_remote_code: bool) -> None:
 
     folder = Path(source)
     integers = [name for file in _files(folder) for name in _integers(file)]
-    published = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
+    published = read_config(folder).get("quantization_config") or {}
     method = published.get("quant_method")
     if method not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
@@ -56,6 +58,19 @@ def check(source: str, trust_remote_code: bool) -> None:
     for what, keys in faults.items():
         if keys:
             raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
+
+
+@contextmanager
+def of_run(folder: Path) -> Iterator[None]:
+    """What a run saved in `folder` is loaded here. Raises UserError, with other steps as the cure, where it is damaged."""
+    cure = "copy it again where it was copied, or take another step: python -m brigade export OUTPUT DEST --step N"
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.place, error.problem, cure if error.cure.startswith(_AGAIN) else error.cure) from None
+    except Exception as error:
+        problem = f"what is saved there cannot be loaded: {type(error).__name__}: {_line(error)}"
+        raise of_disk(error) or UserError(str(folder), problem, cure) from None
 
 
 def check_finite(model: Any, source: str) -> None:

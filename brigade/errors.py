@@ -1,6 +1,8 @@
 """Errors of a user's making: where, what, and how to cure it, in at most four lines."""
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +28,25 @@ class UserError(Exception):
         one_line = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
         place, problem, cure = one_line
         return f"error: {place}\n  {problem}\n  cure: {cure}"
+
+
+def of_disk(error: BaseException) -> UserError | None:
+    """A disk that is full or may not be written, as a user's error; None for any other error.
+
+    Where safetensors writes, the system's words are all that is left of the error's number.
+    """
+    path, words = getattr(error, "filename", None), str(error)
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+    code = next((c for c in codes if getattr(error, "errno", None) == c or os.strerror(c) in words), None)
+    if code is None or not (isinstance(error, OSError) or "I/O error" in words):
+        return None
+    cure = "free some space" if code in codes[:2] else "make it writable"
+    return UserError(
+        str(path or "a file of this run"),
+        f"it cannot be written or read: {os.strerror(code)}",
+        f"{cure}, or use "
+        "another disk: --output_dir for the run, BRIGADE_CACHE, HF_HOME and TORCH_EXTENSIONS_DIR for caches",
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -344,6 +344,7 @@ def load_trained(settings: Settings, directory: Path) -> "PreTrainedModel":
 
     section = settings.recipe.model
     if not section.use_peft:
+        base_weights.check(str(directory), section.trust_remote_code)
         return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
     from peft import PeftModel
 

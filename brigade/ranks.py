@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .cluster import World, counted
-from .errors import UserError
+from .errors import UserError, of_disk
 from .hosts import rank
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
@@ -100,7 +100,7 @@ def agreed(world: World):
     try:
         yield
     except Exception as caught:
-        error = caught
+        error = of_disk(caught) or caught
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
@@ -150,6 +150,7 @@ def fail(error: BaseException, world: World) -> None:
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
+    error = of_disk(error) or error
     first = True
     try:
         if _group():

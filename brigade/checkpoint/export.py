@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import adapters, models
+from .. import adapters, base_weights, models
 from ..data import chat_template
 from ..errors import UserError
 from ..flags import Settings
@@ -48,12 +48,14 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
     there = destination.exists()
     partial = destination / f".{os.getpid()}" if there else destination.with_name(f".{destination.name}.{os.getpid()}")
     try:
-        if has_adapters and not merge:
-            model = _adapters_alone(settings, config, source, dtype, partial)
-        else:
-            model = (_merged if merge else _whole)(settings, config, source, dtype)
-        tokenizer = _tokenizer(settings, config, source, output)
-        chat_template.record(settings, tokenizer, model.generation_config)
+        partial.mkdir(parents=True)  # at once: what cannot be written is known before gigabytes are read
+        with base_weights.of_run(source):
+            tokenizer = _tokenizer(settings, config, source, output)
+            if has_adapters and not merge:
+                model = _adapters_alone(settings, config, source, dtype, partial)
+            else:
+                model = (_merged if merge else _whole)(settings, config, source, dtype)
+            chat_template.record(settings, tokenizer, model.generation_config)
         if not has_adapters or merge:
             model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
@@ -73,6 +75,7 @@ def _whole(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | 
 
     remote = settings.recipe.model.trust_remote_code
     if read.in_hugging_face_format(source):
+        base_weights.check(str(source), remote)
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", trust_remote_code=remote)
     model = adapters.empty_model(settings, config)  # on the meta device
     state = read.load(source, dtype)
@@ -98,7 +101,6 @@ def _adapters_alone(settings: Settings, config: Any, source: Path, dtype: "torch
     model = adapters.wrap(adapters.empty_model(settings, config), settings, models.weights(settings, config))
     state = read.load(source, dtype)
     _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
-    folder.mkdir(parents=True)
     model.peft_config["default"].inference_mode = True
     model.peft_config["default"].save_pretrained(folder)
     save_file(state, folder / read.ADAPTER, metadata={"format": "pt"})

@@ -22,10 +22,16 @@ def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
     if options.answers < 0:
         raise UserError("flag --answers", f"{options.answers} questions cannot be answered", "give a number from 0")
+    from .. import base_weights
+    from ..checkpoint import read
+
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
-    recorded = json.loads(marker.read_text())
+    read.check_run(options.output)
+    with base_weights.of_run(marker):
+        recorded = json.loads(marker.read_text())
+        before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
 
     import torch
     from transformers import AutoTokenizer
@@ -37,14 +43,14 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     settings = flags.load(["--recipe", str(options.output / "run.yaml")])
-    tokenizer = AutoTokenizer.from_pretrained(options.output)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = models.load_trained(settings, options.output).eval().to(device)
+    with base_weights.of_run(options.output):
+        tokenizer = AutoTokenizer.from_pretrained(options.output)
+        model = models.load_trained(settings, options.output).eval().to(device)
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
     entropy = unigram_entropy(heldout)
-    before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
     rows = {
         "before training": f"{before:.4f}" if before else "not measured",
         "after training": f"{after:.4f}" + (f"  ({1 - after / before:.0%} lower)" if before else ""),

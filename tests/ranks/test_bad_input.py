@@ -338,6 +338,12 @@ def test_without_a_compiler_there_is_nothing_to_compile_with(told, monkeypatch):
     assert "flag --torch_compile" in message and "g++" in message
 
 
+def test_a_cache_that_cannot_be_written_is_told(told, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", "good.jsonl/cache")
+    message = told("--dataset_name=", "--train_file", "good.jsonl")
+    assert "good.jsonl/cache" in message and "Not a directory" in message and "BRIGADE_CACHE" in message
+
+
 def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatch, capfd):
     for key, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(key, str(value))

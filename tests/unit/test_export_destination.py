@@ -1,14 +1,18 @@
 """Where `python -m brigade export` writes: a new or an empty directory, and nothing that is left elsewhere."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from brigade import flags
+from brigade.__main__ import main
 from brigade.checkpoint import export as exporting
 from brigade.data import builtin
 from brigade.data.cache import cache_directory
+from brigade.errors import UserError
 from brigade.recipe import REPOSITORY
 from brigade.run import RECORD, SUCCESS
 
@@ -64,17 +68,61 @@ def test_any_name_of_a_new_or_empty_directory(export, tmp_path, monkeypatch, giv
 @pytest.mark.parametrize("step", ["_tokenizer", "_whole"])
 def test_a_failed_export_leaves_nothing(export, tmp_path, monkeypatch, there, step):
     def fails(*_):
-        raise OSError("no space left on device")
+        with Path("/dev/full").open("w") as full:
+            full.write("x")
 
     destination = tmp_path / "home" / "out"
     (destination if there else destination.parent).mkdir(parents=True)
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+    with monkeypatch.context() as patched, pytest.raises((OSError, UserError), match="No space left"):
         patched.setattr(exporting, step, fails)
         export(destination)
     assert [path.name for path in destination.parent.iterdir()] == ["out"] * there
     assert not there or not list(destination.iterdir())
     export(destination)
     whole(destination)
+
+
+@pytest.fixture
+def run(output, tmp_path):
+    """A copy of that run, with a recipe of its own."""
+    run = shutil.copytree(output, tmp_path / "run")
+    recipe = {"model": {"model_name_or_path": str(output)}, "data": {"dataset_name": "python-docs", "max_length": 64}}
+    (run / RECORD).write_text(json.dumps(recipe | {"training": {"global_batch_size": 4}}))
+    (run / SUCCESS).write_text(json.dumps({"held_out_loss": 1.0, "held_out_loss_before": 2.0}))
+    return run
+
+
+def test_a_destination_that_cannot_be_written_is_told_before_anything_is_read(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(exporting, "_whole", None)
+    (tmp_path / "file").touch()
+    assert main(["export", str(run), str(tmp_path / "file" / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "Not a directory" in told and str(tmp_path / "file") in told and "cure: " in told
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def renamed(file):
+    save_file({f"module.{name}": tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize("verb", ["export", "eval"])
+@pytest.mark.parametrize("name, damage, said", [
+    ("model.safetensors", empty, "damaged"), ("model.safetensors", cut, "damaged"),
+    ("model.safetensors", renamed, "module."), ("config.json", empty, "JSON"), ("tokenizer.json", cut, "cannot be loaded"),
+])  # fmt: skip
+def test_a_damaged_output_is_told(run, tmp_path, capsys, verb, name, damage, said):
+    damage(run / name)
+    assert main([verb, str(run), *([str(tmp_path / "out")] if verb == "export" else [])]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {run}") and said in told and "cure: " in told and len(told.splitlines()) <= 4, told
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_that_holds_something_is_refused(export, tmp_path, mistake):

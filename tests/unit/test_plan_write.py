@@ -124,6 +124,13 @@ def test_a_model_with_a_vision_tower_is_planned_but_not_written(tmp_path, capsys
     assert "vision tower" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_sequences_longer_than_the_models_positions_are_not_written(tmp_path, capsys):
+    words = ["tiny", "--gpu", "H100 80GB", "--method", "full", "--max_length", "9999", "--write", tmp_path]
+    assert plan(*words) == 2
+    told = capsys.readouterr().err
+    assert "--max_length" in told and "9999" in told and "positions for" in told and not list(tmp_path.iterdir())
+
+
 def test_a_model_that_nobody_knows(capsys):
     assert plan("lama-3.1-8b", "--gpu", "H100 80GB") == 2
     assert "did you mean 'llama-3.1-8b'?" in capsys.readouterr().err
