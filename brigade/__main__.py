@@ -6,6 +6,7 @@ import os
 import sys
 
 from .errors import UserError, did_you_mean, of_disk
+from .terminal import write_what_it_can
 
 VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
@@ -68,4 +69,5 @@ def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
 
 
 if __name__ == "__main__":
+    write_what_it_can()
     raise SystemExit(main())

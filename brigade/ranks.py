@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from .cluster import World, counted
 from .errors import UserError, of_disk
 from .hosts import rank
+from .terminal import write_what_it_can
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
@@ -186,6 +187,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     C++ threads that the engines leave behind abort a process while the interpreter tears itself down ("terminate called
     without an active exception", exit -6), and a finished run or a told mistake then looks like a crash.
     """
+    write_what_it_can()
     rank.supervise()
     rank.end_with_launcher()
     code: Any = 0

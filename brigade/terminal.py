@@ -1,7 +1,15 @@
-"""Where tables go."""
+"""Where tables and lines go."""
 
+import io
 import sys
 from typing import Any
+
+
+def write_what_it_can() -> None:
+    """Let no answer or sample end a run because the terminal's encoding lacks a letter (PYTHONIOENCODING=ascii, LANG=C)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def console(**options: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brigade import arguments
+from brigade import arguments, terminal
 from brigade.cluster import World
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +60,14 @@ def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeyp
     assert [str(one.message) for one in seen] == [stopped]
     assert logged.getvalue() == f"{mark}careful with this\n"
     assert warnings.formatwarning(stopped, UserWarning, "checkpoint.py", 88).startswith(f"{mark}checkpoint.py:88")
+
+
+def test_an_encoding_that_lacks_a_letter_ends_nothing(monkeypatch):
+    """PYTHONIOENCODING=ascii: an answer in another script, a table's frame."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    terminal.write_what_it_can()
+    print("A: Grüße")
+    terminal.console().print("┃ é", markup=False)
+    sys.stdout.flush()
+    assert written.getvalue() == b"A: Gr\\xfc\\xdfe\n\\u2503 \\xe9\n"
