@@ -105,7 +105,8 @@ def record(settings: Settings, tokenizer: "PreTrainedTokenizerBase", generation:
             tokenizer.eos_token_id,
             *sorted(stops(tokenizer, template)),
         ]
-        generation.eos_token_id = list(dict.fromkeys(token for token in ends if token is not None)) or None
+        if found := list(dict.fromkeys(token for token in ends if token is not None)):
+            generation.eos_token_id = found if len(found) > 1 else found[0]
 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
