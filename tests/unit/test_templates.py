@@ -163,7 +163,7 @@ def test_what_is_saved_has_the_template_that_was_named_and_stops_at_its_ends(loa
 def test_an_own_template_for_which_ours_stood_in_stays(load, tokenizers):
     tokenizer = copy.deepcopy(tokenizers["llama3"])
     tokenizer.chat_template = own = unmarked("llama3")
-    generation = SimpleNamespace(eos_token_id=None)
+    generation = SimpleNamespace(eos_token_id=7)
     chat_template.record(load(data={"chat_template": None}), tokenizer, generation)
     assert tokenizer.chat_template == own
     assert set(tokenizer.convert_tokens_to_ids(ENDS["llama3"])) <= set(generation.eos_token_id)
