@@ -148,11 +148,12 @@ class _EachKeyOnce(yaml.SafeLoader):
     """PyYAML takes the last of two equal keys without a word; this one refuses them."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
+        lines: dict[str, int] = {}
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {TWICE}", key.start_mark)
-            seen.add(str(key.value))
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                problem = f"{key.value!r}, first on line {lines[key.value]}, {TWICE}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[str(key.value)] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
