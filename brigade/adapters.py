@@ -78,6 +78,9 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     )
     said = trains(trained - whole, whole, section.lora_modules_to_save)
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
+    if section.load_in_4bit:
+        states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+        share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
     return {"method": f"{name(section)} r {section.lora_r} on {on} {said}: {share}"}
 
 
@@ -173,6 +176,8 @@ def check_targets(settings: Settings, config: Any) -> None:
         return
     model = empty_model(settings, config)
     place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), _reached(model)
+    if section.load_in_4bit:
+        _check_quantises(settings, model, layers)
     taken = taken_for_experts(model, layers)
     free = [layer for layer in layers if layer.rpartition(".")[2] not in taken]
     cure = f"its linear layers: {_grouped(free)}; or all-linear"
@@ -207,6 +212,20 @@ def check_targets(settings: Settings, config: Any) -> None:
         raise UserError(place, f"PEFT refuses: {str(error).splitlines()[0]}", cure) from None
     if wrapped.peft_config["default"].target_parameters:
         raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
+
+
+def _check_quantises(settings: Settings, model: Any, layers: list[str]) -> None:
+    """Raises UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear,
+    and no class made of it such as FalconLinear (integrations/bitsandbytes.py:189)."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    kinds = {type(module) for name in layers if (module := model.get_submodule(name)) is not head}
+    if not any(kind is torch.nn.Linear or issubclass(kind, Conv1D) for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        problem = f"no layer of {type(model).__name__} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
+        raise UserError(settings.place("load_in_4bit"), problem, "train adapters without load_in_4bit")
 
 
 def _fits(name: str, target: str) -> bool:

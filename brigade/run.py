@@ -38,6 +38,7 @@ class Run:
     shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
     base: digests of the weights that it begins with, by file (consistency.digests)
     skipped: which checkpoints it does not continue from, and why
+    aside: where --fresh moved the directory's earlier run, on the rank that did
     owned: the open file whose lock says that this process has the directory
     """
 
@@ -51,6 +52,7 @@ class Run:
     shared: bool = True
     base: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    aside: Path | None = None
     owned: Any = None
 
     @property
@@ -167,10 +169,10 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
             raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
         if run.settings.fresh and occupied:
             number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
-            aside = directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
+            run.aside = directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
             directory.mkdir()
             before, run.owned = run.owned, owner.take(directory)
-            owner.release(before, aside)
+            owner.release(before, run.aside)
         promise = _promise_before(directory)
     except OSError as error:
         raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",

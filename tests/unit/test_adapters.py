@@ -29,7 +29,7 @@ def config_of(tmp_path_factory):
     tied = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
     configs = {"tied": tied, "untied": tied | {"tie_word_embeddings": False}, "moe": MOE,
                "dense and moe": MOE | {"mlp_only_layers": [0]}}  # fmt: skip
-    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3"):
+    for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon"):
         configs[name] = shrink(CONFIG_MAPPING[name]().to_dict()) | {"model_type": name}
     folder = tmp_path_factory.mktemp("models")
     for name, config in configs.items():
@@ -81,6 +81,7 @@ def test_keys_at_their_defaults_are_no_contradiction():
         ("dense and moe", ["--lora_target_modules", "gate_proj"], ["PEFT refuses", "fused"]),
         ("deepseek_v3", ["--lora_target_modules", "gate_proj,up_proj"], ["fused experts", "q_b_proj (2)", "all-linear"]),
         ("gemma3", ["--lora_target_modules", "fc1"], ["'fc1' fits no linear layer", "q_proj (2)"]),
+        ("falcon", ["--load_in_4bit"], ["load_in_4bit", "no layer of FalconForCausalLM", "FalconLinear", "without load_in_4bit"]),
         ("gemma3", ["--lora_modules_to_save", "vision_tower"], ["'vision_tower' fits no module", "embed_tokens (1)"]),
     ],
 )  # fmt: skip
@@ -223,3 +224,18 @@ def test_four_bits_are_held_in_the_computations_type():
     assert config.bnb_4bit_quant_storage == config.bnb_4bit_compute_dtype == torch.bfloat16
     assert config.bnb_4bit_quant_type == "fp4" and config.bnb_4bit_use_double_quant
     assert adapters.quantization(flags.load(["--use_peft"]), torch.bfloat16) is None
+
+
+def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
+    """Ends and norms are not, and of a model with experts far more: a user of 4 bits counts on what they save."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256,
+                         num_key_value_heads=4)  # fmt: skip
+    whole = LlamaForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    settings = settings_of(tmp_path, "--load_in_4bit", "--bf16")
+    model = adapters.wrap(models.load_base(settings, str(tmp_path), torch.bfloat16), settings, "")
+    four = sum(p.numel() for name, p in whole.named_parameters() if "proj" in name) / models.parameter_count(model)
+    assert f"; {four:.0%} of them are in 4 bits" in adapters.described(settings.recipe.model, model)["method"]
