@@ -78,9 +78,9 @@ def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
 
 
 def ranks_part(stderr: str) -> list[str]:
-    """The lines before those of torchrun's and accelerate's own."""
+    """The lines before those of torchrun's and accelerate's own, and without what a busy machine adds: that a rank waits."""
     launcher = re.compile(r"^[WE]\d{4} .*torch/distributed/(elastic|run)")
-    lines = stderr.rstrip().splitlines()
+    lines = [line for line in stderr.rstrip().splitlines() if " is waiting for " not in line]
     return lines[: next((n for n, line in enumerate(lines) if launcher.match(line)), len(lines))]
 
 
