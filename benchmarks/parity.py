@@ -108,8 +108,9 @@ def write_inputs(folder: Path) -> list[str]:
         "model": {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": "python-docs"},
         "data": {"train_file": str(folder / "train.jsonl"), "validation_file": str(folder / "heldout.jsonl"),
                  "chat_template": "chatml", "max_length": 64},
-        "training": {"global_batch_size": GLOBAL_BATCH, "max_steps": STEPS, "lr_scheduler_type": "constant",
-                     "max_grad_norm": 0, "eval_steps": STEPS // 2, "save_steps": None, "report_to": []},
+        "training": {"global_batch_size": GLOBAL_BATCH, "per_device_train_batch_size": 8, "max_steps": STEPS,
+                     "lr_scheduler_type": "constant", "max_grad_norm": 0, "eval_steps": STEPS // 2, "save_steps": None,
+                     "report_to": []},
     }  # fmt: skip
     (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     return ["--recipe", str(folder / "full.yaml")]

@@ -131,8 +131,9 @@ class Machine:
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
                 raise BadRow(f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none",
                              "name a chat_template without it, e.g. chatml, or a tokenizer that has it") from None  # fmt: skip
-            line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-            raise BadRow(f"the chat template{line}: {error} (a chat that begins {str(messages)[:80]})",
+            if isinstance(error, TemplateSyntaxError):  # no row's fault
+                raise UserError(f"the chat template, line {error.lineno}", str(error), "mend the template") from None
+            raise BadRow(f"the chat template: {error} (a chat that begins {str(messages)[:80]})",
                          "mend the template or the chat") from None  # fmt: skip
         thoughts = sum(any(thought.strip() not in text for key in THOUGHTS if isinstance(thought := message.get(key), str))
                        for message in messages)  # fmt: skip

@@ -38,6 +38,14 @@ def done(flags, tmp_path_factory):
     return output, train.main([*flags, "--output_dir", str(output)]).state.log_history
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """What train.main sets for a group of one rank, as ZeRO needs it, is not left to later tests: they would start one too."""
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(key, "")
+        monkeypatch.delenv(key)
+
+
 def losses(history):
     return [entry["loss"] for entry in history if "loss" in entry]
 
