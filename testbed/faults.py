@@ -233,7 +233,7 @@ FAULTS: dict[str, Fault] = {
     "no-marker": Fault("all ranks end with exit code 0, but train.py did not reach its end", (r"no success\.json",),
                        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leave"}),
     "disk-full": Fault("a host's disk is full", (r"error: node2, rank 1 failed first", r"No space left on device",
-                                                 r"cure: make room: a disk of node2 is full"),
+                                                 r"cure: make room: a disk of node2 is full"), 2,
                        arrange=_tiny_disk, repair=_no_tiny_disk, variables={"BRIGADE_CACHE": TINY}),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
                          strike=_signal_rank),
