@@ -40,8 +40,9 @@ class Cluster:
         self.shared.mkdir()
         cache = Path.home() / ".cache"
         cache.mkdir(exist_ok=True)
-        # First where things lie, then the names that lead there: .venv may be a link, its interpreter is one anyway.
-        places = [Path(path) for path in (PROJECT, sys.prefix, sys.base_prefix, cache)]
+        # First where things lie, then the names that lead there: .venv may be a link, and its bin one more.
+        real = Path(sys.prefix, "bin").resolve().parent
+        places = [Path(path) for path in (PROJECT, sys.prefix, real, sys.base_prefix, cache)]
         self.visible = list(dict.fromkeys(map(str, [*sorted(path.resolve() for path in places), *places])))
         names = [f"node{number}" for number in range(1, count + 1)]
         bare = (names[-1],) if bare is None and count > 1 else bare or ()
