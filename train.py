@@ -12,7 +12,7 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 import sys
 from typing import Any
 
-from brigade import flags, ranks
+from brigade import flags, ranks, stop
 from brigade import run as runs
 from brigade.cluster import world_from_environment
 from brigade.recipe import batch_arithmetic
@@ -65,12 +65,12 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
-        arguments.check_warmup(run, len(data.train))
         adapters.check_targets(settings, config)
         isolation.check(settings, config)
         weights = models.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
         checkpoint = resume.choose(run, data.fingerprint, model_files["weights"])
+        arguments.check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
@@ -81,6 +81,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
         model = models.load_model(settings, weights, arguments.load_dtype(settings, strategy))
         trainer = Trainer(run, model, args, data, tokenizer, callbacks)
+        stop.where = lambda: resume.way_on(run, trainer.state)  # if it is interrupted
         if world.speaks:
             introduce(run, trainer, data, checkpoint)
         chat_template.record(settings, tokenizer, model.generation_config)  # what is saved says how it was trained

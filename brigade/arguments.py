@@ -1,6 +1,7 @@
 """From a run's settings and strategy to Transformers' TrainingArguments: the one place that sets the engines' options."""
 
 import io
+import json
 import math
 import os
 import re
@@ -13,7 +14,8 @@ from .cluster import World
 from .data.sampling import GlobalBatches
 from .errors import UserError
 from .flags import Settings
-from .run import Run
+from .recipe import length
+from .run import SUCCESS, Run
 from .strategy import Strategy, accelerate, deepspeed
 
 if TYPE_CHECKING:
@@ -137,15 +139,69 @@ def _steps(run: Run, train_samples: int) -> float:
     return epoch * training.num_train_epochs
 
 
-def check_warmup(run: Run, train_samples: int) -> None:
-    """Raises UserError where the learning rate would never be reached; but a recipe may be tried for a few steps by flag."""
-    settings, steps = run.settings, _steps(run, train_samples)
-    tried = "max_steps" in settings.sources and "warmup_steps" not in settings.sources
-    if (warmup := settings.recipe.training.warmup_steps) > math.ceil(steps) and not tried:
-        problem = (
-            f"warmup_steps is {warmup:g}, but the run has {math.ceil(steps)} steps: it would never reach learning_rate"
+def _warmup(run: Run, steps: float) -> int:
+    """Steps of warm-up of a run of so many steps: a share is of those that our batches make, not of Trainer's estimate."""
+    wanted = run.settings.recipe.training.warmup_steps
+    return round(wanted * steps) if wanted < 1 else int(wanted)
+
+
+def _rate(run: Run, steps: float, step: int) -> float:
+    """The learning rate of the 1-based `step` of a run of so many steps."""
+    import torch
+    from transformers import get_scheduler
+
+    training, total = run.settings.recipe.training, math.ceil(steps)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=run.batch.learning_rate)
+    how = training.lr_scheduler_type, optimizer, _warmup(run, steps), total, training.lr_scheduler_kwargs
+    return run.batch.learning_rate * get_scheduler(*how).lr_lambdas[0](step - 1)
+
+
+def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
+    """Raises UserError where the learning rate would never be reached, or where a run of another length than the one that
+    wrote the checkpoint cannot go on from it. Says in run.lengthened what the learning rate does where it can.
+
+    A run can be lengthened at its end: its order of samples does not depend on its length, but its learning rate may, and
+    midway a run of no length would have had the rates of two.
+    """
+    settings, real = run.settings, _steps(run, train_samples)
+    training, steps = settings.recipe.training, math.ceil(real)
+    place = settings.place(length(training.model_dump())[0])
+    if training.warmup_steps > steps:
+        problem = f"warmup_steps is {training.warmup_steps:g}, but the run has {steps} steps ({place}): "
+        problem += "it would never reach learning_rate"
+        cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
+        raise UserError(settings.place("warmup_steps"), problem, cure)
+    further = (
+        f"train its model further as a run of its own: --model_name_or_path {run.directory} and another --output_dir"
+    )
+    success = run.resized and (run.directory / SUCCESS).exists()
+    if success and checkpoint is None:
+        raise UserError(
+            str(run.directory), "the finished run kept no checkpoint (save_steps), so it cannot be lengthened", further
         )
-        raise UserError(settings.place("warmup_steps"), problem, "lower it, or give a share of all steps, e.g. 0.05")
+    if checkpoint is None:
+        return
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    done, before = state["global_step"], state["max_steps"]
+    if steps == before:
+        return
+    if done < before:
+        problem = f"{checkpoint.name} is at step {done} of {before}, and only a run that had all its steps can be given {steps}"
+        cure = (
+            further if success else f"let it end first, with the {before} steps that its run.yaml has; then lengthen it"
+        )
+        raise UserError(place, problem, cure)
+    if steps <= done:
+        cure = f"a number above {done} lengthens it; for a shorter run give another --output_dir"
+        raise UserError(place, f"it asks for {steps} steps, and the run in {run.directory} has {done} already", cure)
+    if not any(_rate(run, real, step) for step in range(done + 1, steps + 1)):
+        cure = f"{further}, with a schedule of its own"
+        raise UserError(settings.place("lr_scheduler_type"), f"from step {done} on its learning rate is 0", cure)
+    old, new = _rate(run, before, done), _rate(run, real, done + 1)
+    run.lengthened = (
+        f"from {before} to {steps} steps; the learning rate is from here on that of {training.lr_scheduler_type} over {steps} "
+        f"steps: {new:.3g} at step {done + 1}, after {old:.3g} at step {done}"
+    )
 
 
 def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
@@ -162,7 +218,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(output_dir / "tensorboard")
     options: dict[str, Any] = {
         key: getattr(training, key)
-        for key in ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+        for key in ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs",
                     "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16",
                     "seed", "logging_steps", "save_total_limit", "report_to")
     }  # fmt: skip
@@ -212,8 +268,7 @@ def training_arguments(run: Run, train_samples: int, resuming: bool) -> Any:
 
         mesh = {"dp_replicate_size": strategy.replicate, "dp_shard_size": strategy.shard}
         options["parallelism_config"] = ParallelismConfig(**mesh)
-    if 0 < training.warmup_steps < 1:  # a share: of the steps that our batches make, not of Trainer's estimate
-        options["warmup_steps"] = round(training.warmup_steps * _steps(run, train_samples))
+    options["warmup_steps"] = _warmup(run, _steps(run, train_samples))
     arguments = TrainingArguments(
         output_dir=str(output_dir),
         per_device_train_batch_size=batch.micro,

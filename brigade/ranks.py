@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .cluster import World, counted
+from . import stop
+from .cluster import World, counted, world_from_environment
 from .errors import UserError, of_disk
 from .hosts import rank
 from .terminal import write_what_it_can
@@ -152,6 +153,7 @@ def fail(error: BaseException, world: World) -> None:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
     error = of_disk(error) or error
+    stop.leaving.acquire()  # who was told to end, and is about to say so, need not say what broke then
     first = True
     try:
         if _group():
@@ -190,14 +192,13 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     write_what_it_can()
     rank.supervise()
     rank.end_with_launcher()
+    stop.listen(speaks=world_from_environment().speaks)
     code: Any = 0
     try:
         main()
         finish()
     except SystemExit as exit_:
         code = exit_.code
-    except KeyboardInterrupt:
-        code = 130
     if isinstance(code, str):  # sys.exit("message")
         print(code, file=sys.stderr)
         code = 1
@@ -233,6 +234,8 @@ def _tell(error: BaseException, world: World) -> None:
     """Say on stderr what went wrong. Torchrun and accelerate bury that under 40 lines of their own, of which the last
     quote what a rank left in the error file: there the reason stands once more, in one line."""
     message = _message(error, world)
+    with stop.leaving:
+        pass
     rank.note(told=message, code=_exit_code(error))
     print(message, file=sys.stderr, flush=True)
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")

@@ -95,6 +95,12 @@ def identity(recipe: Recipe, strategy: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def length(training: Mapping[str, Any]) -> tuple[str, Any]:
+    """(key, value) of what says how long a run is: max_steps, or num_train_epochs where that is -1."""
+    key = "max_steps" if training.get("max_steps", -1) > 0 else "num_train_epochs"
+    return key, training.get(key)
+
+
 def recorded(document: Mapping[str, Any]) -> Recipe:
     """The recipe in a run.yaml, which an earlier version may have written: keys that it lacks get what runs did before they
     were there. Raises ValidationError for a key or a value that this version does not know."""

@@ -19,7 +19,18 @@ from .cluster import World, counted, read_hostfile
 from .errors import UserError
 from .flags import Settings
 from .hosts import rank
-from .recipe import REPOSITORY, Batch, batch_arithmetic, computed, difference, find, identity, read_yaml, recorded
+from .recipe import (
+    REPOSITORY,
+    Batch,
+    batch_arithmetic,
+    computed,
+    difference,
+    find,
+    identity,
+    length,
+    read_yaml,
+    recorded,
+)
 from .strategy import Strategy
 
 RECORD = "run.yaml"
@@ -38,6 +49,8 @@ class Run:
     shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
     base: digests of the weights that it begins with, by file (consistency.digests)
     skipped: which checkpoints it does not continue from, and why
+    resized: whether the directory's run is the same but for its length (max_steps, num_train_epochs)
+    lengthened: how its last checkpoint goes on under a larger length, in words
     aside: where --fresh moved the directory's earlier run, on the rank that did
     owned: the open file whose lock says that this process has the directory
     """
@@ -52,13 +65,15 @@ class Run:
     shared: bool = True
     base: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    resized: bool = False
+    lengthened: str = ""
     aside: Path | None = None
     owned: Any = None
 
     @property
     def finished(self) -> bool:
         """True when train.py reached its end here; no launcher's exit code says that as surely."""
-        return not self.settings.fresh and (self.directory / SUCCESS).exists()
+        return not self.settings.fresh and not self.resized and (self.directory / SUCCESS).exists()
 
 
 def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
@@ -86,6 +101,7 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
         cure = f"continue it with that version ({version_})" if version_ else f"continue that run with {again}"
         cure += f", or give this one another --output_dir ({_ASIDE} that run aside)"
         raise UserError(str(directory), f"it holds another run: {other}", cure)
+    run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
     run.identity = (old.get("run") or {}).get(
         "identity", run.identity
     )  # it keeps its name, whatever hash a later version makes
@@ -173,7 +189,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
             directory.mkdir()
             before, run.owned = run.owned, owner.take(directory)
             owner.release(before, run.aside)
-        promise = _promise_before(directory)
+        kept = _kept_before(run)
+        (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
     except OSError as error:
         raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
                         "give another --output_dir") from None  # fmt: skip
@@ -194,18 +211,23 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "versions": versions(),
         "commit": git_commit(),
     }
-    _write_record(directory, {**recipe, "run": record | promise})
+    _write_record(directory, {**recipe, "run": record | kept})
 
 
 def _occupied(directory: Path) -> bool:
     return any(path.name != owner.FILE for path in directory.iterdir())
 
 
-def _promise_before(directory: Path) -> dict[str, Any]:
-    """A run that continues keeps what was measured, until it has measured anew."""
-    path = directory / RECORD
+def _kept_before(run: Run) -> dict[str, Any]:
+    """What run.yaml keeps when a run continues: what was measured, until it has measured anew, and how it was lengthened,
+    each time with the success that it had been."""
+    path, marker = run.directory / RECORD, run.directory / SUCCESS
     old = (read_yaml(path).get("run") or {}) if path.exists() else {}
-    return {"promise": old["promise"]} if "promise" in old else {}
+    kept = {key: old[key] for key in ("promise", "lengthened") if key in old}
+    if run.lengthened and (run.resized or not path.exists()):
+        before = json.loads(marker.read_text()) if marker.exists() else {}
+        kept["lengthened"] = [*kept.get("lengthened", []), {"how": run.lengthened, **before}]
+    return kept
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:
@@ -266,7 +288,8 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
 def say_finished(run: Run) -> None:
     """The run reached its end before; the same command asks for nothing more."""
     rank.note(marker=True)
-    print(f"This run is finished: {run.directory} (--fresh begins it anew).")
+    key, value = length(run.settings.recipe.training.model_dump())
+    print(f"This run is finished: {run.directory} (--{key} above {value:g} lengthens it, --fresh begins it anew).")
 
 
 def versions() -> dict[str, str]:
@@ -293,7 +316,8 @@ def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
     """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
     version that began it, where this one does not know all its keys).
 
-    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys.
+    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
+    length is the same run: arguments.check_steps says whether it can be lengthened.
     """
     try:
         recipe = recorded(old)
@@ -307,7 +331,11 @@ def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
     there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
     if not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
-    other = difference(computed(recipe), computed(run.settings.recipe)) or difference(
+    values = [computed(one) for one in (recipe, run.settings.recipe)]
+    for tree in values:
+        for key in ("max_steps", "num_train_epochs"):
+            del tree["training"][key]
+    other = difference(*values) or difference(
         *(_sharding(cluster) for cluster in (old.get("cluster"), run.strategy.as_cluster()))
     )
     return other and "{} is {!r} there and {!r} here".format(*other), None

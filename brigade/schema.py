@@ -161,7 +161,7 @@ class TrainingSection(Section):
     """auto: the micro-batch of training."""
     num_train_epochs: float = Field(1.0, gt=0)
     max_steps: Annotated[int, AfterValidator(_steps)] = -1
-    """Optimizer steps; -1: num_train_epochs decides."""
+    """Optimizer steps; -1: num_train_epochs decides. A finished run given more of either goes on from its last checkpoint."""
     learning_rate: float = Field(2e-5, gt=0)
     lr_scheduler_type: Literal[
         "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from . import compression, finite, isolation, ranks, swapped_states
@@ -155,11 +156,17 @@ class Trainer(EvaluatingTrainer):
             model.set_requires_all_reduce(self.accelerator.sync_gradients)
         return super().training_step(model, inputs, num_items_in_batch)
 
+    def _init_training_state(self, max_steps: int, *rest: Any) -> Any:
+        trained = super()._init_training_state(max_steps, *rest)
+        self.state.compute_steps(self.args, max_steps)  # the checkpoint brought the intervals of who wrote it
+        return trained
+
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         if isinstance(self.train_dataset, Stream):
             checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
             self.train_dataset.open(self.world, checkpoint, self.run.directory, ranks.gather(os.getpid())[0])
             ranks.barrier()  # the others look for windows where the host's first rank makes them
+        self._purge_tensorboard()
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.is_deepspeed_enabled:
             add_to_record(self.run, "ds_config", self.deepspeed.config)
@@ -169,6 +176,13 @@ class Trainer(EvaluatingTrainer):
             if self.power_sgd and resume_from_checkpoint:
                 compression.restore(self.power_sgd, Path(resume_from_checkpoint), self.world)
         return prepared
+
+    def _purge_tensorboard(self) -> None:
+        """Of the steps that this run trains again, or anew, hide what an interrupted one has logged."""
+        again = self.state.global_step + 1 if self.state.global_step else 0
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and self.is_world_process_zero():
+                callback.tb_writer = callback._SummaryWriter(log_dir=callback.logging_dir, purge_step=again)
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
@@ -194,6 +208,15 @@ class Trainer(EvaluatingTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint and self.is_deepspeed_enabled:
             swapped_states.restore(self.deepspeed, checkpoint)
+        if checkpoint:
+            # The checkpoint brings the rate of the run's length then: the first step of a lengthened one would still have it.
+            schedule: Any = self.lr_scheduler
+            rates = [
+                base * at(schedule.last_epoch) for base, at in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            ]
+            schedule._last_lr = rates
+            for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.run.directory / f"checkpoint-{self.state.global_step}"

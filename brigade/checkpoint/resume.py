@@ -72,6 +72,19 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
     return folder
 
 
+def way_on(run: runs.Run, state: Any) -> str:
+    """Where a run stands that is stopped now, and how it goes on. state: of its Trainer."""
+    step, steps = state.global_step, state.max_steps
+    newest = next((folder for folder in runs.checkpoints(run.directory) if flaw(folder) is None), None)
+    flags = {"--fresh": run.settings.fresh, "--resume_from_checkpoint": run.settings.resume_from_checkpoint}
+    without = f" without {' and '.join(flag for flag, given in flags.items() if given)}" if any(flags.values()) else ""
+    if newest is None:
+        return f"at step {step} of {steps}. There is no checkpoint yet: the same command begins at step 0."
+    lost = step - int(newest.name.rpartition("-")[2])
+    again = f", {counted(lost, 'step')} before this one" if lost else ""
+    return f"at step {step} of {steps}. The same command{without} continues from {newest}{again}."
+
+
 def flaw(folder: Path) -> str | None:
     """Why nothing can continue from a checkpoint, in words: what is missing, cut short or unreadable. Without checksums: a
     changed byte inside a file is not seen."""

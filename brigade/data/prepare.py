@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from .. import terminal
 from ..errors import UserError
 from ..flags import Settings
 from . import cache, chat_template, encode, mixing, packing, sources, stream, workers
@@ -207,8 +208,8 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
     first, read = writer.samples, 0
     dropped: list[np.ndarray] = []
     some = False
-    with tqdm(total=rows.size, desc=f"tokenising {Path(rows.place).name}", unit="B" if hasattr(rows, "paths") else "row",
-              unit_scale=True, delay=1, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:  # fmt: skip
+    unit = "B" if hasattr(rows, "paths") else "rows"
+    with terminal.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             some = some or part.rows > 0
             dropped.append(part.dropped + np.array([writer.samples, 0]))

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -207,7 +208,10 @@ class Stream:
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=_produce, daemon=True, args=(
             self.folder, state, self.settings, self.encoder, self.size, os.getpid()))  # fmt: skip
+        # Ctrl-C is this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         if self._process:

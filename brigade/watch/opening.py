@@ -46,6 +46,8 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         lines["made for"] = run.made_for
     if checkpoint:
         lines["continues"] = f"from {checkpoint}"
+    if run.lengthened:
+        lines["lengthened"] = run.lengthened
     if run.aside:
         lines["moved aside"] = f"what was here, to {run.aside}"
     if run.skipped:

@@ -1,6 +1,7 @@
 """A progress bar and one line per log entry, on the rank that speaks."""
 
 import sys
+import time
 from typing import Any
 
 from transformers import TrainerCallback
@@ -22,15 +23,17 @@ _COLUMNS = (
 
 
 class Progress(TrainerCallback):
-    """One line per log entry; a bar beneath it where the error output is a terminal."""
+    """One line per log entry; a bar beneath it where the error output is a terminal, else the times that it would show."""
 
     def __init__(self) -> None:
         self.bar: Any = None
+        self.began = (0, 0.0)
 
     def on_train_begin(self, args, state, control, **_):
         if state.is_world_process_zero:
             from tqdm import tqdm
 
+            self.began = state.global_step, time.monotonic()
             self.bar = tqdm(
                 total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True,
                 disable=not sys.stderr.isatty(),
@@ -42,8 +45,17 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         if self.bar is not None and logs:
-            self.bar.write(line(state.global_step, state.max_steps, logs), file=sys.stdout)
+            said = line(state.global_step, state.max_steps, logs)
+            if self.bar.disable and said and state.global_step > self.began[0]:
+                said += self._times(state.global_step - self.began[0], state.max_steps - state.global_step)
+            self.bar.write(said, file=sys.stdout)
             sys.stdout.flush()
+
+    def _times(self, done: int, left: int) -> str:
+        """Evaluations and checkpoints so far count in what is still to come."""
+        elapsed = time.monotonic() - self.began[1]
+        shown = self.bar.format_interval
+        return f"  elapsed {shown(elapsed)}  ETA {shown(elapsed / done * left)}"
 
     def on_train_end(self, args, state, control, **_):
         if self.bar is not None:

@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -304,6 +305,8 @@ MISTAKES = {
     "argument that the optimizer lacks": (["--optim_args", "foo=1"], None, ["--optim_args", "adamw", "'foo'"]),
     "argument that is no number": (["--optim", "sgd", "--optim_args", "momentum=much"], None, ["momentum is 'much'"]),
     "more warm-up than steps": (["--warmup_steps", "9", "--max_steps", "8"], None, ["--warmup_steps", "9", "8 steps"]),
+    "more warm-up than the steps of a flag": ([*ON_RECIPE, "--max_steps", "8"], RECIPE % ", warmup_steps: 100",
+                                              ["FILE: training.warmup_steps", "flag --max_steps", "--warmup_steps 0"]),
     "more warm-up than an epoch has": (["--warmup_steps", "99999"], None, ["--warmup_steps", "99999", "share"]),
     "no such model": (["--model_name_or_path", "elsewhere"], None, ["--model_name_or_path", "'elsewhere'", "config"]),
     "model without weights": (["--from_scratch", "false"], None,
@@ -367,10 +370,10 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
 
     again = train("python", folder, *flags, "--max_steps", "1")
     assert again.code == 0 and not again.stderr, again.stderr
-    assert again.stdout == f"This run is finished: {run} (--fresh begins it anew).\n"
+    assert again.stdout == f"This run is finished: {run} (--max_steps above 1 lengthens it, --fresh begins it anew).\n"
 
-    other = train("python", folder, *flags, "--max_steps", "2")
-    assert_one_message(other, "python", 0, str(run), "training.max_steps is 1 there and 2 here", "--fresh")
+    other = train("python", folder, *flags, "--max_steps", "1", "--learning_rate", "3e-3")
+    assert_one_message(other, "python", 0, str(run), "training.learning_rate is ", "there and 0.003 here", "--fresh")
 
     assert main([*flags, "--max_steps", "2", "--output_dir", str(run), "--fresh"]).state.global_step == 2
     assert json.loads((run / "success.json").read_text())["steps"] == 2
@@ -383,6 +386,48 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
     capfd.readouterr()
     message = told(*flags, "--max_steps", "2")
     assert "run.yaml" in message and "data or the tokenizer changed" in message and "--fresh" in message
+
+
+def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
+    """How train.py ends on a signal after its third step: Ctrl-C reaches all processes of a terminal, SIGTERM the first."""
+    mark, out, err = uuid.uuid4().hex, folder / "out.txt", folder / "err.txt"
+    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen([*launched(launcher), str(REPOSITORY / "train.py"), *flags], cwd=folder, env=environment,
+                                   stdout=stdout, stderr=stderr, start_new_session=True)  # fmt: skip
+    try:
+        deadline = time.monotonic() + 200
+        while "\nstep 3/" not in out.read_text():
+            assert time.monotonic() < deadline and process.poll() is None, err.read_text()
+            time.sleep(0.1)
+        for each in marked(mark) if number == signal.SIGINT else [process]:
+            each.send_signal(number)
+        code, at = process.wait(timeout=60), time.time()
+        assert not surviving(mark, patience=10)
+    finally:
+        for survivor in marked(mark):
+            survivor.kill()
+    return Ended(code, out.read_text(newline=""), err.read_text(newline=""), ranks_part(err.read_text()), 0, at)
+
+
+@pytest.mark.parametrize("launcher, number", [("python", signal.SIGINT), ("torchrun", signal.SIGTERM)])
+def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
+    """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
+    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
+             "--max_steps", "100000", "--eval_steps", "null", "--save_steps", "2", "--logging_steps", "1", "--fresh",
+             "--report_to", "[]", "--dataloader_num_workers", "2", "--output_dir", "run"]  # fmt: skip
+    if launcher == "python":  # a stream has one more process that reads data
+        flags += ["--streaming", "--validation_file", str(chats(folder / "held_out.jsonl", 5))]
+    ended = stopped(launcher, number, folder, *flags)
+    by = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    (told,) = ended.told
+    assert re.fullmatch(rf"Stopped by {by} at step \d+ of 100000\. The same command without --fresh continues from "
+                        r"run/checkpoint-\d+(, \d+ steps? before this one)?\.", told), ended.stderr  # fmt: skip
+    assert ended.code == (-number if launcher == "python" else 1), ended.stderr
+    assert "Traceback" not in ended.stdout and ended.stderr.count("Stopped by") == 1
+    assert "\r" not in ended.stdout + "\n".join(ended.told)
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("step ")]
+    assert all(re.search(r"^step \d+/100000 .* s/step .*  elapsed [\d:]+  ETA [\d:]+$", line) for line in lines)
 
 
 class StopsAtOnce(TrainerCallback):

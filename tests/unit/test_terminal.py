@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -60,6 +61,26 @@ def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeyp
     assert [str(one.message) for one in seen] == [stopped]
     assert logged.getvalue() == f"{mark}careful with this\n"
     assert warnings.formatwarning(stopped, UserWarning, "checkpoint.py", 88).startswith(f"{mark}checkpoint.py:88")
+
+
+@pytest.mark.parametrize("terminal_there", [True, False])
+def test_work_that_takes_long_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal_there, monkeypatch):
+    written = io.StringIO()
+    written.isatty = lambda: terminal_there
+    monkeypatch.setattr(sys, "stderr", written)
+    for rows, seconds in ((None, 30), (100, 0), (None, 0)):  # the first is done before a line is due
+        monkeypatch.setattr(terminal, "LINES", seconds)
+        with terminal.bar(rows, "tokenising chats.jsonl", "rows") as bar:
+            for _ in range(3):
+                bar.update(25)
+    said = written.getvalue()
+    if terminal_there:
+        assert said == ""  # nor is there a bar before a second has gone by
+        return
+    lines = [re.sub(r"[\d:]{5,}", "TIME", line) for line in said.splitlines()]
+    known = [f"tokenising chats.jsonl: {n}.0 of 100 rows, {n}%, elapsed TIME, ETA TIME" for n in (25, 50, 75)]
+    assert "\r" not in said and [line for line in lines if "of 100" in line][-3:] == known
+    assert "tokenising chats.jsonl: 75.0 rows, elapsed TIME" in lines
 
 
 def test_an_encoding_that_lacks_a_letter_ends_nothing(monkeypatch):
