@@ -153,6 +153,8 @@ def fail(error: BaseException, world: World) -> None:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
     error = of_disk(error) or error
+    if "killed by signal: Terminated" in str(error):
+        time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
     stop.leaving.acquire()  # who was told to end, and is about to say so, need not say what broke then
     first = True
     try:

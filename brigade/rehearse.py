@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from . import ranks
+from .checkpoint.resume import REHEARSAL
 from .cluster import World
 from .data.sources import BUILT_IN
 from .errors import UserError
@@ -57,14 +58,14 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
         recipe = tiny_recipe(settings, strategy, folder / "model", world)
         notes = without_gpu(recipe) if not torch.cuda.is_available() else []
-        (folder / "rehearsal.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+        (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
         print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.", *notes, sep="\n")
     ranks.barrier()
 
     from .watch.states import StateBytes
 
     states = StateBytes()
-    command = ["--recipe", str(folder / "rehearsal.yaml"), "--output_dir", str(folder / "run")]
+    command = ["--recipe", str(folder / REHEARSAL), "--output_dir", str(folder / "run")]
     first = _losses(main(command, callbacks=(states,)))
     if world.speaks:
         _interrupt(folder / "run")

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 # Who holds it says why this process ends: an error that a stop brings about is none.
@@ -44,6 +45,8 @@ def _end(heard: int, numbers: set[int], speaks: bool) -> None:
         sys.stdout.flush()
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {where()}", file=sys.stderr, flush=True)  # below a bar
+    else:
+        time.sleep(0.5)  # the one that speaks is told, too, by now; it would take this one's end for a failure
     default = ctypes.CDLL(None).signal
     for one in numbers:
         default(

@@ -12,6 +12,7 @@ from ..strategy.deepspeed import value_at
 
 RECORD = "brigade.json"  # the last file of a checkpoint: {"run": run.yaml, "base": digests, "files": {name: bytes}}
 _STATE = "trainer_state.json"
+REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
 # What a checkpoint of each engine holds; by the first it is known. For those that earlier versions wrote, without a record.
 _PARTS = {
@@ -75,6 +76,8 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
 def way_on(run: runs.Run, state: Any) -> str:
     """Where a run stands that is stopped now, and how it goes on. state: of its Trainer."""
     step, steps = state.global_step, state.max_steps
+    if run.settings.recipe_path.name == REHEARSAL:
+        return f"at step {step} of {steps} of a rehearsal. The same command begins it anew."
     newest = next((folder for folder in runs.checkpoints(run.directory) if flaw(folder) is None), None)
     flags = {"--fresh": run.settings.fresh, "--resume_from_checkpoint": run.settings.resume_from_checkpoint}
     without = f" without {' and '.join(flag for flag, given in flags.items() if given)}" if any(flags.values()) else ""
