@@ -14,8 +14,8 @@ from .cluster import World
 from .data.sampling import GlobalBatches
 from .errors import UserError
 from .flags import Settings
-from .recipe import length
-from .run import SUCCESS, Run
+from .recipe import DEFAULT_RECIPE, length
+from .run import RECORD, SUCCESS, Run
 from .strategy import Strategy, accelerate, deepspeed
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
     settings, real = run.settings, _steps(run, train_samples)
     training, steps = settings.recipe.training, math.ceil(real)
     place = settings.place(length(training.model_dump())[0])
-    if training.warmup_steps > steps:
+    # A trial of the recipe that nobody had to name, and the repetition of a run, go on as they are: the table says it.
+    known = settings.recipe_path.name == RECORD or settings.recipe_path.resolve() == DEFAULT_RECIPE
+    if training.warmup_steps > steps and not (known and "warmup_steps" not in settings.sources):
         problem = f"warmup_steps is {training.warmup_steps:g}, but the run has {steps} steps ({place}): "
         problem += "it would never reach learning_rate"
         cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,8 @@ class Stream:
         self._process = context.Process(target=_produce, daemon=True, args=(
             self.folder, state, self.settings, self.encoder, self.size, os.getpid()))  # fmt: skip
         # Ctrl-C is this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
+        # Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -21,6 +21,9 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     if training.fp16 and trainer.args.use_cpu:
         precision += " (slow on a CPU: for trials)"
     parameters = parameter_count(trainer.model)
+    short = ""
+    if training.warmup_steps > trainer.args.max_steps > 0:
+        short = f" (still in its {training.warmup_steps:g} steps of warm-up at the end)"
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
@@ -38,7 +41,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.name} (from {strategy.source})",
         "global batch": str(run.batch),
-        "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}, optimizer {training.optim}",
+        "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from brigade import terminal
 from brigade.data import builtin, encode, packing, report, rows
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
@@ -138,7 +139,7 @@ def test_a_cache_of_another_version_is_made_anew(prepare, write, capsys, cache, 
     assert prepare(**data).facts == again.facts and not capsys.readouterr().err
 
 
-def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatch):
+def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatch, capsys):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
     monkeypatch.setenv(
         "TOKENIZERS_PARALLELISM", "false"
@@ -158,11 +159,14 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
         for key in ("tokens", "supervised", "lengths"):
             assert (getattr(ours, key) == getattr(theirs, key)).all()
     # And the files of the whole step.
-    contents = []
+    contents, said = [], []
     for processes in (1, 2):
+        monkeypatch.setattr(terminal, "LINES", 3600 * (2 - processes))  # before the time is up all is silent
         monkeypatch.setenv("BRIGADE_CACHE", str(cache_directory() / str(processes)))
         prepared = preparing.prepare(load(data=data | {"dataset_num_proc": processes}), tokenizer)
         contents.append({path.name: path.read_bytes() for path in prepared.train.folder.iterdir()})
+        said.append(capsys.readouterr().err.splitlines())
+    assert said[0] == [] and len(said[1]) > 10 and all(line.startswith("tokenising a.jsonl: ") for line in said[1])
     assert contents[0] == contents[1] and len(contents[0]) >= 8
 
 
