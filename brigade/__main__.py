@@ -38,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
                 verb_parser.usage = (
                     verb_parser.format_usage().removeprefix("usage: ").strip() + " [flags of train.py ...]"
                 )
-    options, rest = parser.parse_known_args(words)
-    options.rest = rest
     try:
+        options, rest = parser.parse_known_args(words)
+        options.rest = rest
         if rest and not passes_on:
             raise _unknown(rest, verbs.choices[options.verb])
         return importlib.import_module(f"brigade.commands.{VERBS[options.verb][0]}").run(options)

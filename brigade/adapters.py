@@ -123,6 +123,11 @@ def millions(parameters: int) -> str:
     return f"{parameters / 1e6:,.{0 if parameters >= 1e7 else 1}f} M"
 
 
+def billions(parameters: int) -> str:
+    """`8.19 B`; below 0.1 B in millions"""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else millions(parameters)
+
+
 def empty_model(settings: Settings, config: Any) -> Any:
     """The model with its names and shapes, on the meta device: it takes no memory."""
     import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import kernels, machine, models, optimizers, ranks
-from .cluster import World
+from .cluster import World, counted
 from .data.sampling import GlobalBatches
 from .errors import UserError
 from .flags import Settings
@@ -169,7 +169,7 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
     # A trial of the recipe that nobody had to name, and the repetition of a run, go on as they are: the table says it.
     known = settings.recipe_path.name == RECORD or settings.recipe_path.resolve() == DEFAULT_RECIPE
     if training.warmup_steps > steps and not (known and "warmup_steps" not in settings.sources):
-        problem = f"warmup_steps is {training.warmup_steps:g}, but the run has {steps} steps ({place}): "
+        problem = f"warmup_steps is {training.warmup_steps:g}, but the run has {counted(steps, 'step')} ({place}): "
         problem += "it would never reach learning_rate"
         cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
         raise UserError(settings.place("warmup_steps"), problem, cure)

@@ -5,6 +5,7 @@ This module imports no torch.
 
 from typing import Any
 
+from .cluster import counted
 from .errors import UserError
 from .flags import Settings
 
@@ -49,7 +50,7 @@ def story(settings: Settings, state: Any, before: float | None, after: float) ->
                 f"Step {seen[1]} had {seen[0]:.4f}, and was not saved: with save_steps equal to eval_steps it would be."
             )
     first = f"{before:.4f} before, " if before else ""
-    said.append(f"Held-out loss {first}{after:.4f} after {saved_step(settings, state)} steps.")
+    said.append(f"Held-out loss {first}{after:.4f} after {counted(saved_step(settings, state), 'step')}.")
     if before is not None and after > before:
         said.append(
             "Training made the held-out loss worse: try a lower learning_rate or fewer steps, and compare the two data."

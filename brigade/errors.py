@@ -2,9 +2,12 @@
 
 import difflib
 import errno
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -28,6 +31,21 @@ class UserError(Exception):
         one_line = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
         place, problem, cure = one_line
         return f"error: {place}\n  {problem}\n  cure: {cure}"
+
+
+def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) -> Callable[[str], Any]:
+    """A type for argparse: numbers from `least` on and smaller than `below`. It raises UserError for all others, NaN too."""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) < below:
+                return value
+        wanted = f"a {'whole ' if kind is int else ''}number from {least}" + f" and below {below:g}" * (
+            below < math.inf
+        )
+        raise UserError(f"flag --{flag}", f"{text!r} is not {wanted}", f"give {wanted}, or leave the flag out")
+
+    return read
 
 
 def of_disk(error: BaseException) -> UserError | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import optimizers
-from .cluster import World
+from .cluster import World, counted
 from .errors import UserError
 from .estimate import calibration
 from .flags import Settings
@@ -27,7 +27,7 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
         print(f"warning on {world.host}: {broken}; training goes on without this file", file=sys.stderr)
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < world.local_size:
-        problem = f"{world.local_size} ranks on this host, but {torch.cuda.device_count()} GPUs"
+        problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
         raise UserError(
             f"host {world.host}", problem, "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
         )

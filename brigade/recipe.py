@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from .cluster import counted
 from .errors import UserError
 from .schema import SECTIONS, Recipe, TrainingSection, marked_apart
 
@@ -39,8 +40,8 @@ class Batch:
 
     def __str__(self) -> str:
         micro = f"{self.micro} ({self.why})" if self.why else str(self.micro)
-        ranks = f"{self.data_parallel_size} data-parallel ranks"
-        return f"{self.global_size} sequences = micro-batch {micro} x accumulation {self.accumulation} x {ranks}"
+        ranks = counted(self.data_parallel_size, "data-parallel rank")
+        return f"{counted(self.global_size, 'sequence')} = micro-batch {micro} x accumulation {self.accumulation} x {ranks}"
 
 
 def batch_arithmetic(
@@ -67,7 +68,8 @@ def batch_arithmetic(
         choices = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
         raise UserError(
             place,
-            f"global_batch_size {size} is not micro-batch {micro} x {ranks} ranks x a whole number of accumulation steps",
+            f"global_batch_size {size} is not micro-batch {micro} x {counted(ranks, 'rank')} x a whole number of "
+            "accumulation steps",
             f"set per_device_train_batch_size to {'one of ' if len(choices) > 1 else ''}{', '.join(choices[:8])}",
         )
     factor = size / (training.reference_batch_size or size)

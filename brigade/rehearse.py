@@ -19,7 +19,7 @@ import yaml
 
 from . import ranks
 from .checkpoint.resume import REHEARSAL
-from .cluster import World
+from .cluster import World, counted
 from .data.sources import BUILT_IN
 from .errors import UserError
 from .flags import Settings
@@ -43,7 +43,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
     with ranks.agreed(world):
         if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
-            raise UserError("flag --rehearse", f"{strategy.name} cannot shard over {world.size} ranks",
+            raise UserError("flag --rehearse", f"{strategy.name} cannot shard over {counted(world.size, 'rank')}",
                             "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)

@@ -1,6 +1,7 @@
 """Where tables and lines go."""
 
 import io
+import math
 import sys
 from typing import Any
 
@@ -12,6 +13,13 @@ def write_what_it_can() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def figure(value: float, digits: int) -> str:
+    """`value` with `digits` decimals, or as many as show two of its digits where that would make it 0.00."""
+    if value and not round(value, digits):
+        digits = 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{digits}f}"
 
 
 class _Lines:

@@ -6,22 +6,26 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, numeric
 
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, help="output directory of a finished run")
-    parser.add_argument("--learned", type=float, metavar="SHARE",
+    parser.add_argument("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE",
                         help="fail unless the loss fell by this share, and below the text's unigram entropy")  # fmt: skip
-    parser.add_argument("--answers", type=int, default=3, metavar="N", help="held-out questions to answer (default: 3)")
+    parser.add_argument(
+        "--answers",
+        type=numeric("answers", 0),
+        default=3,
+        metavar="N",
+        help="held-out questions to answer (default: 3)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
-    if options.answers < 0:
-        raise UserError("flag --answers", f"{options.answers} questions cannot be answered", "give a number from 0")
     from .. import base_weights
     from ..checkpoint import read
 
@@ -38,7 +42,9 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from .. import flags, models
+    from ..cluster import counted, world_from_environment
     from ..data.prepare import prepare
+    from ..watch import answers
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -57,12 +63,13 @@ def run(options: argparse.Namespace) -> int:
         "of the saved model, loaded by from_pretrained": f"{loss:.4f}",
         "unigram entropy of the text": f"{entropy:.4f}  (the best that ignoring all context can do)",
     }
-    print(f"Held-out loss in nats per token, over {len(heldout)} samples that were not trained on:")
+    print(f"Held-out loss in nats per token, over {counted(len(heldout), 'held-out sample')}:")
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")
-    for sample in heldout[: options.answers]:
-        question, answer = greedy_answer(model, tokenizer, sample)
-        print(f"\nQ: {question}\nA: {answer}")
+    asked = [answers.question("", sample) for sample in heldout[: options.answers]]
+    given = answers.generate(model, tokenizer, asked, world_from_environment({}), device)
+    print()
+    answers.show(answers.entries(tokenizer, asked, given, recorded["steps"]))
     training = settings.recipe.training
     tolerance = HALF if training.bf16 or training.fp16 else FULL
     if not math.isclose(loss, after, rel_tol=tolerance):
@@ -104,20 +111,3 @@ def unigram_entropy(samples: Any) -> float:
     counts = Counter(int(label) for sample in samples for label in sample["labels"] if label != IGNORED)
     total = counts.total()
     return -sum(count / total * math.log(count / total) for count in counts.values())
-
-
-def greedy_answer(model: Any, tokenizer: Any, sample: Any, longest: int = 64) -> tuple[str, str]:
-    """The question of a sample's first turn, and the model's own answer to it, decoded greedily."""
-    import torch
-
-    from ..watch import answers
-
-    asked = answers.question("", sample)
-    prompt, begin = torch.tensor(asked.prompt, device=model.device)[None], len(asked.prompt)
-    with torch.inference_mode():
-        generated = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=longest, do_sample=False,
-            eos_token_id=sorted(answers.stops(model, tokenizer, [asked])), pad_token_id=tokenizer.pad_token_id,
-        )[0, begin:]  # fmt: skip
-    question = tokenizer.decode(prompt[0], skip_special_tokens=True).replace("user\n", "").replace("assistant\n", "")
-    return question.strip(), tokenizer.decode(generated, skip_special_tokens=True).strip()

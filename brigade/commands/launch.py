@@ -7,7 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, numeric
 
 PASSES_ON = True  # words that are not ours are train.py's flags
 
@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)"
     )
-    parser.add_argument("--master_port", type=int, metavar="PORT", help="default: 29500, or a free one")
-    parser.add_argument("--start_timeout", type=float, default=300, metavar="SECONDS",
+    parser.add_argument("--master_port", type=numeric("master_port", 1, below=65536), metavar="PORT",
+                        help="default: 29500, or a free one")  # fmt: skip
+    parser.add_argument("--start_timeout", type=numeric("start_timeout", 1, float), default=300, metavar="SECONDS",
                         help="how long the last rank may be later than the first (default: 300)")  # fmt: skip
     parser.add_argument("--log_dir", type=Path, metavar="DIR", help="default: outputs/logs/RECIPE-STRATEGY/TIME")
     parser.add_argument("--env", action="append", default=[], metavar="NAME",

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, numeric
 from ..estimate import calibration
 from ..terminal import console
 
@@ -37,14 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="between nodes: `3200 Gb/s`, `EFA 3200 Gb/s` (default: the GPU kind's usual)",
     )
     where.add_argument(
-        "--host_memory", type=float, default=0.0, metavar="GiB", help="of a host (default: the GPU kind's usual)"
+        "--host_memory",
+        type=numeric("host_memory", 1, float),
+        default=0.0,
+        metavar="GiB",
+        help="of a host (default: the GPU kind's usual)",
     )
     where.add_argument(
-        "--nvme", type=float, default=0.0, metavar="GB", help="of a host's local disks (default: the GPU kind's usual)"
+        "--nvme",
+        type=numeric("nvme", 1, float),
+        default=0.0,
+        metavar="GB",
+        help="of a host's local disks (default: the GPU kind's usual)",
     )
     what = parser.add_argument_group("training")
     what.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
-    what.add_argument("--lora_r", type=int, metavar="R", help="rank of adapters (default: 16)")
+    what.add_argument("--lora_r", type=numeric("lora_r", 1), metavar="R", help="rank of adapters (default: 16)")
     what.add_argument(
         "--lora_modules_to_save",
         default="none",
@@ -52,11 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trained whole beside adapters: `embed_tokens,lm_head` (default: none)",
     )
     what.add_argument(
-        "--max_length", type=int, default=4096, metavar="TOKENS", help="of a sequence, packed full (default: 4096)"
+        "--max_length",
+        type=numeric("max_length", 1),
+        default=4096,
+        metavar="TOKENS",
+        help="of a sequence, packed full (default: 4096)",
     )
     what.add_argument(
         "--global_batch_size",
-        type=int,
+        type=numeric("global_batch_size", 1),
         metavar="N",
         help="sequences per step (default: 128 or more that divide over the GPUs)",
     )
@@ -68,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search among these: ddp, zero1, zero3_hpz, fsdp2, hsdp, ...",
     )
     what.add_argument(
-        "--micro_batch", type=int, metavar="N", help="sequences per GPU and micro-step (default: the best)"
+        "--micro_batch",
+        type=numeric("micro_batch", 1),
+        metavar="N",
+        help="sequences per GPU and micro-step (default: the best)",
     )
     what.add_argument(
         "--optim", default="adamw_torch_fused", metavar="NAME", help="as a recipe's optim: adamw_8bit, sgd, ..."
@@ -80,7 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--liger", action="store_true", help="with Liger's kernels, which requirements.txt does not install"
     )
     what.add_argument(
-        "--margin", type=float, default=0.05, metavar="SHARE", help="of each GPU to leave free (default: 0.05)"
+        "--margin",
+        type=numeric("margin", 0, float, 1),
+        default=0.05,
+        metavar="SHARE",
+        help="of each GPU to leave free (default: 0.05)",
     )
     own = parser.add_argument_group("your own cluster")
     own.add_argument(
@@ -259,9 +278,6 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     hold_name(options.network, "flag --network")
     if not options.gpu:
         raise UserError("flag --gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
-    for name in ("host_memory", "nvme"):
-        if not 0 <= (size := getattr(options, name)) < float("inf"):
-            raise UserError(f"flag --{name}", f"{size:g} is no size", "give it above 0, or leave it out")
     hosts = {"this host": 1}
     if options.hostfile:
         hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
@@ -312,23 +328,12 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     micro = 1 if options.micro_batch is None else options.micro_batch
     least = max(1, gpus * micro)  # of which a batch is a multiple
     batch = options.global_batch_size if options.global_batch_size is not None else -(-max(128, least) // least) * least
-    sizes = {
-        "max_length": options.max_length,
-        "lora_r": _rank(options),
-        "global_batch_size": batch,
-        "micro_batch": micro,
-    }
-    for flag, size in sizes.items():
-        if size < 1:
-            raise UserError(f"flag --{flag}", f"{size} is not a whole number above 0", "give at least 1")
     if options.method == "qlora" and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         raise UserError("flag --method", f"qlora would quantise little: bitsandbytes takes linear layers, and {share:.0%} of "
                         "the weights are experts, which Transformers holds in 3D parameters", "use --method lora")  # fmt: skip
-    whole = _whole(options, shape)
-    trained = trained_parameters(shape, _rank(options), whole) if options.method != "full" else 0
-    if not 0 <= options.margin < 1:
-        raise UserError("flag --margin", f"{options.margin} is no share of a GPU", "give at least 0 and less than 1")
+    rank, whole = _rank(options), _whole(options, shape)
+    trained = trained_parameters(shape, rank, whole) if options.method != "full" else 0
     if options.micro_batch and batch % least and batch % gpus == 0:
         raise UserError("flag --micro_batch", f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}",
                         f"use --global_batch_size {-(-batch // least) * least}")  # fmt: skip

@@ -22,16 +22,14 @@ def run(options: argparse.Namespace) -> int:
     from .. import models
     from ..data import cache, report
     from ..data.prepare import prepare
-    from ..terminal import console
 
     began = time.time()
     tokenizer = models.load_tokenizer(settings, models.vocabulary(settings))
     prepared = prepare(settings, tokenizer)
-    out = console()
-    out.print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch), markup=False)
+    print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
     if prepared.stands_in:
         print(f"chat template: {report.standing_in(prepared)}")
-    out.print(report.sample(prepared, tokenizer))
+    report.show_sample(prepared, tokenizer)
     folder = cache.cache_directory() / "prepared" / prepared.fingerprint
     size = sum(path.stat().st_size for path in folder.iterdir())
     done = "made" if folder.stat().st_mtime > began else "was there, read"

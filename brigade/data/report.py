@@ -8,6 +8,7 @@ import numpy as np
 
 from ..recipe import Batch
 from ..schema import DataSection, TrainingSection
+from ..terminal import console
 from .prepare import Prepared
 from .store import IGNORED, Samples
 from .stream import Stream
@@ -86,6 +87,13 @@ def first(prepared: Prepared) -> Any:
     """The first row; of a stream, which begins with training, the first that is held out."""
     streamed = isinstance(prepared.train, Stream)
     return next(iter(prepared.heldout.values()))[0] if streamed else prepared.train[0]
+
+
+def show_sample(prepared: Prepared, tokenizer: object) -> None:
+    """Print the first sample under a heading, its lines as they are: a terminal folds those that are too long."""
+    out = console()
+    out.print("one sample, its supervised part " + ("green:" if out.is_terminal else "in [[ ]]:"), markup=False)
+    out.print(sample(prepared, tokenizer), soft_wrap=True)
 
 
 def sample(prepared: Prepared, tokenizer: object) -> "Text":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..lint.rules import shown
 from .rows import BadRow
 
 COLUMNS = ("messages", "prompt", "completion", "text", "tools")
@@ -67,9 +68,7 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> T
     tools = row.get(columns.get("tools", "tools"))
     if kind == "text":
         if not isinstance(value, str):
-            raise BadRow(
-                f"the text is {type(value).__name__}, not a string: {repr(value)[:40]}", "give each row a text"
-            )
+            raise BadRow(f"the text is {shown(value)}, not a string", "give each row a text")
         return Text(value, [(0, len(value))], splits=True) if value.strip() else None
     if kind == "prompt":
         name = columns.get("completion", "completion")
@@ -82,7 +81,7 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> T
                 raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
             return Text(value + completion, [(len(value), len(value) + len(completion))])
         if not isinstance(value, list) or not isinstance(completion, list):
-            raise BadRow(f"prompt is {type(value).__name__}, completion {type(completion).__name__}",
+            raise BadRow(f"prompt is {shown(value)}, completion {shown(completion)}",
                          "give two texts, or two lists of messages")  # fmt: skip
         if not any(_message(message)["role"] == "assistant" for message in completion):
             raise BadRow(
@@ -109,7 +108,9 @@ def chat(messages: Any) -> list[Message]:
     Raises BadRow for unknown roles, contents that are no text, turns that do not alternate, and no assistant's turn.
     """
     if not isinstance(messages, list) or not messages:
-        raise BadRow(f"messages is {type(messages).__name__}, or empty", 'write [{"role": ..., "content": ...}, ...]')
+        raise BadRow(
+            f"messages is {shown(messages)}, not a list of turns", 'write [{"role": ..., "content": ...}, ...]'
+        )
     whole = [_message(message) for message in messages]
     before = ""
     for number, message in enumerate(whole, 1):
@@ -143,7 +144,7 @@ def _message(message: Any) -> Message:
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise BadRow(f"the content of {role!r} is {'missing' if content is None else type(content).__name__}, not text",
+        raise BadRow(f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text",
                      "give each message a text content")  # fmt: skip
     ours = ("role", "from", "content", "value", "tool_calls", *UNTRAINED)
     rest = {k: v for k, v in message.items() if k not in ours and v is not None}
@@ -188,5 +189,5 @@ def _tools(tools: Any) -> list[Any] | None:
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRow(f"tools is {type(tools).__name__}, not a list of definitions", "give a list of JSON schemas")
+        raise BadRow(f"tools is {shown(tools)}, not a list of definitions", "give a list of JSON schemas")
     return tools

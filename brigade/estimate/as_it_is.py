@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .. import flags
+from ..terminal import figure
 from . import show
 from .header import METHODS, Planned
 from .recipe import BESIDE
@@ -33,7 +34,7 @@ def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bo
         show.both(job, show.tracer(model)(job))
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
-    found = "it fits" if spare >= 0 else f"it does not fit: {-spare:.1f} GiB are lacking"
+    found = "it fits" if spare >= 0 else f"it does not fit: {figure(-spare, 1)} GiB are lacking"
     if refused := trap(job) or lacks_host(job, usual):
         found = f"not to be taken: it {refused}" if "hang" in refused else f"it does not fit: {refused}"
     print(f"verdict  {found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")

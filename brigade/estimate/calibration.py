@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..lint.rules import shown
 from ..recipe import read_yaml
 
 VARIABLE = "BRIGADE_CALIBRATION"
@@ -124,7 +125,7 @@ def _check_gpu(entry: Any, place: str) -> None:
 
 def _table(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(place, f"holds {type(value).__name__}, not keys and values", "mend it, or move the file away")
+        raise UserError(place, f"{shown(value)} is not keys and values", "see docs/promise.md, or move the file away")
     return value
 
 

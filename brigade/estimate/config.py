@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..lint.rules import shown
 from .shape import FAMILIES, LLAMA, Family, ModelShape
 
 # Other names that config classes have for the same number.
@@ -37,7 +38,7 @@ def read_config(path: Path) -> dict[str, Any]:
             str(path), f"not JSON: {error}", "take the config.json that was published with the model"
         ) from None
     if not isinstance(config, dict):
-        raise UserError(str(path), f"holds {type(config).__name__}, not keys and values", "name a model's config.json")
+        raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")
     return config
 
 
@@ -87,7 +88,7 @@ def kind_of(config: Mapping[str, Any], place: str) -> tuple[str, Mapping[str, An
     """(model_type, the text model's config). Raises UserError at `place` where there is none."""
     text = config.get("text_config") or config
     if not isinstance(text, Mapping):
-        raise UserError(f"{place}: text_config", f"it is {type(text).__name__}, not keys and values", PUBLISHED)
+        raise UserError(f"{place}: text_config", f"{shown(text)} is not keys and values", PUBLISHED)
     kind = text.get("model_type", config.get("model_type"))
     if not isinstance(kind, str):
         raise UserError(f"{place}: model_type", "the config does not state it" if kind is None else f"{kind!r} is no name",
@@ -159,7 +160,7 @@ def windows(text: Mapping[str, Any], layers: int, place: str = "config.json") ->
     window, types = whole(text, "sliding_window", place), text.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
-            said = f"has {len(types)} entries" if isinstance(types, list) else f"is {type(types).__name__}, not a list"
+            said = f"has {len(types)} entries" if isinstance(types, list) else f"is {shown(types)}, not a list"
             raise UserError(f"{place}: layer_types", f"it {said}, and the model {layers} layers", PUBLISHED)
         return window, sum(kind == "sliding_attention" for kind in types)
     pattern = whole(text, "sliding_window_pattern", place, 6 if text.get("model_type") == "gemma3_text" else 1)
@@ -180,7 +181,7 @@ def _vision(vision: Any, hidden: int, place: str) -> int:
         return 0
     place = f"{place}: vision_config"
     if not isinstance(vision, Mapping):
-        raise UserError(place, f"it is {type(vision).__name__}, not keys and values", PUBLISHED)
+        raise UserError(place, f"{shown(vision)} is not keys and values", PUBLISHED)
     width, ffn, patch, image, layers = (
         whole(vision, key, place)
         for key in ("hidden_size", "intermediate_size", "patch_size", "image_size", "num_hidden_layers")

@@ -77,6 +77,7 @@ def checkpoint(job: Job, trained: float) -> float:
 
 def gigabytes(checkpoint: float) -> str:
     """`27.5 GB (27.5 to 27.8 in four runs of five)`"""
-    least, most = (factor * checkpoint / 1e9 for factor in intervals()["disk"])
-    digits = 2 if checkpoint < 1e10 else 1 if checkpoint < 1e11 else 0
-    return f"{checkpoint / 1e9:,.{digits}f} GB ({least:,.{digits}f} to {most:,.{digits}f} in four runs of five)"
+    unit, name = (1e9, "GB") if checkpoint >= 1e8 else (1e6, "MB")
+    least, most = (factor * checkpoint / unit for factor in intervals()["disk"])
+    digits = 2 if checkpoint < 10 * unit else 1 if checkpoint < 100 * unit else 0
+    return f"{checkpoint / unit:,.{digits}f} {name} ({least:,.{digits}f} to {most:,.{digits}f} in four runs of five)"

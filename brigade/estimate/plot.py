@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
+from ..adapters import billions
+from ..cluster import counted
 from ..errors import UserError
 from .estimate import intervals, of_time
 from .job import Job
@@ -100,7 +102,7 @@ def _heading(wanted: Wanted, cluster: Cluster) -> tuple[str, str]:
     """(model and method, batch and cluster)"""
     methods = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.node_size} x {cluster.gpu}"
-    return (f"{wanted.shape.name}, {wanted.shape.parameters / 1e9:.2f} B parameters: {methods[wanted.method]}",
+    return (f"{wanted.shape.name}, {billions(wanted.shape.parameters)} parameters: {methods[wanted.method]}",
             f"{wanted.batch} sequences of {wanted.length:,} tokens per step, {nodes}"
             + (f", {cluster.link} between nodes" if cluster.link else ""))  # fmt: skip
 
@@ -208,7 +210,8 @@ def _draw_speed(total: Axes, each: Axes, cluster: Cluster, lines: dict[str, list
                     point.nodes, getattr(point, value), color=colour, marker=marker, markersize=6, zorder=3
                 )
                 mark.set_gid(f"point-{index}-{point.nodes}-{value}")
-                hints[str(mark.get_gid())] = (f"{name} on {point.nodes} nodes, {point.gpus} GPUs: {point.speed:,.0f} tokens/s, "
+                hints[str(mark.get_gid())] = (f"{name} on {counted(point.nodes, 'node')}, {counted(point.gpus, 'GPU')}: "
+                                              f"{point.speed:,.0f} tokens/s, "
                                               f"{point.per_gpu:,.0f} per GPU")  # fmt: skip
     for axis in (total, each):
         axis.set_xscale("log", base=2)

@@ -50,15 +50,16 @@ def told(promised: Promise | None, measured: Measured, reason: str = "") -> list
     memory, seconds = measured.allocated_gib, _seconds(measured.step_time)
     if promised is None:
         found = ([f"{memory:.1f} GiB allocated at most"] if memory is not None else []) + [f"{seconds} s per step"]
-        return [f"after {measured.steps} steps: {', '.join(found)}; no promise: {reason}"]
+        return [f"after {measured.steps} steps: {', '.join(found)}; the planner promised nothing: {reason}"]
     low, high = promised.memory
     parts = []
     if memory is not None:
         parts.append(
-            f"{memory:.1f} GiB allocated at most (promised {promised.figures.allocated_gib:.1f}, {low:.1f} to {high:.1f})"
+            f"{memory:.1f} GiB allocated at most (the planner promised {promised.figures.allocated_gib:.1f}, and {low:.1f} to "
+            f"{high:.1f} in four runs of five)"
         )
-    expected = ", ".join((_seconds(promised.figures.step_time), " to ".join(map(_seconds, promised.time))))
-    parts.append(f"{seconds} s per step (promised {expected})")
+    expected, fast, slow = map(_seconds, (promised.figures.step_time, *promised.time))
+    parts.append(f"{seconds} s per step (the planner promised {expected}, and {fast} to {slow} in four runs of five)")
     return [
         f"after {measured.steps} steps: {', '.join(parts)}",
         *([why] if (why := _meaning(promised, measured)) else []),

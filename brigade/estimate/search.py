@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import UserError
+from ..terminal import figure
 from .estimate import Estimate, estimate
 from .hardware import gpu
 from .host import host
@@ -217,7 +218,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         parts = {name: getattr(result.memory, name) for name in result.memory.__dataclass_fields__}
         largest = max(parts, key=lambda name: parts[name])
         lacks = candidate.margin * result.gpu.memory_gib - result.spare_gib
-        return f"out of memory by {lacks:.0f} GiB: {largest} take {parts[largest] / GIB:.0f}"
+        return f"out of memory by {figure(lacks, 0)} GiB: {largest} take {parts[largest] / GIB:.0f}"
     if candidate.choice.only:
         against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..terminal import figure
 from . import calibration
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
     """The best ten, and why each is not the one."""
     from rich.table import Table
 
+    from ..adapters import billions
     from .search import reason
 
     shape, device = wanted.shape, ranked[0].estimate.gpu
-    title = (f"{shape.name}: {shape.parameters / 1e9:.2f} B parameters, {wanted.method}, {wanted.batch} x {wanted.length:,} "
+    title = (f"{shape.name}: {billions(shape.parameters)} parameters, {wanted.method}, {wanted.batch} x {wanted.length:,} "
              f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     utilisation = ["MFU"] if wanted.method == "full" else []
@@ -133,8 +135,8 @@ def describe(result: "Estimate") -> None:
           f"the larger is {least:,.0f} to {most:,.0f} in four runs of five"
           + (f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip
     print(f"disk     {gigabytes(needs.checkpoint)} for a checkpoint")
-    print(f"time     {result.time.total:.2f} s per step, {fast:.2f} to {slow:.2f} in four runs of five: "
-          f"{parts(result.time, 1, 0.005)}")  # fmt: skip
+    took, fast_, slow_ = (figure(value, 2) for value in (result.time.total, fast, slow))
+    print(f"time     {took} s per step, {fast_} to {slow_} in four runs of five: {parts(result.time, 1, 0.005)}")
     if result.job.nodes > 1:
         rate = f"{links(result.gpu, result.job.link, result.job.node_size).gbit:,.0f} Gbit/s"
         print(
@@ -153,5 +155,8 @@ def describe(result: "Estimate") -> None:
         else ""
     )
     print(f"speed    {speed:,.0f} tokens/s on each GPU, {speed / most:,.0f} to {speed / least:,.0f}{used}")
-    print(f"duration a billion tokens take {result.days:.2f} days, {result.days * least:.2f} to {result.days * most:.2f}; "
-          f"{hours:,.0f} GPU-hours, {hours * least:,.0f} to {hours * most:,.0f}")  # fmt: skip
+    days, spent = ([figure(factor * value, digits) for factor in (1, least, most)]
+                   for value, digits in ((result.days, 2), (hours, 0)))  # fmt: skip
+    print(
+        f"duration a billion tokens take {days[0]} days, {' to '.join(days[1:])}; {spent[0]} GPU-hours, {' to '.join(spent[1:])}"
+    )

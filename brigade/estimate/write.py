@@ -6,8 +6,10 @@ from typing import Any
 
 import yaml
 
+from ..adapters import billions
 from ..errors import UserError
 from ..recipe import REPOSITORY
+from ..terminal import figure
 from .config import read_config
 from .header import Planned, header, load, replaced
 from .host import host
@@ -106,7 +108,7 @@ def body(recipe: dict[str, Any], source: Source, job: Job) -> str:
         "chat_template": "of words that a base model knows (docs/data.md)" if ordinary else TEMPLATES[source.base]
     }
     comments["save_total_limit"] = comments["save_total_limit"].format(
-        checkpoint=f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+        checkpoint=f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
     )
     if recipe["cluster"]["hostfile"]:
         comments["hostfile"] = ""
@@ -199,7 +201,7 @@ def overview(planned: list[Planned]) -> str:
         trains = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[result.job.method]
         name = one.path.removeprefix("recipes/")
         lines.append(
-            f"| {one.source.name} | {shape.parameters / 1e9:.2f} B{active} | {trains} | {one.cluster} | {one.strategy_name} "
+            f"| {one.source.name} | {billions(shape.parameters)}{active} | {trains} | {one.cluster} | {one.strategy_name} "
             f"| {result.device_gib:.0f} of {result.gpu.memory_gib:.0f} | {result.tokens_per_second_per_gpu:,.0f} "
             f"| {one.estimate.days:.2f} | [{name}]({name}) |"
         )

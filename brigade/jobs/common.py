@@ -93,7 +93,7 @@ def header(job: Job, kind: str, *lines: str) -> str:
     command += ["--hostfile", job.hostfile] if job.hostfile else []
     written = shlex.join([*command, "--write", kind, *job.flags])
     text = [
-        f"{job.settings.name}, {job.strategy.name}, {hosts}: {job.world_size} ranks.",
+        f"{job.settings.name}, {job.strategy.name}, {hosts}: {counted(job.world_size, 'rank')}.",
         f"Written by: {written}",
         *lines,
     ]

@@ -79,7 +79,7 @@ def raise_first(findings: Iterable[Finding]) -> None:
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
     """A user's value as a message shows it: cut short, and only its type where it has no end (a YAML alias to itself)."""
     try:
-        text = form(value)
+        text = "null" if value is None else form(value)
     except (RecursionError, ValueError, TypeError):
         return type(value).__name__
     return text if len(text) <= 80 else f"{text[:80]} ..."

@@ -35,7 +35,7 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
             f"{source}{line}", f"not JSON: {problem}", "mend that line, or start from ds_configs/"
         ) from None
     if not isinstance(config, dict):
-        raise UserError(source, f"holds {type(config).__name__}, not an object", "start from ds_configs/zero3.json")
+        raise UserError(source, f"{shown(config, as_json)} is not an object", "start from ds_configs/zero3.json")
     return source, config
 
 

@@ -80,10 +80,11 @@ def stops(model: Any, tokenizer: Any, questions: list[Question]) -> set[int]:
 
 
 def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], step: int) -> list[dict[str, Any]]:
-    """One record per question: step, source, question, reference, answer, as text."""
+    """One record per question: step, source, question, reference, answer, as text with its control tokens: what the model read,
+    and where it ended."""
     found = []
     for asked, answer in zip(questions, given, strict=True):
-        texts = tokenizer.batch_decode([asked.prompt, asked.reference, answer], skip_special_tokens=True)
+        texts = tokenizer.batch_decode([asked.prompt, asked.reference, answer])
         named = dict(zip(("question", "reference", "answer"), texts, strict=True))
         found.append({"step": step, "source": asked.source, **named})
     return found

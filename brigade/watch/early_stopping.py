@@ -7,6 +7,8 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..cluster import counted
+
 
 class EarlyStopping(TrainerCallback, ExportableState):
     """Stops after `patience` evaluations in a row without a better held-out loss; the one before the first step is none.
@@ -27,7 +29,7 @@ class EarlyStopping(TrainerCallback, ExportableState):
             control.should_training_stop = True
             if state.is_world_process_zero:
                 tqdm.write(f"Stopping at step {state.global_step} of {state.max_steps}: no held-out loss below "
-                           f"{self.best:.4f} in {self.without} evaluations.")  # fmt: skip
+                           f"{self.best:.4f} in {counted(self.without, 'evaluation')}.")  # fmt: skip
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Also where a run resumes that had stopped, and died before its model was saved.

@@ -87,7 +87,7 @@ class Meter:
         tokens_per_second: over all ranks, padding excluded; ..._per_gpu: per rank
         supervised_tokens_per_second: those of them that have a label; padding: percent of what was computed
         step_time, data_time: seconds per optimizer step, and how much of it the slowest rank waited for data
-        token_spread: (most - fewest) / mean tokens of a rank, in percent
+        token_spread: (most - fewest) / mean tokens of a rank, in percent; of several ranks alone
         peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
         reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
         attended_length: mean over tokens of their sample's length
@@ -108,9 +108,10 @@ class Meter:
             "padding": 100 * (1 - sum(tokens) / max(sum(row[5] for row in rows), 1)),
             "step_time": seconds / steps,
             "data_time": max(row[2] for row in rows) / steps,
-            "token_spread": 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1),
             "peak_memory_gib": max(row[3] for row in rows),
         }
+        if len(rows) > 1:
+            figures["token_spread"] = 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1)
         if gpu:
             figures["reserved_memory_gib"] = max(row[6] for row in rows)
         if sum(tokens):

@@ -14,6 +14,7 @@ from ..terminal import console
 def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     """Print the resolved run as a short table."""
     from rich.table import Table
+    from rich.text import Text
 
     training, world, strategy = run.settings.recipe.training, run.world, run.strategy
     computed = training.model_copy(update={"padding_free": trainer.collate.padding_free})
@@ -59,13 +60,12 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for key, value in lines.items():
-        table.add_row(key, value)
-    out = console()
-    out.print(table)
-    out.print("one sample, its supervised part " + ("green:" if out.is_terminal else "in [[ ]]:"), markup=False)
-    out.print(report.sample(data, trainer.processing_class))
+        table.add_row(key, Text(value))  # Text: brackets in a path are no markup
+    console().print(table)
+    if not checkpoint:  # a run that continues has shown it
+        report.show_sample(data, trainer.processing_class)
     for note in run.settings.overridden:
-        out.print(f"overridden: {note}")
+        print(f"overridden: {note}")
 
 
 def _frozen(model: Any) -> dict[str, str]:

@@ -13,10 +13,10 @@ _COLUMNS = (
     ("grad_norm", "grad norm {:.3f}"),
     ("learning_rate", "lr {:.2e}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
-    ("tokens_per_second_per_gpu", "{:,.0f} per GPU"),
+    ("tokens_per_second_per_gpu", "{:,.0f} per rank"),
     ("step_time", "{:.2f} s/step"),
-    ("data_time", "data {:.0%}"),
-    ("token_spread", "spread {:.0f} %"),
+    ("data_time", "data wait {:.0%}"),
+    ("token_spread", "ranks' tokens differ {:.0f} %"),
     ("peak_memory_gib", "{:.1f} GiB"),
     ("mfu", "MFU {:.1f} %"),
 )
@@ -66,6 +66,8 @@ class Progress(TrainerCallback):
 def line(step: int, steps: int, logs: dict[str, float]) -> str:
     """`step 10/100  loss 4.2113  grad norm 1.204 ...` from a Trainer's log entry; what is not in it is left out."""
     shown = dict(logs)
+    if shown.get("tokens_per_second_per_gpu") == shown.get("tokens_per_second"):
+        shown.pop("tokens_per_second_per_gpu", None)  # one process
     if shown.get("step_time"):
         shown["data_time"] = shown.get("data_time", 0.0) / shown["step_time"]
     parts = [form.format(shown[key]) for key, form in _COLUMNS if isinstance(shown.get(key), (int, float))]

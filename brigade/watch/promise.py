@@ -68,7 +68,8 @@ class PromiseKept(TrainerCallback):
                 reason = str(error)
             except Exception as error:  # a run that trains does not end for an estimate's sake
                 reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-        print(*promise.told(promised, measured, reason), sep="\n", flush=True)
+        if device or name != "cpu":  # nobody plans for a CPU, unless they describe it as a kind of GPU
+            print(*promise.told(promised, measured, reason), sep="\n", flush=True)
         entry = promise.entry(promised, measured, device, reason)
         add_to_record(self.run, "promise", entry | ({"job": runs.record(usual)} if promised and usual else {}))
 

@@ -106,10 +106,13 @@ def test_equal_weights_answer_alike_under_every_strategy(name, folder):
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     model = AutoModelForCausalLM.from_pretrained(folder / "base")
     for entry in ours:
-        role, question, *_ = entry["question"].splitlines()
-        prompt = tokenizer(f"<|im_start|>{role}\n{question}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
+        assert entry["question"].startswith("<|im_start|>user\n") and entry["question"].endswith(
+            "<|im_start|>assistant\n"
+        )
+        assert entry["reference"].endswith("<|im_end|>"), "control tokens stay, everywhere"
+        prompt = tokenizer(entry["question"], return_tensors="pt")
         told = model.generate(**prompt, max_new_tokens=LONGEST, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-        assert entry["answer"] == tokenizer.decode(told, skip_special_tokens=True) != ""
+        assert entry["answer"] == tokenizer.decode(told) != ""
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -134,8 +134,10 @@ def test_merged_adapters_are_a_whole_model_with_the_same_loss(name, outputs, tmp
 
 
 @pytest.mark.parametrize("name", ["full-ddp", "dora-fsdp2", "whole-zero3", "qlora-ddp"])
-def test_eval_finds_the_loss_of_a_finished_run(name, outputs):
+def test_eval_finds_the_loss_of_a_finished_run(name, outputs, capsys):
     assert main(["eval", str(outputs[name][0]), "--answers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "<|im_start|>user" in said.partition("question")[2] and "<|im_end|>" in said.partition("reference")[2]
 
 
 @pytest.mark.parametrize("name", ["full-zero1", "full-zero2"])

@@ -150,7 +150,7 @@ def test_an_entry_of_the_same_name_goes_before_the_catalogues(file):
     ("gpus: [1", ["not YAML"]),
     ("- 1", ["list"]),
     ({"gpu": {}}, ["calibration.yaml: gpu", "'gpus'"]),
-    ({"factors": 3}, ["factors", "int"]),
+    ({"factors": 3}, ["factors", "3 is not keys and values"]), ({"factors": {KIND: None}}, [KIND, "null is not keys"]),
     ({"factors": {KIND: {"speed": {}}}}, [f"factors.{KIND}.speed", "no such factor"]),
     ({"factors": {KIND: {"network": {"factor": 0}}}}, [f"factors.{KIND}.network: factor", "0 is not"]),
     ({"factors": {KIND: {"network": {"factor": 1, "runs": {"/a": "fast"}}}}}, ["network: /a", "'fast'"]),

@@ -256,7 +256,7 @@ def lines(*wrong):
     ('{"messages": "hi"}', "messages"), ("[1, 2]", "messages"), ("null", "messages"), ('{"messages": ["hi"]}', "role"),
     ('{"messages": [{"role": "bot", "content": "x"}]}', "'bot'"), ('{"messages": [{"content": "x"}]}', "role"),
     ('{"messages": [{"role": ["user"], "content": "x"}]}', "role"), ('{"messages": [{"role": "user"}]}', "content"),
-    ('{"messages": [{"role": "user", "content": ["x"]}]}', "list"),
+    ('{"messages": [{"role": "user", "content": ["x"]}]}', "['x'], not text"),
     ('{"messages": [{"role": "user", "content": null}]}', "content of 'user' is missing"),
     ('{"prompt": "a", "completion": null}', "'completion'"), ('{"a;b": "c"}', "'a;b'"),
 ])  # fmt: skip
@@ -292,8 +292,9 @@ def test_no_supervised_token_at_all(prepare, mistake):
     ({"messages": [*chat("a", "b")["messages"], {"role": "assistant", "content": "c"}]}, "do not alternate"),
     ({"messages": [*chat("a", "b")["messages"], {"role": "system", "content": "c"}]}, "can only be the first"),
     ({"question": "a", "answer": "b"}, "'question', 'answer'"), ({"prompt": "a"}, "'completion'"),
-    ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is int, not a string: 7"),
-    ({"text": ["a"]}, "the text is list"), ({"text": None}, "'text' is null"), ({"messages": None}, "'messages' is null"),
+    ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is 7, not a string"),
+    ({"text": ["a"]}, "the text is ['a'], not a string"), ({"messages": 3}, "messages is 3, not a list"),
+    ({"text": None}, "'text' is null"), ({"messages": None}, "'messages' is null"),
     ({"text": None, "other": 1}, "'text' is null"),
 ])  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, said):

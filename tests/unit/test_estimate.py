@@ -77,7 +77,7 @@ SEEING = CONFIG | {"vision_config": dict.fromkeys(("hidden_size", "intermediate_
     (MOE | {"decoder_sparse_step": "x"}, "decoder_sparse_step"), (MOE | {"mlp_only_layers": 5}, "mlp_only_layers"),
     (MOE | {"mlp_only_layers": [[]]}, "mlp_only_layers"), (CONFIG | {"sliding_window": "x"}, "sliding_window"),
     (CONFIG | {"sliding_window": 8, "layer_types": ["sliding_attention"]}, "has 1 entries, and the model 2 layers"),
-    (CONFIG | {"sliding_window": 8, "layer_types": 2}, "is int, not a list"), (CONFIG | {"vision_config": [1]}, "vision_config"),
+    (CONFIG | {"sliding_window": 8, "layer_types": 2}, "is 2, not a list"), (CONFIG | {"vision_config": [1]}, "vision_config"),
     (SEEING | {"vision_config": {"hidden_size": 8, "intermediate_size": 8}}, "patch_size"),
     (CONFIG | {"vocab_size": 10**12}, "above"),
     (CONFIG | {"num_hidden_layers": 10**6}, "more than any"), (MOE | {"shared_expert_intermediate_size": "x"}, "shared_expert"),

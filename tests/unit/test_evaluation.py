@@ -71,6 +71,9 @@ def test_a_line_of_progress_shows_perplexity_and_each_source():
     }
     assert progress.line(3, 9, logs) == "step 3/9  held-out loss 2.0000  ppl 7.39  my_chats 1.0000 ppl 2.72"
     assert progress.line(3, 9, {"train_loss": 1.0}) == ""
+    ranks = {"tokens_per_second": 300.0, "tokens_per_second_per_gpu": 150.0, "token_spread": 4.0}
+    assert progress.line(1, 9, ranks) == "step 1/9  300 tokens/s  150 per rank  ranks' tokens differ 4 %"
+    assert progress.line(1, 9, dict.fromkeys(list(ranks)[:2], 300.0)) == "step 1/9  300 tokens/s"
 
 
 def stops_at(losses, stopping):
@@ -140,7 +143,7 @@ def test_the_end_of_a_run_tells_of_the_best_checkpoint():
     assert best.saved_step(early, state) == 1 and best.saved_step(settings(), state) == 3
     assert best.story(early, state, 4.0, 2.5) == [
         "Stopped early at step 3 of 6.", "Best held-out loss of a checkpoint: 2.5000 at step 1: o/checkpoint-1.",
-        "Held-out loss 4.0000 before, 2.5000 after 1 steps.",
+        "Held-out loss 4.0000 before, 2.5000 after 1 step.",
     ]  # fmt: skip
     state.log_history.append({"eval_loss": 2.25, "step": 2})
     assert "Step 2 had 2.2500, and was not saved" in best.story(early, state, 4.0, 2.5)[2]

@@ -1,8 +1,11 @@
 """A command line of train.py: what it takes, who wins, and what a mistake is told."""
 
+import argparse
+import importlib
 import math
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade import flags
+from brigade.__main__ import VERBS, main
 from brigade.errors import UserError
 from brigade.recipe import DEFAULT_RECIPE, batch_arithmetic, identity
 from brigade.schema import OTHER_NAMES, SECTION_OF, SECTIONS
@@ -110,11 +114,51 @@ def test_run_flags(load):
     assert settings.resume_from_checkpoint == "there/checkpoint-3"
 
 
+def _types(annotation):
+    """All types within an annotation."""
+    return {annotation}.union(*map(_types, get_args(annotation)))
+
+
 def test_every_key_is_a_flag_with_help(capsys):
     with pytest.raises(SystemExit) as left:
         flags.load(["--help"])
     shown = capsys.readouterr().out
     assert left.value.code == 0 and [key for key in SECTION_OF if f"--{key}" not in shown] == []
+
+
+# Which numbers make no sense: below where a flag begins, for each flag of a command that takes a number.
+NUMBERS = {
+    "plan": {"lora_r": "0", "max_length": "0", "global_batch_size": "0", "micro_batch": "-1", "margin": "1", "host_memory": "-5",
+             "nvme": "0"},
+    "eval": {"answers": "-1", "learned": "-0.2"}, "export": {"step": "0"},
+    "launch": {"master_port": "65536", "start_timeout": "0"},
+    "prepare": {}, "lint": {},
+}  # fmt: skip
+ZERO_IS_ONE = {"lora_dropout", "warmup_steps", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "seed",
+               "eval_answers", "dataloader_num_workers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_number_that_makes_no_sense_is_refused_by_every_command(verb, capsys):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"brigade.commands.{VERBS[verb][0]}").add_arguments(parser)
+    assert NUMBERS[verb].keys() == {action.dest for action in parser._actions if action.type not in (None, Path)}
+    for flag, wrong in NUMBERS[verb].items():
+        for value in (wrong, "nan", "much"):
+            assert main([verb, f"--{flag}", value]) == 2
+            said = capsys.readouterr().err
+            assert f"error: flag --{flag}\n  {value!r} is not a" in said and "cure: give a" in said
+
+
+NUMERIC = [
+    key for key, section in SECTION_OF.items() if {int, float} & _types(SECTIONS[section].model_fields[key].annotation)
+]
+
+
+@pytest.mark.parametrize("key", NUMERIC)
+def test_and_by_a_run(key, load, mistake):
+    for value in ("-2", ".nan", *(["0"] if key not in ZERO_IS_ONE else [])):
+        assert f"flag --{key}" in mistake(load, f"--{key}", value)
 
 
 def test_no_key_stands_in_two_sections():

@@ -36,7 +36,7 @@ def plan(capsys, *words):
     (["qwen3-8b", "--gpu", "H100", "--network", "0 Gb/s"], "is no rate"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "zreo3"], "did you mean 'zero3'?"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "hsdp"], "cannot divide this model over 1 x 1 GPUs"),
-    (["qwen3-8b", "--gpu", "H100", "--micro_batch", "0"], "0 is not a whole number above 0"),
+    (["qwen3-8b", "--gpu", "H100", "--micro_batch", "0"], "'0' is not a whole number from 1"),
     (["qwen3-8b", "--gpu", "H100", "--micro_batch", "3", "--global_batch_size", "8"], "use --global_batch_size 9"),
     (["qwen3-8b", "--gpu", "H100", "--optim", "adamw_8bti"], "did you mean 'adamw_8bit'?"),
     (["qwen3-8b", "--gpu", "H100", "--optim", "lamb", "--strategy", "zero2"], "does not run lamb under ZeRO-2"),

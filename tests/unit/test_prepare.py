@@ -403,7 +403,7 @@ def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, r
 
 @pytest.mark.parametrize("row, said", [
     ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"),
-    ({"text": 3}, "int"), ({"prompt": "a", "completion": ["b"]}, "list"), ({}, "nothing"),
+    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "list"), ({}, "nothing"),
     ({"messages": [{"role": "user", "content": "a"}]}, "without an assistant turn"),
     ({"prompt": chats("a", 1)[0]["messages"], "completion": [{"role": "user", "content": "b"}]}, "no assistant turn"),
     ({"messages": [{"role": "user", "content": "a"}] * 2}, "do not alternate"),
@@ -668,3 +668,12 @@ def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(prepare, w
     assert shown.count("<|im_start|>user") == 1
     long = report.sample(prepare(train_file=write("b.jsonl", [{"text": "word " * 999}]), **data), tokenizer)
     assert len(long) <= report.LONGEST
+
+
+def test_no_line_of_the_sample_is_folded(prepare, write, tokenizer, capsys):
+    files = {
+        "train_file": write("a.jsonl", [{"text": "a long line " * 40}]),
+        "validation_file": write("h.jsonl", chats("h", 1)),
+    }
+    report.show_sample(prepare(**files), tokenizer)
+    assert "a long line " * 30 in capsys.readouterr().out

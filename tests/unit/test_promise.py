@@ -156,9 +156,9 @@ def test_it_fits_and_the_next_does_not(load):
 
 
 @pytest.mark.parametrize("record, micro", [
-    ("64 sequences = micro-batch 4 x accumulation 16 x 1 data-parallel ranks", 4),
-    ("64 sequences = micro-batch 2 (the planner's: 61 of 80 GiB) x accumulation 32 x 1 data-parallel ranks", 2),
-    ("64 sequences = micro-batch 48 x accumulation 1 x 1 data-parallel ranks", 1), ("nonsense", 1),
+    ("64 sequences = micro-batch 4 x accumulation 16 x 1 data-parallel rank", 4),
+    ("64 sequences = micro-batch 2 (the planner's: 61 of 80 GiB) x accumulation 32 x 1 data-parallel rank", 2),
+    ("64 sequences = micro-batch 48 x accumulation 1 x 1 data-parallel rank", 1), ("nonsense", 1),
 ])  # fmt: skip
 def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, record, micro):
     batch = begin("cpu", record)
@@ -202,6 +202,7 @@ def test_a_record_of_another_version(mistake):
 
 # ---- what is told ------------------------------------------------------------------------------------------------
 PROMISE = promise.Promise(promise.Figures(39.8, 2.2), (36, 44), (1.9, 2.6))
+TIME = "2.31 s per step (the planner promised 2.20, and 1.90 to 2.60 in four runs of five)"
 
 
 def told(memory=41.2, seconds=2.31, data=0.0, promised=PROMISE, reason=""):
@@ -209,8 +210,8 @@ def told(memory=41.2, seconds=2.31, data=0.0, promised=PROMISE, reason=""):
 
 
 def test_one_line_where_it_came_as_promised():
-    assert told() == ["after 10 steps: 41.2 GiB allocated at most (promised 39.8, 36.0 to 44.0), "
-                      "2.31 s per step (promised 2.20, 1.90 to 2.60)"]  # fmt: skip
+    assert told() == ["after 10 steps: 41.2 GiB allocated at most (the planner promised 39.8, and 36.0 to 44.0 in four runs of "
+                      f"five), {TIME}"]  # fmt: skip
 
 
 @pytest.mark.parametrize("figures, words", [
@@ -225,9 +226,9 @@ def test_one_sentence_where_it_did_not(figures, words):
 
 
 def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_promise_the_reason():
-    assert told(memory=None) == ["after 10 steps: 2.31 s per step (promised 2.20, 1.90 to 2.60)"]
+    assert told(memory=None) == [f"after 10 steps: {TIME}"]
     assert told(promised=None, reason="fp32", seconds=0.0123) == [
-        "after 10 steps: 41.2 GiB allocated at most, 0.0123 s per step; no promise: fp32"
+        "after 10 steps: 41.2 GiB allocated at most, 0.0123 s per step; the planner promised nothing: fp32"
     ]
 
 

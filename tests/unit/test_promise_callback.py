@@ -119,7 +119,8 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     monkeypatch.setattr(promises, "add_to_record", lambda run, key, value: kept.update({key: value}))
     callback._tell({"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
     assert (
-        "30.0 GiB allocated at most, 2.00 s per step; no promise: " in (said := capsys.readouterr().out)
+        "30.0 GiB allocated at most, 2.00 s per step; the planner promised nothing: "
+        in (said := capsys.readouterr().out)
         and reason in said
     )
     assert reason in kept["promise"]["none"] and kept["promise"]["measured"]["allocated_gib"] == 30.0

@@ -333,7 +333,7 @@ def test_a_stage_that_is_none(pick_config, mistake, zero):
 ])  # fmt: skip
 def test_a_value_where_a_block_belongs(pick_config, mistake, path, value):
     message = mistake(pick_config, changed(path, value))
-    assert f"ds.json: {path}" in message and repr(value) in message
+    assert f"ds.json: {path}" in message and ("null" if value is None else repr(value)) in message
 
 
 @pytest.mark.parametrize("key, value", [
@@ -344,8 +344,8 @@ def test_other_parallelisms_are_refused(pick_config, mistake, key, value):
 
 
 @pytest.mark.parametrize("text, said", [
-    ('{\n  "a": 1,\n}', "line 3"), ("", "line 1"), ("[1, 2]", "list"),
-    ('{"zero_optimization": {"stage": 3}', "line 1"), ("null", "NoneType"),
+    ('{\n  "a": 1,\n}', "line 3"), ("", "line 1"), ("[1, 2]", "[1, 2] is not an object"),
+    ('{"zero_optimization": {"stage": 3}', "line 1"), ("null", "null is not an object"),
 ])  # fmt: skip
 def test_a_file_that_is_no_ds_config(pick_config, mistake, text, said):
     message = mistake(pick_config, text)
