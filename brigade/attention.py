@@ -15,6 +15,8 @@ VARLEN = "varlen"
 END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
 FLASH = ("flash_attention_2", "flash_attention_3")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
+# What computes no products between the samples of a row. Others compute them and hide them by a mask.
+SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
 # Parts of an attention that varlen does not compute: by the name of the config's key.
 BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size")
 

@@ -27,6 +27,22 @@ def check(settings: Settings, config: Any) -> None:
                         "set packing to false")  # fmt: skip
 
 
+def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
+    """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason)."""
+    how = attention.chosen(settings, config)[0]
+    if not settings.recipe.training.padding_free:
+        return False, False, "padded: padding_free is false"
+    if way(settings, config) == NOTHING:
+        return False, False, f"padded: {why_nothing(settings, config)}"
+    if how in attention.SAMPLE_BY_SAMPLE:
+        return True, False, f"end to end: {how} computes no products between samples"
+    return (
+        True,
+        True,
+        f"end to end, or padded where {how} attention would compute twice as much: it does all products between samples",
+    )
+
+
 def way(settings: Settings, config: Any) -> str:
     """LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes."""
     return _tried(settings, config)[0]

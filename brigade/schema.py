@@ -188,7 +188,8 @@ class TrainingSection(Section):
     use_liger_kernel: bool = False
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
     padding_free: bool = Field(True, json_schema_extra=_APART_FROM_IDENTITY)
-    """Lay the samples of a micro-batch end to end instead of padding them to the longest."""
+    """Lay the samples of a micro-batch end to end instead of padding them to the longest, where that is less work: attention that
+    computes the products between samples too (eager, sdpa) gets many of them padded (docs/data.md)."""
     ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
     seed: int = Field(42, ge=0, lt=2**32)

@@ -79,11 +79,11 @@ class Trainer(EvaluatingTrainer):
         self.windows_told = False
         self.pad_token_id = tokenizer.pad_token_id
         self.told = isolation.way(run.settings, model.config)
-        padding_free = training.padding_free and self.told != isolation.NOTHING
+        padding_free, squares, _ = isolation.layout(run.settings, model.config)
         packing = run.settings.recipe.data.packing
         cumulative = model.config._attn_implementation in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if training.torch_compile else 1  # few shapes to compile for
-        self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative, multiple)
+        self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative, multiple, squares)
         self.remove_callback(PrinterCallback)
         if run.world.speaks:
             self.add_callback(Progress())
@@ -91,7 +91,7 @@ class Trainer(EvaluatingTrainer):
             self.add_callback(EarlyStopping(training.early_stopping_patience))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
         trained = parameter_count(model, trained=True)
-        self.add_callback(PromiseKept(run, self.meter, model.config, trained, self.collate.padding_free))
+        self.add_callback(PromiseKept(run, self.meter, model.config, trained))
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
@@ -128,7 +128,7 @@ class Trainer(EvaluatingTrainer):
         computed = recipe.training.model_copy(update={"padding_free": self.collate.padding_free})
         for samples, facts in self.train_dataset.entered(rows):
             if said := report.window(
-                samples, facts, recipe.data, computed, self.run.batch, whole=not self.windows_told
+                samples, facts, recipe.data, computed, self.run.batch, not self.windows_told, self.collate.squares
             ):
                 tqdm.write(said)
             self.windows_told = True
@@ -235,6 +235,11 @@ class Trainer(EvaluatingTrainer):
             self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
         if self.power_sgd:
             compression.save(self.power_sgd, Path(output_dir), self.world)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.run.settings.recipe.model.use_peft:  # PEFT saves adapters alone, and nothing of where an answer ends
+            self.model.generation_config.save_pretrained(output_dir or self.args.output_dir)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. FSDP checkpoints stay sharded; only a model asked for by name is gathered."""

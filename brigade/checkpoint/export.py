@@ -56,8 +56,7 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
             else:
                 model = (_merged if merge else _whole)(settings, config, source, dtype)
             chat_template.record(settings, tokenizer, model.generation_config)
-        if not has_adapters or merge:
-            model.save_pretrained(partial)
+        (model.generation_config if has_adapters and not merge else model).save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         for path in partial.iterdir() if there else ():
             path.replace(destination / path.name)
@@ -71,7 +70,7 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
 
 def _whole(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | None") -> Any:
     """The model of a run that trained all weights."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     remote = settings.recipe.model.trust_remote_code
     if read.in_hugging_face_format(source):
@@ -86,11 +85,17 @@ def _whole(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | 
             str(source), f"{len(empty)} weights are missing, e.g. {empty[0]}", "name another step: --step N"
         )
     model.config.dtype = next(model.parameters()).dtype
+    _generate_as_its_base(model, settings)
+    return model
+
+
+def _generate_as_its_base(model: Any, settings: Settings) -> None:
+    from transformers import GenerationConfig
+
     with suppress(OSError):  # not every model has one
         model.generation_config = GenerationConfig.from_pretrained(
             models.location(settings), revision=settings.recipe.model.revision
         )
-    return model
 
 
 def _adapters_alone(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | None", folder: Path) -> Any:
@@ -98,7 +103,9 @@ def _adapters_alone(settings: Settings, config: Any, source: Path, dtype: "torch
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    model = adapters.wrap(adapters.empty_model(settings, config), settings, models.weights(settings, config))
+    base = adapters.empty_model(settings, config)
+    _generate_as_its_base(base, settings)
+    model = adapters.wrap(base, settings, models.weights(settings, config))
     state = read.load(source, dtype)
     _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
     model.peft_config["default"].inference_mode = True

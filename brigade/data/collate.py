@@ -20,6 +20,7 @@ FILLER = -1  # the index of a row of two unsupervised tokens, which fills up an 
 class About:
     """What a micro-batch holds, filler and padding aside; slots: its tokens with them.
 
+    row: tokens of one of its rows; logits: for how many of its slots they are computed
     step_supervised: supervised tokens of the whole optimizer step over all ranks (None: not known)
     end_to_end: whether a row has several samples, of which padding is one (None: padding has a mask)
     """
@@ -30,6 +31,8 @@ class About:
     slots: int
     step_supervised: int | None
     end_to_end: bool | None = None
+    row: int = 0
+    logits: int = 0
 
 
 ABOUT = "about"  # the key of a micro-batch that is not for the model
@@ -64,29 +67,42 @@ class Collate:
 
     padding_free: rows end to end, tensors of shape (1, tokens); logits are computed where a label follows, and nowhere
         else (logits_to_keep, shift_labels). Else (rows, longest), padded on the right.
+    squares: attention computes the products between the samples of a row too, and hides them; then a micro-batch is padded
+        where wasteful() says so
     packed: rows may hold several samples; cumulative: attention wants their begins as cumulative lengths
     multiple: pad the tokens up to a multiple of it (fixed shapes to compile for)
     """
 
     def __init__(
-        self, pad_token_id: int, padding_free: bool, packed: bool, cumulative: bool, multiple: int = 1
+        self,
+        pad_token_id: int,
+        padding_free: bool,
+        packed: bool,
+        cumulative: bool,
+        multiple: int = 1,
+        squares: bool = False,
     ) -> None:
         # Where attention reads cumulative lengths it reads no position ids, and takes them for a single row alone.
         self.pad_token_id, self.packed = pad_token_id, packed
         self.padding_free = padding_free or (packed and cumulative)
-        self.cumulative, self.multiple = cumulative, multiple
+        self.cumulative, self.multiple, self.squares = cumulative, multiple, squares
 
     def __call__(self, fetched: tuple[list[Row], int | None]) -> dict[str, Any]:
         rows, step_supervised = fetched
-        batch = self._flat(rows) if self.padding_free else self._padded(rows)
+        padded = self.squares and wasteful([len(row["input_ids"]) for row in rows])
+        flat = self.padding_free and not padded
+        batch = self._flat(rows) if flat else self._padded(rows)
+        slots = batch["input_ids"].numel()
         real = [row for row in rows if (row["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
             tokens=sum(len(row["input_ids"]) for row in real),
             squared_lengths=sum(int((row["lengths"] ** 2).sum()) for row in real),
             supervised=sum(int((row["labels"] != IGNORED).sum()) for row in real),
-            slots=batch["input_ids"].numel(),
+            slots=slots,
             step_supervised=step_supervised,
             end_to_end=None if "attention_mask" in batch else bool((batch["position_ids"][:, 1:] == 0).any()),
+            row=batch["input_ids"].shape[1],
+            logits=len(batch["logits_to_keep"]) if flat else slots,
         )
         return batch
 
@@ -131,6 +147,13 @@ class Collate:
             lengths = [np.append(row["lengths"], longest - len(row["input_ids"])) for row in rows]
             batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
         return batch
+
+
+def wasteful(lengths: Sequence[int]) -> bool:
+    """Whether rows of these lengths cost attention twice the products end to end that they cost padded: there a row of all of
+    them, squared, here as often the longest one's square. Below that the fewer tokens make up for
+    it, as tiny models of gpt-oss and Llama showed on a CPU."""
+    return sum(lengths) ** 2 > 2 * len(lengths) * max(lengths) ** 2
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:

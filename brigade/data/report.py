@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 LONGEST = 700  # characters of the sample that is shown
 
 
-def figures(prepared: Prepared, data: DataSection, training: TrainingSection, batch: Batch) -> str:
-    """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped."""
+def figures(
+    prepared: Prepared, data: DataSection, training: TrainingSection, batch: Batch, squares: bool = False
+) -> str:
+    """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped. squares: as Collate's"""
     facts = prepared.facts
     held = sum(map(len, prepared.heldout.values()))
     if isinstance(prepared.train, Stream):
@@ -29,15 +31,17 @@ def figures(prepared: Prepared, data: DataSection, training: TrainingSection, ba
     if len(facts["by_source"]) > 1:
         counts = zip(facts["by_source"], prepared.heldout, strict=True)
         words.append(" + ".join(f"{count:,} {name}" for count, name in counts))
-    return ", ".join([*words, *_shapes(facts, data, padding(prepared.train, training, batch)), *_losses(facts)])
+    return ", ".join(
+        [*words, *_shapes(facts, data, padding(prepared.train, training, batch, squares=squares)), *_losses(facts)]
+    )
 
 
 def window(samples: Samples, facts: dict[str, int], data: DataSection, training: TrainingSection, batch: Batch,
-           whole: bool) -> str:  # fmt: skip
+           whole: bool, squares: bool = False) -> str:  # fmt: skip
     """The figures of a stream's window; if not the whole of them what was cut or dropped, "" if nothing was."""
     words = _losses(facts)
     if whole:
-        filler = padding(samples, training, batch, shuffled=True)
+        filler = padding(samples, training, batch, shuffled=True, squares=squares)
         words = [f"{facts['samples']:,} training samples, {_tokens(facts)}", *_shapes(facts, data, filler), *words]
     called = "first window" if facts["number"] == 0 else f"window {facts['number'] + 1}"
     return f"{called} of the stream: {', '.join(words)}" if words else ""
@@ -70,17 +74,22 @@ def _losses(facts: dict[str, int]) -> list[str]:
     return [f"{facts[key]:,} {said}" for key, said in words.items() if facts.get(key)]
 
 
-def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int = 200, shuffled: bool = False) -> float:
+def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int = 200, shuffled: bool = False,
+            squares: bool = False) -> float:  # fmt: skip
     """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
 
     shuffled: the rows are in their order already
     """
-    if training.padding_free:
+    if training.padding_free and not squares:
         return 0.0
+    from .collate import wasteful  # it loads torch
+
     order = np.arange(len(rows)) if shuffled else np.random.default_rng((training.seed, 0)).permutation(len(rows))
     lengths = rows.lengths()[order[: steps * batch.global_size]]
     micro = [lengths[i : i + batch.micro] for i in range(0, len(lengths), batch.micro)]
-    return 1 - lengths.sum() / sum(len(part) * part.max() for part in micro)
+    flat = [training.padding_free and not wasteful(part) for part in micro]
+    slots = (part.sum() if end_to_end else len(part) * part.max() for part, end_to_end in zip(micro, flat, strict=True))
+    return 1 - lengths.sum() / sum(slots)
 
 
 def first(prepared: Prepared) -> Any:

@@ -36,7 +36,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
             report.first(data)["input_ids"],
             trainer.model,
         ),
-        "data": report.figures(data, run.settings.recipe.data, computed, run.batch),
+        "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": report.standing_in(data)} if data.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
@@ -44,6 +44,7 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
+        "samples": isolation.layout(run.settings, trainer.model.config)[2],
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
     if run.made_for:
@@ -81,7 +82,5 @@ def _kernels(run: Run, config: Any) -> str:
     words = [f"attention {name}" + (f" ({why})" if why else "")]
     on, why = machine.liger(run.settings)
     words += [f"Liger {why or 'on'}"] if on or why else []
-    if run.settings.recipe.training.padding_free and isolation.way(run.settings, config) == isolation.NOTHING:
-        words += [f"padding_free off: {isolation.why_nothing(run.settings, config)}"]
     words += ["torch.compile"] if run.settings.recipe.training.torch_compile else []
     return ", ".join(words)

@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from .. import machine, ranks
-from ..attention import NEEDS_CUMULATIVE_LENGTHS
+from ..attention import SAMPLE_BY_SAMPLE
 from ..estimate import calibration, hardware, promise, runs
 from ..estimate.job import Job
 from ..run import Run, add_to_record
@@ -21,11 +21,11 @@ WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
 class PromiseKept(TrainerCallback):
     """Counts the steps of this process, resumed or not. On every rank, for its figures are the slowest and fullest one's.
 
-    config: the model's; trained: parameters with gradients; padding_free: as the run computes
+    config: the model's; trained: parameters with gradients
     """
 
-    def __init__(self, run: Run, meter: Meter, config: Any, trained: int, padding_free: bool) -> None:
-        self.run, self.meter, self.config, self.trained, self.padding_free = run, meter, config, trained, padding_free
+    def __init__(self, run: Run, meter: Meter, config: Any, trained: int) -> None:
+        self.run, self.meter, self.config, self.trained = run, meter, config, trained
         self.steps, self.began = 0, 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -44,8 +44,9 @@ class PromiseKept(TrainerCallback):
         slots, tokens = sum(about.slots for about in usual), max(1, sum(about.tokens for about in usual))
         row = {
             "tokens": slots / len(usual), "attended": sum(about.squared_lengths for about in usual) / tokens,
-            "labelled": min(1.0, sum(about.supervised for about in usual) / slots),
-            "largest": max(about.slots for about in every), "most_labelled": max(about.supervised for about in every),
+            "labelled": sum(about.logits for about in usual) / slots,
+            "row": sum(about.slots * about.row for about in usual) / slots,
+            "largest": max(about.slots for about in every), "most_labelled": max(about.logits for about in every),
             "seconds": seconds, "waited": waited, "allocated": self.meter.training_peak_gib(),
         }  # fmt: skip
         of_ranks = ranks.gather(row)
@@ -82,15 +83,12 @@ class PromiseKept(TrainerCallback):
 
     def _as_seen(self, job: Job, seen: dict[str, float]) -> tuple[Job, Job]:
         """The usual micro-batch of these steps, and the largest."""
-        cut = self.config._attn_implementation in (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
+        cut = self.config._attn_implementation in SAMPLE_BY_SAMPLE
         # Without cumulative lengths a mask hides the other samples of a row, and its products are computed all the same, those
         # above the diagonal too: the formulas count half of a square.
-        row = seen["tokens"] if self.padding_free else seen["tokens"] / job.micro_batch
-        attended = seen["attended"] if cut else row * (1 if job.attention == "eager" else 2)
-        some = self.padding_free  # logits are then computed where a label follows
-        usual = {"tokens": seen["tokens"], "labelled": seen["labelled"] if some else 1.0}
-        most = min(1.0, seen["most_labelled"] / seen["largest"])
-        largest = {"tokens": seen["largest"], "labelled": most if some else 1.0}
+        attended = seen["attended"] if cut else seen["row"] * (1 if job.attention == "eager" else 2)
+        usual = {"tokens": seen["tokens"], "labelled": seen["labelled"]}
+        largest = {"tokens": seen["largest"], "labelled": min(1.0, seen["most_labelled"] / seen["largest"])}
         return tuple(runs.as_seen(job, attended=attended, **each) for each in (usual, largest))  # type: ignore[return-value]
 
 

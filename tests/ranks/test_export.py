@@ -67,6 +67,15 @@ def outputs(tmp_path_factory):
     return found
 
 
+def _ends_and_template(folder):
+    from transformers import AutoTokenizer, GenerationConfig
+
+    tokenizer, ends = AutoTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder).eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in ends
+    return ends, tokenizer.chat_template
+
+
 def export(output, destination, *flags):
     assert main(["export", str(output), str(destination), *flags]) == 0
 
@@ -108,6 +117,7 @@ def test_the_export_has_the_runs_held_out_loss(name, outputs, tmp_path):
         export(output, destination, *flags)
         assert loss_of(destination, output, quantized=name.startswith("qlora")) == pytest.approx(loss, rel=2e-5)
         assert (destination / "model.safetensors").exists() == name.startswith("full")
+        assert _ends_and_template(destination) == _ends_and_template(output), "of adapters alone too"
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("full") and "+" in name])

@@ -1,10 +1,12 @@
 """How each architecture learns where a row's samples begin is found out by trying."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
 
 from brigade import isolation
+from brigade.data.collate import ABOUT, Collate
 from brigade.errors import UserError
 
 WAYS = {
@@ -24,6 +26,30 @@ def test_the_way_of_an_architecture(family, how, load):
     before = torch.random.get_rng_state()
     assert isolation.way(settings, AutoConfig.for_model(family)) == WAYS[family, how]
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("family, packing, lengths, longest", [
+    ("gpt_oss", False, [90, 20, 30], 140), ("gpt_oss", False, [30] * 3, 30), ("gpt_oss", False, [30], 30),
+    ("gpt_oss", True, [64] * 4, 64), ("llama", False, [30] * 32, 960),
+])  # fmt: skip
+def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing, lengths, longest, load, monkeypatch):
+    """On a CPU. gpt-oss has eager attention alone: 32 samples end to end took it 2.4 times as long as padded."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    settings, config = load(model={"attn_implementation": "auto"}), AutoConfig.for_model(family)
+    flat, squares, why = isolation.layout(settings, config)
+    assert (flat, squares) == {"gpt_oss": (True, True), "llama": (True, False)}[family]
+    assert {"gpt_oss": "padded where eager", "llama": "varlen computes no products", "opt": "padded: nothing"}[
+        family
+    ] in why
+    rows = [
+        {"input_ids": np.ones(n, np.int32), "labels": np.ones(n, np.int64), "lengths": np.array([n])} for n in lengths
+    ]
+    collate = Collate(0, flat, packing, cumulative=family == "llama", squares=squares)
+    about = collate((rows, None))[ABOUT]
+    assert about.row == longest and about.tokens == sum(lengths)
+    assert about.logits == (about.slots if about.row < sum(lengths) else sum(lengths) - 1)
+    off = load(model={"attn_implementation": "auto"}, training={"padding_free": False})
+    assert isolation.layout(off, config)[:2] == (False, False)
 
 
 def test_a_zero3_configuration_does_not_stand_in_the_way(load):

@@ -41,7 +41,8 @@ def card(monkeypatch):
 
 
 def about(slots, supervised=10):
-    return About(tokens=slots - 4, squared_lengths=slots * 50, supervised=supervised, slots=slots, step_supervised=None)
+    shape = {"slots": slots, "row": slots // 2, "logits": supervised}
+    return About(tokens=slots - 4, squared_lengths=slots * 50, supervised=supervised, step_supervised=None, **shape)
 
 
 def test_memory_of_training_is_not_that_of_loading_and_evaluating(card):
@@ -63,7 +64,7 @@ def test_memory_of_training_is_not_that_of_loading_and_evaluating(card):
 def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
     run = SimpleNamespace(world=SimpleNamespace(speaks=True))
-    callback = promises.PromiseKept(run, meter, None, 0, True)
+    callback = promises.PromiseKept(run, meter, None, 0)
     monkeypatch.setattr(callback, "_tell", told.append)
     other = {"seconds": 3.5, "allocated": 1.0, "largest": 400}
     monkeypatch.setattr(ranks, "gather", lambda row: [row, row | other] if isinstance(row, dict) else [row])
@@ -84,12 +85,13 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
         seen["seconds"] == 3.5 and seen["waited"] == 0.25 and seen["allocated"] == 30.0
     )  # the slowest and fullest rank's
     assert seen["tokens"] == 110 and seen["largest"] == 400 and seen["labelled"] == pytest.approx(40 / 220)
+    assert seen["row"] == pytest.approx((100 * 50 + 120 * 60) / 220), "of a token"
     assert seen["attended"] == pytest.approx(220 * 50 / 212) and meter.first == []
 
 
 def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
-    callback = promises.PromiseKept(SimpleNamespace(world=SimpleNamespace(speaks=True)), meter, None, 0, True)
+    callback = promises.PromiseKept(SimpleNamespace(world=SimpleNamespace(speaks=True)), meter, None, 0)
     monkeypatch.setattr(callback, "_tell", told.append)
     for step in range(1, 11):
         meter.start()
@@ -107,9 +109,7 @@ def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
 ])  # fmt: skip
 def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, error, reason):
     kept = {}
-    callback = promises.PromiseKept(
-        SimpleNamespace(world=SimpleNamespace(speaks=True)), meters.Meter(1, 1, 1), None, 0, True
-    )
+    callback = promises.PromiseKept(SimpleNamespace(world=SimpleNamespace(speaks=True)), meters.Meter(1, 1, 1), None, 0)
 
     def fail(kind):
         assert kind == hardware.gpu("H200").kind
@@ -126,18 +126,25 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     assert reason in kept["promise"]["none"] and kept["promise"]["measured"]["allocated_gib"] == 30.0
 
 
-@pytest.mark.parametrize("implementation, padding_free, attended", [
-    ("varlen", True, 300.0), ("flash_attention_3", False, 300.0), ("sdpa", True, 2 * 4000), ("sdpa", False, 2 * 1000),
-    ("eager", False, 1000),
+@pytest.mark.parametrize("implementation, row, attended", [
+    ("varlen", 4000.0, 300.0), ("flash_attention_3", 1000.0, 300.0), ("sdpa", 4000.0, 2 * 4000), ("sdpa", 1000.0, 2 * 1000),
+    ("eager", 1000.0, 1000),
 ])  # fmt: skip
-def test_what_masks_hide_is_computed_all_the_same(implementation, padding_free, attended):
+def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended):
     from brigade.estimate.job import Job
     from brigade.estimate.names import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
-    callback = promises.PromiseKept(SimpleNamespace(), meters.Meter(1, 1, 1), config, 0, padding_free)
+    callback = promises.PromiseKept(SimpleNamespace(), meters.Meter(1, 1, 1), config, 0)
     job = Job(named_shape("qwen3-8b"), 2048, 4, attention=promises.runs.ATTENTION[implementation])
-    seen = {"tokens": 4000.0, "attended": 300.0, "labelled": 0.5, "largest": 6000.0, "most_labelled": 1500.0}
+    seen = {
+        "tokens": 4000.0,
+        "attended": 300.0,
+        "row": row,
+        "labelled": 0.5,
+        "largest": 6000.0,
+        "most_labelled": 1500.0,
+    }
     usual, largest = callback._as_seen(job, seen)
     assert (usual.sequence, largest.sequence, usual.attended) == (1000, 1500, attended)
-    assert (usual.labelled, largest.labelled) == ((0.5, 0.25) if padding_free else (1.0, 1.0))
+    assert (usual.labelled, largest.labelled) == (0.5, 0.25)
