@@ -32,6 +32,17 @@ REFUSED = {
 }
 
 
+# What `plan --method` calls a method, and the keys of a recipe that ask for it.
+METHODS: dict[str, dict[str, bool]] = {
+    "full": {},
+    "lora": {"use_peft": True},
+    "rslora": {"use_peft": True, "use_rslora": True},
+    "dora": {"use_peft": True, "use_dora": True},
+    "qlora": {"use_peft": True, "load_in_4bit": True},
+    "qdora": {"use_peft": True, "load_in_4bit": True, "use_dora": True},
+}
+
+
 def method(section: ModelSection) -> str:
     """full, lora, dora, qlora or qdora."""
     if not section.use_peft:

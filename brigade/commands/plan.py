@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..adapters import METHODS
 from ..errors import UserError, did_you_mean, numeric
 from ..estimate import calibration
 from ..terminal import console
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a host's local disks (default: the GPU kind's usual)",
     )
     what = parser.add_argument_group("training")
-    what.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
+    what.add_argument("--method", choices=METHODS, default="full")
     what.add_argument("--lora_r", type=numeric("lora_r", 1), metavar="R", help="rank of adapters (default: 16)")
     what.add_argument(
         "--lora_modules_to_save",
@@ -328,12 +329,16 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     micro = 1 if options.micro_batch is None else options.micro_batch
     least = max(1, gpus * micro)  # of which a batch is a multiple
     batch = options.global_batch_size if options.global_batch_size is not None else -(-max(128, least) // least) * least
-    if options.method == "qlora" and shape.experts:
+    method = "full" if options.method == "full" else "qlora" if METHODS[options.method].get("load_in_4bit") else "lora"
+    if method == "qlora" and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
-        raise UserError("flag --method", f"qlora would quantise little: bitsandbytes takes linear layers, and {share:.0%} of "
-                        "the weights are experts, which Transformers holds in 3D parameters", "use --method lora")  # fmt: skip
+        raise UserError("flag --method", f"{options.method} would quantise little: bitsandbytes takes linear layers, and "
+                        f"{share:.0%} of the weights are experts, which Transformers holds in 3D parameters",
+                        f"use --method {options.method[1:]}")  # fmt: skip
     rank, whole = _rank(options), _whole(options, shape)
-    trained = trained_parameters(shape, rank, whole) if options.method != "full" else 0
+    trained = (
+        trained_parameters(shape, rank, whole, dora=options.method.endswith("dora")) if options.method != "full" else 0
+    )
     if options.micro_batch and batch % least and batch % gpus == 0:
         raise UserError("flag --micro_batch", f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}",
                         f"use --global_batch_size {-(-batch // least) * least}")  # fmt: skip
@@ -342,6 +347,7 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
         raise UserError(
             "flag --optim", f"{options.optim!r} is none that train.py runs", did_you_mean(options.optim, known)
         )
-    return Wanted(shape, options.max_length, batch, options.method, trained, kernels=("Liger",) if options.liger else INSTALLED,
+    return Wanted(shape, options.max_length, batch, method, options.method, trained,
+                  kernels=("Liger",) if options.liger else INSTALLED,
                   margin=options.margin, whole=whole, choices=named(options.strategy, options.optim), optimizer=options.optim,
                   micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES)  # fmt: skip

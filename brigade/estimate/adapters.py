@@ -52,22 +52,43 @@ def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
     return rank * sum(each)
 
 
+def magnitudes(shape: ModelShape, targets: str = ALL) -> int:
+    """What DoRA trains besides: a number for each row of a weight that has an adapter."""
+    counts = ((False, shape.dense_layers), (True, shape.moe_layers))
+    return sum(count * outer for moe, count in counts if count for _, _, outer in linears(shape, targets, moe=moe))
+
+
+# Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
+# PEFT 0.21.2 (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where
+# adapters are in fp32, with copies of B A and the weight.
+NORM_MOVED, NORM_STANDS = {False: 14, True: 36}, {False: 6, True: 18}
+
+
+def norm_weights(shape: ModelShape, targets: str = ALL, *, moe: bool) -> list[int]:
+    """Numbers of each weight of a layer whose rows DoRA measures in every forward pass."""
+    return [inner * outer for _, inner, outer in linears(shape, targets, moe=moe)]
+
+
 ENDS = ("embed_tokens", "lm_head")  # of the vocabulary's width, the modules that may be trained whole
 
 
-def trained_parameters(shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL) -> int:
+def trained_parameters(
+    shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False
+) -> int:
     """Of adapters, and of the ENDS in `whole`, which are trained whole beside them."""
-    return lora_parameters(shape, rank, targets) + len(whole) * shape.vocab * shape.hidden
+    beside = magnitudes(shape, targets) if dora else 0
+    return lora_parameters(shape, rank, targets) + beside + len(whole) * shape.vocab * shape.hidden
 
 
 def adapter_bytes(shape: ModelShape, kernels: Kernels, targets: str = ALL, *, moe: bool, copies: bool,
-                  dropout: bool) -> float:  # fmt: skip
+                  dropout: bool, dora: bool = False) -> float:  # fmt: skip
     """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the targets.
 
     A frozen norm does not keep what its weight multiplies, a frozen linear layer without adapter not what it reads. Adapters in
     bf16 read what their linear layers read.
     copies: each adapter reads a copy of its own: PEFT casts its input to fp32 where adapters are (_cast_input_dtype), and
         autocast back; dropout: and it drops from one, which takes a byte of mask besides
+    dora: keeps what the linear layer and its adapter give, for the gradient of their magnitudes
     """
     h, family, top = shape.hidden, shape.family, shape.top_k
     less = 0.0
@@ -85,21 +106,28 @@ def adapter_bytes(shape: ModelShape, kernels: Kernels, targets: str = ALL, *, mo
     # What a copy replaces; attention keeps its own output in any case.
     shared = sum({name: inner for name, inner, _ in read if name != "attention"}.values())
     more = 2 * (inputs - shared) if copies or dropout else 0
-    return more + inputs * dropout - less
+    return more + inputs * dropout + 4 * dora * sum(outer for _, _, outer in read) - less
 
 
-def adapter_op(shape: ModelShape, targets: str = ALL, *, moe: bool, copies: bool, dropout: bool) -> Op:
+def adapter_op(
+    shape: ModelShape, targets: str = ALL, *, moe: bool, copies: bool, dropout: bool, dora: bool = False
+) -> Op:
     """What adapters read and write between a layer's products, in two bytes per element: eager kernels all, as PEFT runs them.
 
     Of what each reads: A reads it (2); a copy is cast to fp32 and back (12), dropped from (9 in fp32, 5 in bf16, its mask among
     them). Of what each gives: B writes it (2), it is scaled (4) and added to the layer's own output (6). Backward, gradients take
-    the same ways, and are added up where several adapters read one thing.
+    the same ways, and are added up where several adapters read one thing. DoRA multiplies both results by magnitudes, scales
+    and adds them up, in fp32 where adapters are.
     """
     read = list(linears(shape, targets, moe=moe))
     inner, outer = (
         (float(sum(widths)) for widths in zip(*((i, o) for _, i, o in read), strict=True)) if read else (0.0, 0.0)
     )
     between = 12 * copies + (9 if copies else 5) * dropout
+    given, back = ((50, 46) if copies else (26, 30)) if dora else (12, 8)
     return Op(
-        "adapters", "pointwise", moved=(2 + between) * inner + 12 * outer, moved_back=(8 + between) * inner + 8 * outer
+        "adapters",
+        "pointwise",
+        moved=(2 + between) * inner + given * outer,
+        moved_back=(8 + between) * inner + back * outer,
     )

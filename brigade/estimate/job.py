@@ -41,6 +41,7 @@ class Job:
         op"), or whole layers, of which `every`-th
     trained: parameters with gradients where adapters are trained; 0: all of the model's
     targets: what adapters lie on (adapters.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
+    dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     optimizer: a key of states.OPTIMIZER_BYTES
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
@@ -79,6 +80,7 @@ class Job:
     trained: int = 0
     targets: str = "qkvom"
     adapter_dropout: bool = False
+    dora: bool = False
     optimizer: str = "adamw_torch_fused"
     linear_experts: bool = False
     gpu: str = "H100 80GB"
@@ -95,6 +97,11 @@ class Job:
         if self.pipeline > self.shape.layers:
             raise UserError("pipeline parallelism", f"{self.pipeline} stages are more than the {self.shape.layers} layers",
                             "use fewer stages")  # fmt: skip
+
+    @property
+    def named(self) -> str:
+        """As `plan --method` calls it."""
+        return self.method.replace("lora", "dora") if self.dora else self.method
 
     @property
     def conventions(self) -> Engine:

@@ -9,7 +9,7 @@ the stages of a pipeline.
 import math
 from dataclasses import dataclass, fields
 
-from .adapters import adapter_bytes
+from .adapters import NORM_STANDS, adapter_bytes, norm_weights
 from .job import Job
 from .layer import back_bytes, keeps_input, kept_bytes, layer_ops
 from .states import FOREACH, OPTIMIZER_BYTES, SUB_GROUP_SIZE, StateBytesPerRank, model_states
@@ -149,10 +149,21 @@ def adapters_keep(job: Job) -> float:
     counts = ((False, s.dense_layers), (True, s.moe_layers))
     more = (
         count
-        * adapter_bytes(s, job.kernels, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout)
+        * adapter_bytes(
+            s, job.kernels, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout, dora=job.dora
+        )
         for moe, count in counts
     )
     return sum(more) * job.tokens / s.layers / job.tensor
+
+
+def norm_bytes(job: Job) -> float:
+    """What stands while DoRA takes the norm of the largest weight's rows; one in four bits is dequantised for it."""
+    if not job.dora:
+        return 0.0
+    counts = ((False, job.shape.dense_layers), (True, job.shape.moe_layers))
+    weights = [w for moe, count in counts if count for w in norm_weights(job.shape, job.targets, moe=moe)]
+    return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * max(weights, default=0) / job.tensor
 
 
 def logit_bytes(job: Job) -> float:
@@ -199,6 +210,7 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
         more, again = adapters_keep(job), job.checkpointing == "full"
         kept, back = traced.kept + more * layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
+    back += norm_bytes(job)
     buffers = _buffers(job, psi, first=first, last=last)
     begun = 0.0 if job.step_in_backward else held
     waiting = held if engine.held or job.accumulation > 1 else 0.0

@@ -17,6 +17,7 @@ from ..adapters import billions
 from ..cluster import counted
 from ..errors import UserError
 from .estimate import intervals, of_time
+from .header import METHODS
 from .job import Job
 from .memory import GIB
 from .search import Candidate, Cluster, Wanted, candidates, chosen
@@ -100,9 +101,8 @@ def write(path: Path, wanted: Wanted, cluster: Cluster, ranked: list[Candidate])
 
 def _heading(wanted: Wanted, cluster: Cluster) -> tuple[str, str]:
     """(model and method, batch and cluster)"""
-    methods = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.node_size} x {cluster.gpu}"
-    return (f"{wanted.shape.name}, {billions(wanted.shape.parameters)} parameters: {methods[wanted.method]}",
+    return (f"{wanted.shape.name}, {billions(wanted.shape.parameters)} parameters: {METHODS[wanted.asked or wanted.method]}",
             f"{wanted.batch} sequences of {wanted.length:,} tokens per step, {nodes}"
             + (f", {cluster.link} between nodes" if cluster.link else ""))  # fmt: skip
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ..adapters import method as method_of
 from ..errors import UserError
 from ..recipe import Batch
 from ..schema import Recipe
@@ -56,7 +55,7 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
             raise NoPromise(
                 f"the formulas count {' and '.join(ENDS)} that are trained whole beside adapters, not {other[0]}"
             )
-        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets)
+        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
@@ -64,7 +63,7 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
         attention=attention_of(shape, model.attn_implementation),
         loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
         trained=trained if method != "full" else 0, adapter_dropout=method != "full" and model.lora_dropout > 0,
-        targets=targets or ALL,
+        targets=targets or ALL, dora=method != "full" and model.use_dora,
         optimizer=training.optim, **_engine(strategy, node_size),
     )  # fmt: skip
 
@@ -94,7 +93,6 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
-        "they know no DoRA": method_of(recipe.model).endswith("dora"),
         f"they do not know what ddp_comm_hook {training.ddp_comm_hook} saves": training.ddp_comm_hook != "none"
         and ranks > 1,
         "they know ZeRO++'s quantised weights and gradients, but neither alone": zero.get(

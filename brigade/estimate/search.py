@@ -59,6 +59,7 @@ class Wanted:
     """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
 
     trained: parameters of adapters and of `whole`, modules trained whole beside them; 0 for all weights
+    asked: what `plan --method` calls the method, "" for that of the same name
     margin: share of each card to leave free
     choices, micro_batches, kernels (keys of KERNELS), optimizer: what the search is among
     """
@@ -67,6 +68,7 @@ class Wanted:
     length: int = 4096
     batch: int = 128
     method: Method = "full"
+    asked: str = ""
     trained: int = 0
     attended: float = 0
     kernels: tuple[str, ...] = INSTALLED
@@ -120,7 +122,8 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterat
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0, quantised=choice.quantised,
                 offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
-                trained=wanted.trained, optimizer=wanted.optimizer, gpu=cluster.gpu, node_size=node, link=cluster.link,
+                trained=wanted.trained, dora=wanted.asked.endswith("dora"),
+                optimizer=wanted.optimizer, gpu=cluster.gpu, node_size=node, link=cluster.link,
             )  # fmt: skip
 
 
@@ -283,8 +286,9 @@ def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formul
         "full": [("lora", "LoRA instead of training all weights"), ("qlora", "QLoRA instead of training all weights")],
         "lora": [("qlora", "QLoRA instead of LoRA")], "qlora": [],
     }  # fmt: skip
-    for method, what in lighter[wanted.method]:
-        if chosen(candidates(replace(adapters, method=method), cluster, traces)):
+    without = [(wanted.method, "adapters without DoRA")] if wanted.asked.endswith("dora") else []
+    for method, what in [*without, *lighter[wanted.method]]:
+        if chosen(candidates(replace(adapters, method=method, asked=""), cluster, traces)):
             ways.append(what)
             break
     return " or ".join(ways)

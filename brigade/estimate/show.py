@@ -88,7 +88,8 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
     from .search import reason
 
     shape, device = wanted.shape, ranked[0].estimate.gpu
-    title = (f"{shape.name}: {billions(shape.parameters)} parameters, {wanted.method}, {wanted.batch} x {wanted.length:,} "
+    title = (f"{shape.name}: {billions(shape.parameters)} parameters, {wanted.asked or wanted.method}, "
+             f"{wanted.batch} x {wanted.length:,} "
              f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     utilisation = ["MFU"] if wanted.method == "full" else []

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from .adapters import adapter_op
+from .adapters import NORM_MOVED, adapter_op, norm_weights
 from .hardware import Gpu, gpu
 from .job import Job
 from .layer import Op, layer_ops
@@ -95,11 +95,19 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     s = job.shape
     adapters = None
     if job.method != "full":
-        adapters = adapter_op(s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout)
+        adapters = adapter_op(s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout,
+                              dora=job.dora)  # fmt: skip
     ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
                          dropout=job.dropout, adapters=adapters))  # fmt: skip
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
+    if job.dora:
+        forward += (
+            NORM_MOVED[job.adapter_copies]
+            * sum(norm_weights(s, job.targets, moe=moe))
+            / job.tensor
+            / (g.hbm_gb_s * 1e9 * STREAM)
+        )
     scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
     again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[
         job.checkpointing

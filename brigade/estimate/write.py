@@ -6,11 +6,12 @@ from typing import Any
 
 import yaml
 
-from ..adapters import billions
+from ..adapters import METHODS, billions
 from ..errors import UserError
 from ..recipe import REPOSITORY
 from ..terminal import figure
 from .config import read_config
+from .header import METHODS as NAMES
 from .header import Planned, header, load, replaced
 from .host import host
 from .job import Job
@@ -63,7 +64,7 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
     if source.revision:
         model["revision"] = source.revision
     if job.method != "full":
-        model |= {"use_peft": True} | ({"load_in_4bit": True} if job.method == "qlora" else {})
+        model |= METHODS[wanted.asked or wanted.method]
         model |= {"lora_r": rank, "lora_alpha": 2 * rank, "lora_target_modules": "all-linear"}
         if wanted.whole:
             model["lora_modules_to_save"] = list(wanted.whole)
@@ -129,7 +130,7 @@ def write(candidate: Candidate, wanted: Wanted, source: Source, config: Path, to
     Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
     model's positions.
     """
-    path = to if to.suffix in (".yaml", ".yml") else to / f"{wanted.method}.yaml"
+    path = to if to.suffix in (".yaml", ".yml") else to / f"{wanted.asked or wanted.method}.yaml"
     job = candidate.estimate.job
     if job.shape.other:
         raise UserError(
@@ -198,7 +199,7 @@ def overview(planned: list[Planned]) -> str:
     for one in planned:
         result, shape = one.estimate, one.estimate.job.shape
         active = f", {shape.active / 1e9:.1f} B active" if shape.experts else ""
-        trains = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[result.job.method]
+        trains = "all weights" if result.job.method == "full" else NAMES[result.job.named]
         name = one.path.removeprefix("recipes/")
         lines.append(
             f"| {one.source.name} | {billions(shape.parameters)}{active} | {trains} | {one.cluster} | {one.strategy_name} "

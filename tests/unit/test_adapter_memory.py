@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from brigade.estimate.adapters import adapter_bytes, linears, targets_of
+from brigade.estimate.adapters import adapter_bytes, linears, targets_of, trained_parameters
 from brigade.estimate.config import shape_of
 from brigade.estimate.layer import EAGER
 
@@ -15,13 +15,13 @@ TOKENS, RANK = 32, 2
 QV, MLP = ["q_proj", "v_proj"], ["gate_proj", "up_proj", "down_proj"]
 
 
-def saved(family, layers, adapters=None, targets="all-linear"):
+def saved(family, layers, adapters=None, targets="all-linear", dora=False):
     """Bytes per token that a forward pass saves, each storage once, weights left out."""
     torch.manual_seed(0)
     config = family(**SIZES, num_hidden_layers=layers)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     if adapters:
-        lora = LoraConfig(r=RANK, target_modules=targets)
+        lora = LoraConfig(r=RANK, target_modules=targets, use_dora=dora)
         model = get_peft_model(model, lora, autocast_adapter_dtype=adapters == "fp32")
         model.enable_input_require_grads()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -46,9 +46,24 @@ def saved(family, layers, adapters=None, targets="all-linear"):
 @pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config])
 @pytest.mark.parametrize("adapters", ["bf16", "fp32"])
 @pytest.mark.parametrize("modules", ["all-linear", QV, [*QV, "k_proj", "o_proj"], MLP])
-def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters, modules):
-    layer = {kind: saved(family, 3, kind, modules) - saved(family, 2, kind, modules) for kind in (None, adapters)}
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters, modules, dora):
+    layer = {
+        kind: saved(family, 3, kind, modules, dora) - saved(family, 2, kind, modules, dora) for kind in (None, adapters)
+    }
     shape, targets = shape_of(family(**SIZES).to_dict(), "config.json"), targets_of(modules)
-    more = adapter_bytes(shape, EAGER, targets, moe=False, copies=adapters == "fp32", dropout=False)
+    more = adapter_bytes(shape, EAGER, targets, moe=False, copies=adapters == "fp32", dropout=False, dora=dora)
     more += 2 * RANK * len(list(linears(shape, targets)))
-    assert layer[adapters] - layer[None] == pytest.approx(more, abs=0.01 * layer[None])
+    assert layer[adapters] - layer[None] == pytest.approx(more, abs=(0.013 if dora else 0.01) * layer[None])
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("modules", ["all-linear", QV])
+def test_what_is_trained_is_counted(modules, dora):
+    config = LlamaConfig(**SIZES, num_hidden_layers=2)
+    model = AutoModelForCausalLM.from_config(config)
+    trained = get_peft_model(
+        model, LoraConfig(r=RANK, target_modules=modules, use_dora=dora)
+    ).get_nb_trainable_parameters()[0]
+    shape = shape_of(config.to_dict(), "config.json")
+    assert trained_parameters(shape, RANK, (), targets_of(modules), dora) == trained

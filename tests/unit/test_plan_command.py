@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from brigade import flags
 from brigade.__main__ import main
+from brigade.adapters import METHODS
+from brigade.adapters import method as method_of
 from brigade.estimate import header
 from brigade.estimate.strategies import CHOICES, named
 
@@ -89,6 +92,33 @@ def test_a_search_among_what_is_asked_for(capsys, tmp_path):
     assert all(named([name], "sgd") == (choice,) for choice in CHOICES for name in (choice.key, choice.name))
     files = {path.stem for path in ROOT.glob("ds_configs/*.json")}
     assert {choice.key for choice in CHOICES if choice.file.endswith("json")} == files
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_that_a_run_takes_is_planned_and_written(method, capsys, tmp_path):
+    """Of a tiny model too: its figures are small, and none of them is shown as 0.00."""
+    for model, more in (("recipes/tiny", []), ("qwen3-0.6b", ["--write", tmp_path])):
+        code, text = plan(capsys, model, "--gpu", "H100", "--strategy", "ddp", "--method", method, *more)
+        assert code == 0 and f"parameters, {method}, " in text
+        assert not re.search(r"\b0(\.0+)? (B|GB|MB|days|s per|GPU-hours)|\b1 (hosts|nodes|steps|ranks)\b", text), text
+    section = flags.load(["--recipe", str(tmp_path / f"{method}.yaml")]).recipe.model
+    assert {key for key in ("use_peft", "use_rslora", "use_dora", "load_in_4bit") if getattr(section, key)} == set(
+        METHODS[method]
+    )
+    assert method_of(section) == method.removeprefix("rs")
+    assert header.load(tmp_path / f"{method}.yaml").estimate.job.named == method.removeprefix("rs")
+
+
+def test_dora_costs_more_than_lora(capsys):
+    found = {}
+    for method in ("lora", "dora"):
+        text = plan(capsys, "qwen3-0.6b", "--gpu", "H200", "--method", method, "--strategy", "ddp", "--micro_batch", 1)[
+            1
+        ]
+        found[method] = [
+            float(re.search(rf"{name} +([\d.,]+) ", text)[1].replace(",", "")) for name in ("memory", "speed")
+        ]
+    assert found["dora"][0] > 1.1 * found["lora"][0] and found["dora"][1] < found["lora"][1]
 
 
 def test_eight_bit_moments_take_less(capsys):

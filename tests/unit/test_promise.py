@@ -167,7 +167,6 @@ def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, re
 
 @pytest.mark.parametrize("changes, reason", [
     ({"training": {"bf16": False}}, "fp32"),
-    ({"model": {"use_peft": True, "use_dora": True}}, "DoRA"),
     ({"model": {"use_peft": True, "lora_target_modules": ["up_proj"]}}, "attention's projections, the MLP or all"),
     ({"model": {"use_peft": True, "lora_modules_to_save": ["lm_head", "norm"]}}, "not norm"),
     ({"training": {"ddp_comm_hook": "power_sgd"}}, "power_sgd"),
