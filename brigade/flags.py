@@ -78,7 +78,11 @@ def _parser() -> argparse.ArgumentParser:
             names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
             # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
             nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
-            shown = "required in a recipe" if info.is_required() else f"default: {info.get_default()}"
+            default = info.get_default()
+            shown = (
+                "required" if info.is_required() else "optional" if default is None else f"default: {_told(default)}"
+            )
+            shown = f"{info.description or ''} ({shown})".strip().replace("%", "%%")
             group.add_argument(*names, dest=key, metavar="VALUE", help=shown, **nargs)
     return parser
 
@@ -165,6 +169,11 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def _told(value: Any) -> str:
+    """A default in a recipe's notation."""
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
 
 
 def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any], settings: Settings) -> None:

@@ -11,6 +11,7 @@ from ..estimate import calibration
 from ..terminal import console
 
 if TYPE_CHECKING:
+    from ..estimate.job import Method
     from ..estimate.search import Cluster, Wanted
     from ..estimate.shape import ModelShape
 
@@ -329,7 +330,8 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     micro = 1 if options.micro_batch is None else options.micro_batch
     least = max(1, gpus * micro)  # of which a batch is a multiple
     batch = options.global_batch_size if options.global_batch_size is not None else -(-max(128, least) // least) * least
-    method = "full" if options.method == "full" else "qlora" if METHODS[options.method].get("load_in_4bit") else "lora"
+    four_bits = METHODS[options.method].get("load_in_4bit", False)
+    method: Method = "full" if options.method == "full" else "qlora" if four_bits else "lora"
     if method == "qlora" and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         raise UserError("flag --method", f"{options.method} would quantise little: bitsandbytes takes linear layers, and "

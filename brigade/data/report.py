@@ -87,7 +87,7 @@ def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int =
     order = np.arange(len(rows)) if shuffled else np.random.default_rng((training.seed, 0)).permutation(len(rows))
     lengths = rows.lengths()[order[: steps * batch.global_size]]
     micro = [lengths[i : i + batch.micro] for i in range(0, len(lengths), batch.micro)]
-    flat = [training.padding_free and not wasteful(part) for part in micro]
+    flat = [training.padding_free and not wasteful(part.tolist()) for part in micro]
     slots = (part.sum() if end_to_end else len(part) * part.max() for part, end_to_end in zip(micro, flat, strict=True))
     return 1 - lengths.sum() / sum(slots)
 

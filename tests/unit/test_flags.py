@@ -123,6 +123,7 @@ def test_every_key_is_a_flag_with_help(capsys):
     with pytest.raises(SystemExit) as left:
         flags.load(["--help"])
     shown = capsys.readouterr().out
+    assert "Undefined" not in shown and "The global batch that learning_rate was chosen for" in " ".join(shown.split())
     assert left.value.code == 0 and [key for key in SECTION_OF if f"--{key}" not in shown] == []
 
 
