@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.succeed(run, trainer.state, held_out_loss)
         return trainer
     except BaseException as error:  # torch's CheckpointException is no Exception
-        ranks.fail(error, world)
+        ranks.fail(error, world, run.directory)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from .consistency import WEIGHTS
 from .data import builtin
 from .data.cache import cache_directory
 from .data.sources import BUILT_IN
-from .errors import UserError
+from .errors import UserError, writing
 from .estimate.config import ALIASES, check_causal, read_config
 from .flags import Settings
 from .hosts.environment import hub_is_away
@@ -367,18 +367,21 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
 
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "model.safetensors").exists():
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = AutoModelForCausalLM.from_config(
-                    copy.deepcopy(config), dtype=torch.float32
-                )  # it writes dtype there
-            model.config.save_pretrained(folder)
-            # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
-            save_model(model, str(folder / "partial"), metadata={"format": "pt"})
-            (folder / "partial").rename(folder / "model.safetensors")
+    if (folder / "model.safetensors").exists():
+        return str(folder)
+    with writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "model.safetensors").exists():
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    model = AutoModelForCausalLM.from_config(
+                        copy.deepcopy(config), dtype=torch.float32
+                    )  # it writes dtype there
+                model.config.save_pretrained(folder)
+                # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
+                save_model(model, str(folder / "partial"), metadata={"format": "pt"})
+                (folder / "partial").rename(folder / "model.safetensors")
     return str(folder)
 
 

@@ -143,16 +143,17 @@ def _wait_for_all() -> None:
         here = store.add(name, 0)
 
 
-def fail(error: BaseException, world: World) -> None:
+def fail(error: BaseException, world: World, directory: Path | None = None) -> None:
     """Report an error of the running training and leave at once with exit code 1, or 2 for a UserError.
 
     The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
+    directory: where the run writes
     KeyboardInterrupt and SystemExit go on as they are. Leaves by os._exit: destructors of a half-dead process group hang,
     and a rank that hangs keeps all others.
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
-    error = of_disk(error) or error
+    error = of_disk(error, directory) or error
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
     stop.leaving.acquire()  # who was told to end, and is about to say so, need not say what broke then

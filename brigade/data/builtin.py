@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import writing
+
 FORMAT = 1  # raise it whenever a change here alters the files written
 VOCABULARY = 4096
 LONGEST, SHORTEST = 700, 20  # characters of an answer; what is shorter says nothing that the name does not
@@ -77,25 +79,31 @@ def ensure(cache: Path) -> BuiltIn:
     first to finish moves its directory into place in one step, and the others use that one.
 
     Raises FileNotFoundError where this Python came without the sources of its standard library, RuntimeError where
-    they hold too little text for the vocabulary, and OSError where `cache` cannot be written.
+    they hold too little text for the vocabulary, and UserError where `cache` cannot be written.
     """
     sources, compiled = _sources(), _compiled_topics()
     target = Path(cache) / f"python-docs-{_fingerprint(sources, compiled)}"
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as aside:
-            whole = Path(aside) / "whole"  # one level down, because `aside` itself is private to this user
-            whole.mkdir()
-            _build(_paths(whole), sources, compiled)
-            for path in filter(Path.is_file, whole.rglob("*")):
-                with path.open("rb+") as file:  # a crash of the host must not keep the rename and lose the contents
-                    os.fsync(file.fileno())
-            try:
-                whole.rename(target)
-            except OSError:
-                if not target.is_dir():  # otherwise another process was first
-                    raise
+    with writing(target.parent):
+        if not target.is_dir():
+            _make(target, sources, compiled)
     return _paths(target)
+
+
+def _make(target: Path, sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as aside:
+        whole = Path(aside) / "whole"  # one level down, because `aside` itself is private to this user
+        whole.mkdir()
+        with writing(target.parent):  # told before what lies aside is removed: so few bytes were free
+            _build(_paths(whole), sources, compiled)
+        for path in filter(Path.is_file, whole.rglob("*")):
+            with path.open("rb+") as file:  # a crash of the host must not keep the rename and lose the contents
+                os.fsync(file.fileno())
+        try:
+            whole.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process was first
+                raise
 
 
 def _paths(directory: Path) -> BuiltIn:

@@ -5,7 +5,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from ..errors import writing
 
 
 def cache_directory() -> Path:
@@ -20,20 +23,22 @@ def once(folder: Path, whole: Callable[[Path], bool], build: Callable[[Path], No
 
     if whole(folder):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if whole(folder):
-            return folder
-        for left in folder.parent.glob(f".{folder.name}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            build(aside)
-            aside.chmod(0o755)
-            shutil.rmtree(folder, ignore_errors=True)
-            aside.rename(folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if whole(folder):
+                return folder
+            for left in folder.parent.glob(f".{folder.name}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            try:
+                with writing(folder.parent):  # told before what lies aside is removed: so few bytes were free
+                    build(aside)
+                aside.chmod(0o755)
+                shutil.rmtree(folder, ignore_errors=True)
+                aside.rename(folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
@@ -47,8 +52,9 @@ def digest(path: Path) -> str:
     except OSError:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        known.parent.mkdir(parents=True, exist_ok=True)
-        partial = known.with_name(f".{key}-{os.getpid()}")
-        partial.write_text(found)
-        partial.replace(known)
+        with suppress(OSError):  # then it is hashed again
+            known.parent.mkdir(parents=True, exist_ok=True)
+            partial = known.with_name(f".{key}-{os.getpid()}")
+            partial.write_text(found)
+            partial.replace(known)
         return found

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..cluster import World
-from ..errors import UserError
+from ..errors import UserError, of_disk, writing
 from ..flags import Settings
 from . import cache, packing, sources
 from .encode import Encoded, Encoder, Machine, refusal
@@ -140,6 +140,7 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
     except Exception as error:
         if not folder.is_dir():  # the run is over
             return
+        error = of_disk(error, folder.parent) or error
         told = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
         (folder / ".error").write_text(json.dumps(told))
         (folder / ".error").rename(folder / "error.json")
@@ -202,9 +203,10 @@ class Stream:
             return
         for old in home.glob(f"{run}-{world.host}-*"):
             shutil.rmtree(old, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        for rank in range(world.local_size):
-            (self.folder / f"position-{rank}").write_text(str(state["first_row"]))
+        with writing(home):
+            self.folder.mkdir(parents=True)
+            for rank in range(world.local_size):
+                (self.folder / f"position-{rank}").write_text(str(state["first_row"]))
         # Spawned: a fork would take along the engines' threads and the GPU's context.
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=_produce, daemon=True, args=(
@@ -228,7 +230,8 @@ class Stream:
 
     def reach(self, row: int) -> None:
         """Say that this rank begins the step whose first row this is: what lies before may go."""
-        (self.folder / f"position-{self.local_rank}").write_text(str(row))
+        with writing(self.folder):
+            (self.folder / f"position-{self.local_rank}").write_text(str(row))
 
     def entered(self, rows: range) -> Iterator[tuple[Samples, dict[str, int]]]:
         """The windows that begin to be read with these rows, and their figures."""

@@ -18,6 +18,8 @@ import psutil
 import pytest
 from transformers import TrainerCallback
 
+from brigade.ranks import fail
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("bad_input")
 BIN = Path(sys.executable).parent
@@ -433,6 +435,33 @@ def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, n
     assert len(lines) >= 3 and all(
         re.search(r"^step \d+/100000 .* s/step .*  elapsed [\d:]+  ETA [\d:]+$", line) for line in lines
     )
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(folder, main, monkeypatch, capfd):
+    """torch's own writer, on a full disk; its error says "unexpected pos" and nothing of disks."""
+    import torch
+
+    import brigade.ranks
+
+    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
+             "--max_steps", "3", "--eval_steps", "null", "--save_steps", "1", "--save_total_limit", "1", "--report_to", "[]",
+             "--output_dir", str(folder / "run")]  # fmt: skip
+    save = torch.save
+    with monkeypatch.context() as full:
+        full.setattr(torch, "save", lambda what, file, **how: save(
+            what, "/dev/full" if str(file).endswith("checkpoint-2/optimizer.pt") else file, **how))  # fmt: skip
+        full.setattr(brigade.ranks, "fail", fail)
+        full.setattr(brigade.ranks.os, "_exit", sys.exit)
+        with pytest.raises(SystemExit) as left:
+            main(flags)
+    told = capfd.readouterr().err.splitlines()[-3:]
+    assert left.value.code == 2 and told[0].endswith(f": {folder / 'run'}"), told
+    assert "bytes are free there" in told[1] and told[2].startswith("  cure: ") and "--output_dir" in told[2], told
+    assert sorted(path.name for path in (folder / "run").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+    trainer = main(flags)
+    assert trainer.state.global_step == 3 and (folder / "run" / "success.json").is_file()
+    assert "checkpoint-1" in capfd.readouterr().out
 
 
 class StopsAtOnce(TrainerCallback):
