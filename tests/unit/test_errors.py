@@ -38,7 +38,7 @@ WRITERS = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_each_writer_says_of_a_disk_becomes_one_message(name, tmp_path):
     write, reason = WRITERS[name]
-    with pytest.raises(Exception) as raised:  # noqa: PT011  # each has a class of its own
+    with pytest.raises(Exception) as raised:  # each has a class of its own
         write()
     of_another_rank = CheckpointException("", {1: (raised.value, None)})
     for error in (raised.value, of_another_rank):
