@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import adapters, base_weights, models
 from ..data import chat_template
-from ..errors import UserError
+from ..errors import UserError, writing
 from ..flags import Settings
 from . import read
 
@@ -49,6 +49,9 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
     partial = destination / f".{os.getpid()}" if there else destination.with_name(f".{destination.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)  # at once: what cannot be written is known before gigabytes are read
+    except OSError as error:
+        raise UserError(str(destination), f"it cannot be written: {error.strerror}", "name another directory") from None
+    try:
         with base_weights.of_run(source):
             tokenizer = _tokenizer(settings, config, source, output)
             if has_adapters and not merge:
@@ -56,12 +59,13 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
             else:
                 model = (_merged if merge else _whole)(settings, config, source, dtype)
             chat_template.record(settings, tokenizer, model.generation_config)
-        (model.generation_config if has_adapters and not merge else model).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        for path in partial.iterdir() if there else ():
-            path.replace(destination / path.name)
-        if not there:
-            partial.replace(destination)
+        with writing(destination):
+            (model.generation_config if has_adapters and not merge else model).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            for path in partial.iterdir() if there else ():
+                path.replace(destination / path.name)
+            if not there:
+                partial.replace(destination)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     base = model.peft_config["default"].base_model_name_or_path if has_adapters and not merge else None
@@ -109,8 +113,9 @@ def _adapters_alone(settings: Settings, config: Any, source: Path, dtype: "torch
     state = read.load(source, dtype)
     _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
     model.peft_config["default"].inference_mode = True
-    model.peft_config["default"].save_pretrained(folder)
-    save_file(state, folder / read.ADAPTER, metadata={"format": "pt"})
+    with writing(folder.parent):
+        model.peft_config["default"].save_pretrained(folder)
+        save_file(state, folder / read.ADAPTER, metadata={"format": "pt"})
     return model
 
 

@@ -16,7 +16,8 @@ FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
 def find(output: Path, step: int | None) -> Path:
     """Where to read from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
 
-    Raises UserError when there is no such step (it lists those there are), and nothing or nothing whole at all.
+    Raises UserError when there is no such step (it lists those there are), when a finished run's model is gone (another step is
+    another model), and when there is nothing or nothing whole at all.
     """
     check_run(output)
     found = whole_checkpoints(output)
@@ -29,7 +30,10 @@ def find(output: Path, step: int | None) -> Path:
             )
             raise UserError("flag --step", f"{problem} in {output}", steps)
         return found[step]
-    if (output / SUCCESS).exists() and _reader(output):
+    if (output / SUCCESS).exists():
+        if not _reader(output):
+            raise UserError(str(output), "the run is finished, and its model is gone: no *.safetensors",
+                            f"copy it again where it was copied, or take another step: --step N ({steps})")  # fmt: skip
         return output
     if not found:
         raise UserError(str(output), "the run is not finished, and it has no whole checkpoint yet",

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
-    read.check_run(options.output)
+    read.find(options.output, None)  # no checkpoint stands in for a model that is gone
     with base_weights.of_run(marker):
         recorded = json.loads(marker.read_text())
         before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]

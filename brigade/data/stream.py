@@ -120,7 +120,6 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
     """The process that keeps windows ahead of all ranks of its host. Ends with its parent, or with its folder."""
     step = settings.recipe.training.global_batch_size
     kept: list[tuple[Path, int]] = []  # windows, each with the row behind its last
-    (folder / "pid").write_text(str(os.getpid()))
     try:
         machine, found = Machine(encoder), sources.origins(settings)
         while os.getppid() == parent and folder.is_dir():
@@ -217,6 +216,7 @@ class Stream:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        (self.folder / "pid").write_text(str(self._process.pid))  # here: it may die before it does anything
 
     def close(self) -> None:
         if self._process:

@@ -95,13 +95,30 @@ def run(output, tmp_path):
 def test_a_destination_that_cannot_be_written_is_told_before_anything_is_read(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exporting, "_whole", None)
     (tmp_path / "file").touch()
-    assert main(["export", str(run), str(tmp_path / "file" / "out")]) == 2
+    for destination, reason in ((tmp_path / "file" / "out", "Not a directory"), (Path("/proc/out"), "No such file")):
+        assert main(["export", str(run), str(destination)]) == 2
+        told = capsys.readouterr().err
+        assert reason in told and told.startswith(f"error: {destination}\n") and "cure: name another" in told
+
+
+def test_a_destination_that_fills_is_named(run, tmp_path, monkeypatch, capsys):
+    from transformers import PreTrainedModel
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda *_: Path("/dev/full").write_text("x"))
+    assert main(["export", str(run), str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
-    assert "Not a directory" in told and str(tmp_path / "file") in told and "cure: " in told
+    assert str(tmp_path / "out") in told and "No space left" in told and "bytes are free there" in told, told
 
 
 def empty(file):
     file.write_bytes(b"")
+
+
+def gone(file):
+    """Though there is a checkpoint: it may be of another step."""
+    shutil.copytree(file.parent, file.parent / "checkpoint-1")
+    (file.parent / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    file.unlink()
 
 
 def cut(file):
@@ -114,7 +131,8 @@ def renamed(file):
 
 @pytest.mark.parametrize("verb", ["export", "eval"])
 @pytest.mark.parametrize("name, damage, said", [
-    ("model.safetensors", empty, "damaged"), ("model.safetensors", cut, "damaged"),
+    ("model.safetensors", empty, "damaged"), ("model.safetensors", cut, "damaged"), ("model.safetensors", gone, "is gone"),
+    ("config.json", gone, "config.json"), ("run.yaml", gone, "no run.yaml"),
     ("model.safetensors", renamed, "module."), ("config.json", empty, "JSON"), ("tokenizer.json", cut, "cannot be loaded"),
 ])  # fmt: skip
 def test_a_damaged_output_is_told(run, tmp_path, capsys, verb, name, damage, said):

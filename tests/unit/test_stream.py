@@ -1,6 +1,7 @@
 """Streams: windows that depend on the recipe alone, read by ranks at any pace, and continued from any step."""
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -55,6 +56,8 @@ def streamed(load, tokenizer, tmp_path, monkeypatch):
 
     class Thread(threading.Thread):
         """What a process would be: one that can be ended."""
+
+        pid = os.getpid()
 
         def __init__(self, target, daemon, args):
             super().__init__(target=target, daemon=daemon, args=(*args[:-1], self))
@@ -425,3 +428,17 @@ def test_a_killed_process_is_told(streamed, source, tmp_path):
         train[10**6]
     killed.wait()
     assert stream._is_gone(train.folder / "pid")
+
+
+def test_a_process_that_cannot_begin_is_told(streamed, source, monkeypatch):
+    """It may die before its first line, or its disk may be full there: then the ranks waited for its windows for ever."""
+
+    class Dies(subprocess.Popen):
+        def __init__(self, **_):
+            super().__init__(["false"])
+
+        start, join = (lambda _: None), subprocess.Popen.wait
+
+    monkeypatch.setattr(stream.multiprocessing, "get_context", lambda _: type("Here", (), {"Process": Dies}))
+    with pytest.raises(RuntimeError, match="was killed"):
+        streamed(source("a", 20))[0]
