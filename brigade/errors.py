@@ -52,7 +52,7 @@ def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) 
 
 
 def of_disk(error: BaseException, directory: Path | None = None) -> UserError | None:
-    """A disk that is full or may not be written, as a user's error; None for any other error.
+    """A disk that is full, may not be written or has no home directory, as a user's error; None for any other error.
 
     directory: where was written, for errors that name no file
     """
@@ -64,6 +64,13 @@ def of_disk(error: BaseException, directory: Path | None = None) -> UserError | 
     code = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
     if isinstance(error, RuntimeError | OSError) and any(part in words for part in _WITHOUT_A_REASON):
         code = errno.EIO if directory and _free(directory) > 2**20 else errno.ENOSPC
+    if (
+        isinstance(error, RuntimeError) and "home directory" in words
+    ):  # pathlib's, of a user whom the system does not know
+        cure = "export HOME, or BRIGADE_CACHE and TORCH_EXTENSIONS_DIR, with a directory to keep caches in"
+        return UserError(
+            "environment variable HOME", f"it is not set, and user {os.getuid()} has no home directory", cure
+        )
     if code not in _OF_DISK:
         return None
     free = f"; {_free(Path(path)):,} bytes are free there" if path and code not in _RIGHTS else ""

@@ -4,12 +4,13 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import optimizers
+from . import kernels, optimizers
 from .cluster import World, counted
-from .errors import UserError
+from .errors import UserError, writing
 from .estimate import calibration
 from .flags import Settings
 from .recipe import Batch
@@ -141,6 +142,11 @@ def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
     if compiles and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and Python.h is missing",
                         "apt-get install python3-dev")  # fmt: skip
+    if compiles:  # torch locks its cache also where all kernels lie in it
+        folder = kernels.cache()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
     if swaps and not ctypes.util.find_library("aio"):
         raise UserError(
             strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"

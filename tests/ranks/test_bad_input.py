@@ -212,7 +212,7 @@ def main(folder, monkeypatch):
     import brigade.ranks
     import train
 
-    def too_late(error, world):
+    def too_late(error, *_):
         raise AssertionError(f"told only after the model was begun: {error!r}") from error
 
     monkeypatch.chdir(folder)
@@ -347,6 +347,12 @@ def test_a_cache_that_cannot_be_written_is_told(told, monkeypatch):
     monkeypatch.setenv("BRIGADE_CACHE", "good.jsonl/cache")
     message = told("--dataset_name=", "--train_file", "good.jsonl")
     assert "good.jsonl/cache" in message and "Not a directory" in message and "BRIGADE_CACHE" in message
+
+
+def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatch, folder):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "good.jsonl" / "kernels"))
+    message = told("--dataset_name=", "--train_file", "good.jsonl", "--ds_config", "ds_configs/zero2.json")
+    assert "good.jsonl/kernels" in message and "Not a directory" in message and "TORCH_EXTENSIONS_DIR" in message
 
 
 def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatch, capfd):

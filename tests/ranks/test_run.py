@@ -337,7 +337,7 @@ class Ruin(TrainerCallback):
 def test_a_run_that_became_nan_stops_and_keeps_what_was_good(ruined, told, kept, flags, tmp_path, monkeypatch, capsys):
     """Transformers' own filter would log the loss of a model whose weights are NaN as 0.0, and go on."""
 
-    def fail(error, world):
+    def fail(error, *_):
         raise error
 
     monkeypatch.setattr(ranks, "fail", fail)  # it would end this process

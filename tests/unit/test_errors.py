@@ -1,6 +1,7 @@
 """A disk that is full is told as such, whoever wrote: with the directory, the bytes that are free, and the cure."""
 
 import errno
+import pwd
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +65,14 @@ def test_a_cache_that_fills_is_named_and_swept(tmp_path):
         cache.once(tmp_path / "prepared" / "data", Path.is_dir, build)
     assert told.value.place == str(tmp_path / "prepared") and "BRIGADE_CACHE" in told.value.cure
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.is_dir()]
+
+
+def test_a_user_whom_the_system_does_not_know_is_asked_for_a_home(monkeypatch):
+    """As in a container that runs under any number."""
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    for name in ("HOME", "BRIGADE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RuntimeError) as raised:
+        cache.cache_directory()
+    told = of_disk(raised.value)
+    assert told and "HOME" in told.place and "BRIGADE_CACHE" in told.cure
