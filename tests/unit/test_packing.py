@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
@@ -216,9 +216,9 @@ def reference(family):
     return alone(family, samples())
 
 
-def close(ours, theirs, tolerance, what):
-    """Relative to the largest element: a gradient's small elements are sums of large ones."""
-    difference = (ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12)
+def close(ours, theirs, tolerance, what, least=1e-12):
+    """Relative to the largest element: a gradient's small elements are sums of large ones. least: what counts as 0 beside it."""
+    difference = (ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(least)
     assert difference <= tolerance, f"{what}: {difference:.1e}"
 
 
@@ -255,8 +255,10 @@ def prove(family, how, padding_free, dtype=torch.float64, tolerance=1e-5, multip
     close(ours.detach(), torch.tensor(loss, dtype=torch.float64), tolerance, "loss")
     own = gradients(model)
     assert own.keys() == their_gradients.keys()
+    # Where a token has nothing but itself to attend to, attention's gradient is 0, and rounding is all there is of it.
+    least = 1e-6 * max(float(theirs.abs().max()) for theirs in their_gradients.values())
     for name, theirs in their_gradients.items():
-        close(own[name], theirs, tolerance, f"gradient of {name}")
+        close(own[name], theirs, tolerance, f"gradient of {name}", least)
 
 
 every_case = pytest.mark.parametrize("family, how", CASES)
@@ -277,6 +279,7 @@ def test_nor_with_padding_to_a_fixed_shape(family, how, padding_free):
 
 
 @hypothesis(max_examples=10)
+@example([[2]], False, "sdpa")
 @given(st.lists(st.lists(st.integers(2, 14), min_size=1, max_size=4), min_size=1, max_size=3), st.booleans(),
        st.sampled_from(["eager", "sdpa", attention.VARLEN]))  # fmt: skip
 def test_whatever_their_lengths(lengths, padding_free, how):
