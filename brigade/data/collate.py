@@ -90,8 +90,7 @@ class Collate:
     def __call__(self, fetched: tuple[list[Row], int | None]) -> dict[str, Any]:
         rows, step_supervised = fetched
         padded = self.squares and wasteful([len(row["input_ids"]) for row in rows])
-        flat = self.padding_free and not padded
-        batch = self._flat(rows) if flat else self._padded(rows)
+        batch = self._flat(rows) if self.padding_free and not padded else self._padded(rows)
         slots = batch["input_ids"].numel()
         real = [row for row in rows if (row["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
@@ -102,7 +101,7 @@ class Collate:
             step_supervised=step_supervised,
             end_to_end=None if "attention_mask" in batch else bool((batch["position_ids"][:, 1:] == 0).any()),
             row=batch["input_ids"].shape[1],
-            logits=len(batch["logits_to_keep"]) if flat else slots,
+            logits=len(batch["logits_to_keep"]) if "logits_to_keep" in batch else slots,
         )
         return batch
 

@@ -141,7 +141,7 @@ def test_a_lengthened_run_follows_the_schedule_of_its_new_length(strategy, flags
     cosine += ["--ds_config", strategy, "--output_dir", str(tmp_path)]
     train.main([*cosine, "--max_steps", "4"])
     with monkeypatch.context() as broken:
-        broken.setattr(ranks, "fail", lambda error, world: (_ for _ in ()).throw(error))
+        broken.setattr(ranks, "fail", lambda error, *_: (_ for _ in ()).throw(error))
         with pytest.raises(UserError):
             train.main([*cosine, "--max_steps", "8"], callbacks=(Ruin(5),))
     assert not (tmp_path / "success.json").exists()
