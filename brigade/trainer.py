@@ -143,10 +143,13 @@ class Trainer(EvaluatingTrainer):
         """
         about = inputs.get(ABOUT)
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
-        END_TO_END.set(about and about.end_to_end)
-        if self.told == isolation.MASKS and "attention_mask" not in inputs:
-            inputs["attention_mask"] = isolation.masks(self.model.config, inputs["position_ids"], self.model.dtype)
-        outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
+        known = END_TO_END.set(about and about.end_to_end)
+        try:
+            if self.told == isolation.MASKS and "attention_mask" not in inputs:
+                inputs["attention_mask"] = isolation.masks(self.model.config, inputs["position_ids"], self.model.dtype)
+            outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
+        finally:
+            END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
         loss = outputs.loss * self.world.size if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss
 
