@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from .host import BARE_PATH, Host, namespace
 from .needs import missing
@@ -31,11 +32,7 @@ class Cluster:
         if lacks:
             raise RuntimeError("no cluster can be built here:\n" + "\n".join(f"  {line}" for line in lacks))
         self.python, self.project = python, PROJECT
-        sweep()
-        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
-        self.directory.chmod(0o755)
-        self._lock = (self.directory / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as this process lives: see sweep()
+        self.directory, self._lock = begin()
         self.home, self.shared = self.directory / "home", self.directory / "shared"
         self.shared.mkdir()
         cache = Path.home() / ".cache"
@@ -151,6 +148,25 @@ class Cluster:
         for host in self.hosts:
             (host.directory / "pid").write_text(str(host.pid))
         return self.directory / "ssh_config"
+
+
+def begin() -> tuple[Path, IO[str]]:
+    """A new cluster's directory, and the open file whose lock says that its process lives. Sweeps first.
+
+    One at a time: to another's sweep() a directory without its lock would look left behind, and two clusters that began at once
+    have lost one its lock, and later, at the next sweep, all its files.
+    """
+    one = os.open(PARENT, os.O_RDONLY)
+    try:
+        fcntl.flock(one, fcntl.LOCK_EX)
+        sweep()
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
+        directory.chmod(0o755)
+        lock = (directory / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return directory, lock
+    finally:
+        os.close(one)
 
 
 def sweep() -> None:
