@@ -19,10 +19,10 @@ help:
 setup: $(VENV)/.complete
 $(VENV)/.complete: requirements.txt constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). cure: apt-get install python3 python3-venv python3-dev"; exit 2; }
-	@$(PYTHON) brigade/system.py
+	@$(PYTHON) brigade/setup/system.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/python -m brigade.kernels
+	$(BIN)/python -m brigade.setup.kernels
 	@touch $@
 
 demo: setup

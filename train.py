@@ -12,10 +12,11 @@ Every key of a recipe is also a flag (--help), and a flag wins. The same command
 import sys
 from typing import Any
 
-from brigade import flags, ranks, stop
-from brigade import run as runs
 from brigade.cluster import world_from_environment
-from brigade.recipe import batch_arithmetic
+from brigade.distributed import ranks, stop
+from brigade.recipe import flags
+from brigade.recipe.batch import batch_arithmetic
+from brigade.run import directory as runs
 from brigade.strategy import choose
 
 
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         settings = flags.load(sys.argv[1:] if argv is None else argv)
     if settings.rehearse:
-        from brigade.rehearse import rehearse
+        from brigade.training.rehearse import rehearse
 
         return rehearse(settings, world, main)
     with ranks.agreed(world):
@@ -46,19 +47,23 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. The machine, the tokenizer, the data, and where the weights come from.
-    from brigade import adapters, arguments, consistency, isolation, machine, models
-    from brigade.checkpoint import resume
+    from brigade.checkpoint import choosing
     from brigade.data import chat_template
     from brigade.data.prepare import prepare
+    from brigade.distributed import consistency
+    from brigade.model import adapters, load, packed_samples
+    from brigade.model.location import check_beside, load_config
+    from brigade.model.tokenizer import load_tokenizer
+    from brigade.training import arguments, preflight
 
     with ranks.agreed(world):
         arguments.prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
-        machine.check(settings, strategy, world)
-        config = models.load_config(settings)
-        models.check_beside(settings, config)
-        batch = runs.batch_here(run, config)
-        tokenizer = models.load_tokenizer(settings, config.get_text_config().vocab_size)
+        preflight.check(settings, strategy, world)
+        config = load_config(settings)
+        check_beside(settings, config)
+        batch = preflight.batch_here(run, config)
+        tokenizer = load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)
     run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
@@ -66,22 +71,24 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
         adapters.check_targets(settings, config)
-        isolation.check(settings, config)
-        weights = models.weights(settings, config)
+        packed_samples.check(settings, config)
+        weights = load.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
-        checkpoint = resume.choose(run, data.fingerprint, model_files["weights"])
+        checkpoint = choosing.choose(run, data.fingerprint, model_files["weights"])
         arguments.check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
-        from brigade.trainer import Trainer  # not before the data is known to be good: it takes seconds to load
-        from brigade.watch.opening import introduce
+        from brigade.training.summary import introduce
+        from brigade.training.trainer import (
+            Trainer,  # not before the data is known to be good: it takes seconds to load
+        )
 
         args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
-        model = models.load_model(settings, weights, arguments.load_dtype(settings, strategy))
+        model = load.load_model(settings, weights, arguments.load_dtype(settings, strategy))
         trainer = Trainer(run, model, args, data, tokenizer, callbacks)
-        stop.where = lambda: resume.way_on(run, trainer.state)  # if it is interrupted
+        stop.where = lambda: choosing.way_on(run, trainer.state)  # if it is interrupted
         if world.speaks:
             introduce(run, trainer, data, checkpoint)
         chat_template.record(settings, tokenizer, model.generation_config)  # what is saved says how it was trained

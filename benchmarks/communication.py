@@ -1,4 +1,4 @@
-"""Bytes that a host really sends per optimizer step, for every strategy, beside the formulas of brigade/estimate/traffic.py.
+"""Bytes that a host really sends per optimizer step, for every strategy, beside the formulas of benchmarks/published/traffic.py.
 
     sudo .venv/bin/python -m benchmarks.communication   # measures -> benchmarks/results/communication.jsonl, docs/communication.*
     python -m benchmarks.communication --quick          # ZeRO-2 and FSDP2 with accumulation 2; prints and writes nothing
@@ -18,11 +18,12 @@ from typing import Any
 
 from benchmarks.network import MICRO_BATCH, RESULTS, flags_for, run
 from benchmarks.network_page import markdown
+from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
-from brigade.estimate.names import named_shape
-from brigade.estimate.shape import ModelShape
-from brigade.estimate.traffic import Traffic, traffic, unreleased
-from testbed import Cluster, missing
+from brigade.planner.models.find_model import named_shape
+from brigade.planner.models.shape import ModelShape
+from testbed.cluster import Cluster
+from testbed.needs import missing
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
 HOSTS = 2
@@ -180,7 +181,7 @@ def main() -> int:
     path = RESULTS / "communication.jsonl"
     if not options.draw:
         from benchmarks.states import machine
-        from brigade.run import versions
+        from brigade.run.directory import versions
 
         with Cluster(HOSTS) as cluster:
             rows = measure(cluster, QUICK if options.quick else PLAN)

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.states import machine
-from brigade.run import versions
-from testbed import Cluster, missing
+from brigade.run.directory import versions
+from testbed.cluster import Cluster
 from testbed.faults import FAULTS, misses, provoke
+from testbed.needs import missing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "faults.csv"

@@ -71,8 +71,8 @@ def batch_of(some: list[Row], how: str, device: Any) -> Row:
     import numpy as np
     import torch
 
-    from brigade.attention import NEEDS_CUMULATIVE_LENGTHS
     from brigade.data.collate import ABOUT, Collate
+    from brigade.model.attention import NEEDS_CUMULATIVE_LENGTHS
 
     rows = [{key: np.concatenate([some[i][key] for i in members]) for key in some[0]} for members in PACKED]
     batch = Collate(0, padding_free=True, packed=True, cumulative=how in NEEDS_CUMULATIVE_LENGTHS)((rows, None))
@@ -89,13 +89,13 @@ def logits_of(model: Any, batch: Row) -> list[Any]:
 
 def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[Any], Row]:
     """(logits of each sample, gradients of the loss of Brigade's Trainer) of packed samples."""
-    from brigade import isolation
     from brigade.data.store import IGNORED
-    from brigade.trainer import Trainer
+    from brigade.model import packed_samples
+    from brigade.training.trainer import Trainer
 
     batch = batch_of(some, how, device)
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
-    trainer: Any = SimpleNamespace(world=SimpleNamespace(size=1), model=model, told=isolation.POSITIONS)
+    trainer: Any = SimpleNamespace(world=SimpleNamespace(size=1), model=model, told=packed_samples.POSITIONS)
     logits = logits_of(model, batch)
     Trainer.compute_loss(trainer, model, batch, num_items_in_batch=supervised).backward()
     return logits, _gradients(model)
@@ -159,7 +159,7 @@ def compare(family: str, how: str) -> Row:
     "moved"}}} of an implementation on this machine's device. Raises UserError where it cannot be used."""
     import torch
 
-    from brigade import attention
+    from brigade.model import attention
 
     _check(how)
     attention.register()
@@ -182,13 +182,14 @@ def compare(family: str, how: str) -> Row:
 
 def _check(how: str) -> None:
     """train.py's own judgement whether this host has an implementation."""
-    from brigade import flags, machine
     from brigade.cluster import world_from_environment
+    from brigade.recipe import flags
     from brigade.strategy import choose
+    from brigade.training import preflight
 
     settings = flags.load(["--attn_implementation", how, "--bf16"])
     world = world_from_environment()
-    machine.check(settings, choose(settings, world), world)
+    preflight.check(settings, choose(settings, world), world)
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers_data
-from brigade.estimate import hardware
+from brigade.planner.costs import hardware
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The makers' own config.json, with their revisions in the recipes' headers and in benchmarks/data/README.md.
@@ -72,7 +72,7 @@ def adapter_parameters(shape: Row, rank: int) -> int:
 # ---- models --------------------------------------------------------------------------------------------------------
 def config_of(name: str, tiny: bool) -> Row:
     """A model's config.json; tiny: the same architecture as a rehearsal shrinks it (2 layers, hidden size 64)."""
-    from brigade.tiny import shrink
+    from brigade.model.tiny import shrink
 
     config = json.loads(CONFIGS[name].read_text())
     return shrink(config) if tiny else config
@@ -84,8 +84,9 @@ def shape_of(config: Any) -> Row:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from brigade import adapters, models
-    from brigade.watch.meter import model_shape
+    from brigade.model import adapters
+    from brigade.model.sizes import parameter_count
+    from brigade.training.throughput import model_shape
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -93,7 +94,7 @@ def shape_of(config: Any) -> Row:
     widths = sum(sum(layer.weight.shape) for layer in layers if layer is not model.get_output_embeddings())
     depth, hidden = model_shape(config)
     return {
-        "parameters": models.parameter_count(model),
+        "parameters": parameter_count(model),
         "layers": depth,
         "hidden_size": hidden,
         "linear_widths": widths,
@@ -149,7 +150,7 @@ def where() -> Row:
     import torch
 
     from benchmarks.states import machine
-    from brigade.run import versions
+    from brigade.run.directory import versions
 
     found = versions()
     for package in EXTRAS:
@@ -180,10 +181,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(CONFIGS))
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    models = {name: {"folder": str(options.folder / name), "shape": write_model(name, options.folder / name, options.tiny)}
+    load = {name: {"folder": str(options.folder / name), "shape": write_model(name, options.folder / name, options.tiny)}
               for name in options.models}  # fmt: skip
-    data = write_data(options.folder / "data", options.tiny) if models else {}
-    print(json.dumps({"where": where(), "models": models, "data": data}))
+    data = write_data(options.folder / "data", options.tiny) if load else {}
+    print(json.dumps({"where": where(), "models": load, "data": data}))
 
 
 if __name__ == "__main__":

@@ -134,8 +134,10 @@ def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
 def _work(job: Path) -> None:
     """One rank: train.py itself, with the time of loading told apart."""
     import train
-    from brigade import models, ranks
     from brigade.cluster import world_from_environment
+    from brigade.distributed import ranks
+    from brigade.model import load as models
+    from brigade.model.sizes import parameter_count
 
     todo, load, load_base = json.loads(job.read_text()), models.load_model, models.load_base
     mark: dict[str, float] = {}
@@ -151,7 +153,7 @@ def _work(job: Path) -> None:
 
     def counted(*args: Any, **options: Any) -> Any:
         model = load(*args, **options)
-        mark["trained"] = models.parameter_count(model, trained=True)
+        mark["trained"] = parameter_count(model, trained=True)
         Path(todo["marks"][world_from_environment().rank]).write_text(json.dumps(mark))
         return model
 

@@ -29,7 +29,7 @@ def write_model(model_type: str, folder: Path) -> None:
     """A config.json of tiny sizes."""
     from transformers import CONFIG_MAPPING
 
-    from brigade.tiny import shrink
+    from brigade.model.tiny import shrink
 
     config = shrink(CONFIG_MAPPING[model_type]().to_dict()) | {"model_type": model_type}
     folder.mkdir()
@@ -61,9 +61,9 @@ def plain_loss(saved: Path, held_out: Path) -> tuple[float, int]:
 def compare(model_type: str, folder: Path) -> dict[str, Any]:
     """Train one architecture in this process, and measure what it saved both ways."""
     import train
-    from brigade.watch import answers
+    from brigade.training import sample_answers
 
-    answers.LONGEST = parity.LONGEST_ANSWER
+    sample_answers.LONGEST = parity.LONGEST_ANSWER
     shared = parity.write_inputs(folder)
     write_model(model_type, folder / model_type)
     output = folder / f"run-{model_type}"
@@ -82,7 +82,7 @@ def compare(model_type: str, folder: Path) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    from brigade.run import versions
+    from brigade.run.directory import versions
 
     lines = [
         "# Held-out losses, computed twice",

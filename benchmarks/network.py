@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import network_page
-from testbed import Cluster, Host, missing
+from testbed.cluster import Cluster
+from testbed.host import Host
+from testbed.needs import missing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -217,7 +219,7 @@ def main() -> int:
         return 0
     if not options.draw:
         from benchmarks.states import machine
-        from brigade.run import versions
+        from brigade.run.directory import versions
 
         began = time.monotonic()
         with Cluster(4) as cluster:

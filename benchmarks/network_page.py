@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from brigade.estimate.traffic import traffic
+from benchmarks.published.traffic import traffic
 from testbed.host import bits_per_second
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"

@@ -16,9 +16,9 @@ from transformers import TrainerCallback
 
 import train
 from benchmarks.parity import forget
-from brigade import ranks
 from brigade.cluster import world_from_environment
-from brigade.models import parameter_count
+from brigade.distributed import ranks
+from brigade.model.sizes import parameter_count
 
 
 def sent(card: str = "eth0") -> tuple[int, int]:

@@ -122,7 +122,7 @@ def write_model(folder: Path, name: str) -> Path:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     from brigade.data import builtin, cache
-    from brigade.tiny import shrink
+    from brigade.model.tiny import shrink
 
     if not (folder / "config.json").exists():
         config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()))
@@ -162,9 +162,9 @@ def _work(job: Path) -> None:
     sys.path.insert(0, str(REPOSITORY))
     import train
     from brigade.cluster import world_from_environment
-    from brigade.watch import answers
+    from brigade.training import sample_answers
 
-    answers.LONGEST = LONGEST_ANSWER
+    sample_answers.LONGEST = LONGEST_ANSWER
     todo = json.loads(job.read_text())
     world = world_from_environment()
     for case in todo["cases"]:
@@ -196,7 +196,7 @@ def _damage_gradients(case: dict[str, Any], rank: int) -> Any:
     """For the case that has to be caught: one rank's gradients are 1 % too large. Returns what undoes it."""
     if not case.get("damage") or rank != 1:
         return lambda: None
-    from brigade import models
+    from brigade.model import load as models
 
     load = models.load_model
 
@@ -245,14 +245,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "parity.md")
     options = parser.parse_args()
     if options.job:
-        from brigade import ranks
+        from brigade.distributed import ranks
 
         ranks.run_to_the_end(lambda: _work(options.job))
     with tempfile.TemporaryDirectory() as folder:
         reference = run_cases(1, references(), Path(folder) / "reference")
         results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}
     first, last = reference["single+sgd"]["loss"][0], reference["single+sgd"]["loss"][-1]
-    from brigade.run import versions
+    from brigade.run.directory import versions
 
     text = (Path(__file__).with_name("parity_page.md").read_text()
             .replace("{table}", table(results, reference, ACCUMULATIONS))

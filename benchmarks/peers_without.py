@@ -9,9 +9,9 @@ from typing import Any
 
 def without_blocks() -> None:
     """Attention of each sample by torch's own CPU kernel."""
-    from brigade import blocked_attention
+    from brigade.model import cpu_attention
 
-    blocked_attention.LONGEST = 0
+    cpu_attention.LONGEST = 0
 
 
 def without_kept_logits() -> None:
@@ -35,6 +35,6 @@ if __name__ == "__main__":
         CHOICES[choice]()
     sys.argv[1:] = sys.argv[end + 1 :]
     import train
-    from brigade import ranks
+    from brigade.distributed import ranks
 
     ranks.run_to_the_end(train.main)

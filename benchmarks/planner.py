@@ -1,7 +1,7 @@
 """How far the planner's estimates are from published runs, and from rows that nothing was fitted to.
 
-    python -m benchmarks.planner            # writes docs/planner-accuracy.md, and in brigade/estimate/ intervals.yaml and each
-                                            # fitted `sustained` of hardware.yaml
+    python -m benchmarks.planner            # writes docs/planner-accuracy.md, brigade/planner/choice/intervals.yaml and each
+                                            # fitted `sustained` of brigade/planner/costs/hardware.yaml
     python -m benchmarks.planner --check    # says whether they are what the tables give
 
 The tables lie in benchmarks/data/ with their sources. One number per GPU kind is fitted to them: `sustained`, the share of
@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from brigade.estimate import calibration, hardware
-from brigade.estimate.estimate import of_time
+from brigade.planner.choice.estimate import of_time
+from brigade.planner.costs import calibration, hardware
 
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
 from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error
@@ -23,7 +23,7 @@ from .planner_tables import by_set, first_choices, leave_one_out, memory_left_ou
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "planner-accuracy.md"
-INTERVALS = REPOSITORY / "brigade" / "estimate" / "intervals.yaml"
+INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
 

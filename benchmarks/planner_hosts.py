@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from brigade.estimate.config import shape_of
-from brigade.estimate.host import PROCESS, host, resident
-from brigade.estimate.job import Job
+from brigade.planner.choice.job import Job
+from brigade.planner.costs.host_memory import PROCESS, host, resident
+from brigade.planner.models.shape_from_config import shape_of
 
 from .hosts import MODEL, OPTIMIZERS, RESULTS
 

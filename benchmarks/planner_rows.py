@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
+from benchmarks.published import table
+from benchmarks.published.parse_columns import Inexpressible
 from brigade.errors import UserError
-from brigade.estimate import hardware, table
-from brigade.estimate.estimate import Estimate, estimate
-from brigade.estimate.hardware import Gpu
-from brigade.estimate.job import Job
-from brigade.estimate.words import Inexpressible
+from brigade.planner.choice.estimate import Estimate, estimate
+from brigade.planner.choice.job import Job
+from brigade.planner.costs import hardware
+from brigade.planner.costs.hardware import Gpu
 
 DATA = Path(__file__).with_name("data")
 TABLES = ("published", "collected")

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from brigade.estimate import table
-from brigade.estimate.memory import GIB
+from benchmarks.published import table
+from brigade.planner.costs.memory import GIB
 
 from .planner_rows import DATA, HEALTHY, TABLES, Run, estimated, left_out, measured_mfu, memory_error, runs, speed_error
 

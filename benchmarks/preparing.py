@@ -74,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     from brigade.data import builtin, cache
     from brigade.data.chat_template import TEMPLATES
-    from brigade.run import versions
+    from brigade.run.directory import versions
 
     tokenizer = str(builtin.ensure(cache.cache_directory()).tokenizer)
     with tempfile.TemporaryDirectory() as folder:

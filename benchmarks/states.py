@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parity import forget, write_inputs
-from brigade.estimate.states import cut_parameters, model_states
+from brigade.planner.costs.states import cut_parameters, model_states
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "states.csv"
@@ -78,9 +78,9 @@ def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
 def _work(job: Path) -> None:
     """One rank: run every case through train.py itself."""
     import train
-    from brigade import ranks
     from brigade.cluster import world_from_environment
-    from brigade.watch.states import StateBytes
+    from brigade.distributed import ranks
+    from brigade.training.measured_states import StateBytes
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
@@ -220,11 +220,11 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.job:
-        from brigade import ranks
+        from brigade.distributed import ranks
 
         ranks.run_to_the_end(lambda: _work(options.job))
     if not options.draw:
-        from brigade.run import versions
+        from brigade.run.directory import versions
 
         rows: list[Row] = []
         for world_size in WORLD_SIZES:

@@ -1,4 +1,4 @@
-"""Activations and logits: the formulas of brigade/estimate beside a trace of the models' own code. No GPU is needed, or used.
+"""Activations and logits: the formulas of brigade/planner beside a trace of the models' own code. No GPU is needed, or used.
 
 python -m benchmarks.traced            # traces -> benchmarks/results/traced.jsonl, docs/traced.md
 python -m benchmarks.traced --draw     # the page from the results that are there
@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brigade.estimate.config import read_config, shape_of
-from brigade.estimate.job import Job
-from brigade.estimate.layer import FUSED
-from brigade.estimate.memory import activation_bytes, logit_bytes
-from brigade.estimate.names import known_config
-from brigade.estimate.trace import asked, versions
+from brigade.model.config_json import read_config
+from brigade.planner.choice.job import Job
+from brigade.planner.costs.memory import activation_bytes, logit_bytes
+from brigade.planner.costs.trace import asked, versions
+from brigade.planner.models.find_model import known_config
+from brigade.planner.models.layer import FUSED
+from brigade.planner.models.shape_from_config import shape_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "traced.jsonl"
@@ -42,7 +43,7 @@ Row = dict[str, Any]
 def rows() -> Iterator[Row]:
     """Each model and case, traced anew: bytes per token."""
     from brigade.errors import UserError
-    from brigade.estimate.traced_model import measure
+    from brigade.planner.models.traced_model import measure
 
     for model in MODELS:
         recipe = known_config(model)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from .errors import UserError, did_you_mean, of_disk
-from .terminal import write_what_it_can
+from .errors.console import write_what_it_can
 
 VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),

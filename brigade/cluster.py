@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import UserError
-from .lint.rules import Finding, raise_first
+from .errors.findings import Finding, raise_first
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,6 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
     hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
     return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 host`, `2 hosts`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 _HOST_LINE = re.compile(r"^(\S+)\s+slots=(\d{1,6})$")

@@ -8,8 +8,8 @@ import socket
 import sys
 import time
 
-from . import Cluster, missing
-from .cluster import PARENT, PREFIX
+from .cluster import PARENT, PREFIX, Cluster
+from .needs import missing
 
 DOOR = "door"  # the socket of a cluster, in its directory
 FAULTS = ("throttle", "cut", "restore", "block", "unblock", "power_off", "boot", "clock", "kill")

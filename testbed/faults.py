@@ -179,7 +179,7 @@ def _cut_link(attempt: Attempt) -> None:
 
 
 def _kill_agent(attempt: Attempt) -> None:
-    attempt.cluster["node2"].kill("brigade.hosts.agent")
+    attempt.cluster["node2"].kill("brigade.launch.agent")
 
 
 def _kill_deepspeed(attempt: Attempt) -> None:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import adapters, base_weights, models
 from ..data import chat_template
 from ..errors import UserError, writing
-from ..flags import Settings
-from . import read
+from ..model import adapters, base_weights
+from ..model.load import load_base, weights
+from ..model.location import load_config, location
+from ..model.sizes import half_or_full
+from ..model.tokenizer import load_tokenizer
+from ..recipe.flags import Settings
+from . import reading
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +45,8 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
     if merge and not has_adapters:
         raise UserError("flag --merge", f"{output} was trained without adapters: its model is whole already",
                         "leave the flag out")  # fmt: skip
-    source = read.find(output, step)
-    config = models.load_config(settings)
+    source = reading.find(output, step)
+    config = load_config(settings)
     model: Any
     # A directory that is there stays the same one: a shell may stand in it, and a mount cannot be replaced.
     there = destination.exists()
@@ -77,11 +81,11 @@ def _whole(settings: Settings, config: Any, source: Path, dtype: "torch.dtype | 
     from transformers import AutoModelForCausalLM
 
     remote = settings.recipe.model.trust_remote_code
-    if read.in_hugging_face_format(source):
+    if reading.in_hugging_face_format(source):
         base_weights.check(str(source), remote)
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", trust_remote_code=remote)
     model = adapters.empty_model(settings, config)  # on the meta device
-    state = read.load(source, dtype)
+    state = reading.load(source, dtype)
     left_out = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)
     model.tie_weights()
     if empty := [name for name, tensor in model.state_dict().items() if tensor.is_meta and name in left_out]:
@@ -98,7 +102,7 @@ def _generate_as_its_base(model: Any, settings: Settings) -> None:
 
     with suppress(OSError):  # not every model has one
         model.generation_config = GenerationConfig.from_pretrained(
-            models.location(settings), revision=settings.recipe.model.revision
+            location(settings), revision=settings.recipe.model.revision
         )
 
 
@@ -109,13 +113,13 @@ def _adapters_alone(settings: Settings, config: Any, source: Path, dtype: "torch
 
     base = adapters.empty_model(settings, config)
     _generate_as_its_base(base, settings)
-    model = adapters.wrap(base, settings, models.weights(settings, config))
-    state = read.load(source, dtype)
+    model = adapters.wrap(base, settings, weights(settings, config))
+    state = reading.load(source, dtype)
     _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
     model.peft_config["default"].inference_mode = True
     with writing(folder.parent):
         model.peft_config["default"].save_pretrained(folder)
-        save_file(state, folder / read.ADAPTER, metadata={"format": "pt"})
+        save_file(state, folder / reading.ADAPTER, metadata={"format": "pt"})
     return model
 
 
@@ -124,13 +128,13 @@ def _merged(settings: Settings, config: Any, source: Path, dtype: "torch.dtype |
     not the original model but its rounded copy."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    loaded = models.half_or_full(settings)
-    base = models.weights(settings, config)
-    model: Any = models.load_base(settings, base, loaded, device_map="cpu")
+    loaded = half_or_full(settings)
+    base = weights(settings, config)
+    model: Any = load_base(settings, base, loaded, device_map="cpu")
     if settings.recipe.model.load_in_4bit:
         model = model.dequantize(dtype=dtype or loaded)
     model = adapters.wrap(model.to(dtype or loaded), settings, base)
-    state = read.load(source)
+    state = reading.load(source)
     _same_names(source, state, get_peft_model_state_dict(model, save_embedding_layers=False))
     set_peft_model_state_dict(model, state)
     return model.merge_and_unload().to(dtype or loaded)
@@ -149,4 +153,4 @@ def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> A
     for folder in (source, output):
         if (folder / "tokenizer_config.json").is_file():
             return AutoTokenizer.from_pretrained(folder)
-    return models.load_tokenizer(settings, config.get_text_config().vocab_size)
+    return load_tokenizer(settings, config.get_text_config().vocab_size)

@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
-    from .. import base_weights
-    from ..checkpoint import read
+    from ..checkpoint import reading
+    from ..model import base_weights
 
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
-    read.find(options.output, None)  # no checkpoint stands in for a model that is gone
+    reading.find(options.output, None)  # no checkpoint stands in for a model that is gone
     with base_weights.of_run(marker):
         recorded = json.loads(marker.read_text())
         before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
@@ -41,10 +41,12 @@ def run(options: argparse.Namespace) -> int:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from .. import flags, models
-    from ..cluster import counted, world_from_environment
+    from ..cluster import world_from_environment
     from ..data.prepare import prepare
-    from ..watch import answers
+    from ..errors.console import counted
+    from ..model.load import load_trained
+    from ..recipe import flags
+    from ..training import sample_answers
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with base_weights.of_run(options.output):
         tokenizer = AutoTokenizer.from_pretrained(options.output)
-        model = models.load_trained(settings, options.output).eval().to(device)
+        model = load_trained(settings, options.output).eval().to(device)
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
 
     loss = held_out_loss(model, heldout, tokenizer.pad_token_id)
@@ -66,10 +68,10 @@ def run(options: argparse.Namespace) -> int:
     print(f"Held-out loss in nats per token, over {counted(len(heldout), 'held-out sample')}:")
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")
-    asked = [answers.question("", sample) for sample in heldout[: options.answers]]
-    given = answers.generate(model, tokenizer, asked, world_from_environment({}), device)
+    asked = [sample_answers.question("", sample) for sample in heldout[: options.answers]]
+    given = sample_answers.generate(model, tokenizer, asked, world_from_environment({}), device)
     print()
-    answers.show(answers.entries(tokenizer, asked, given, recorded["steps"]))
+    sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
     training = settings.recipe.training
     tolerance = HALF if training.bf16 or training.fp16 else FULL
     if not math.isclose(loss, after, rel_tol=tolerance):

@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .. import flags
-    from ..checkpoint import export, read
+    from ..checkpoint import export, reading
+    from ..recipe import flags
 
-    read.check_run(options.output)
+    reading.check_run(options.output)
     settings = flags.load(["--recipe", str(options.output / "run.yaml")])
 
     import torch

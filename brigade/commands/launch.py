@@ -13,7 +13,7 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..jobs.write import WRITERS
+    from ..launch.write import WRITERS
 
     parser.add_argument("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
     parser.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .. import jobs
-    from ..hosts import environment, launchers
+    from ..launch import environment, launchers
+    from ..launch.job import make
 
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     hosts = None
@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
 
         allocated = hosts_of_slurm_job(os.environ)  # outside of an allocation each srun would queue a job of its own
         hosts = allocated if options.hostfile is None else None
-    job = jobs.make(options.recipe, options.rest, options.hostfile, hosts)
+    job = make(options.recipe, options.rest, options.hostfile, hosts)
     if options.write:
-        from ..jobs.write import write
+        from ..launch.write import write
 
         write(job, options.write, options.to)
         return 0
@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
-    from ..cluster import counted
-    from ..hosts import launchers
+    from ..errors.console import counted
+    from ..launch import launchers
 
     first = next(iter(job.hosts))
     address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else first)
@@ -87,8 +87,8 @@ def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -
 
 
 def _launch(job, launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
-    from ..hosts.board import Board
-    from ..hosts.launch import Launch, Options, allow_open_files
+    from ..launch.status_and_logs import Board
+    from ..launch.supervisor import Launch, Options, allow_open_files
 
     allow_open_files(len(job.hosts))
     named = options.log_dir or Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}" / time.strftime(

@@ -4,9 +4,9 @@ import argparse
 import time
 
 from ..errors import UserError, did_you_mean
+from ..errors.console import console
+from ..errors.findings import SEVERITIES, rules
 from ..lint.report import Report, lint, markdown
-from ..lint.rules import SEVERITIES, rules
-from ..terminal import console
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 

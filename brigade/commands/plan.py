@@ -5,15 +5,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..adapters import METHODS
 from ..errors import UserError, did_you_mean, numeric
-from ..estimate import calibration
-from ..terminal import console
+from ..errors.console import console
+from ..model.adapters import METHODS
+from ..planner.costs import calibration
 
 if TYPE_CHECKING:
-    from ..estimate.job import Method
-    from ..estimate.search import Cluster, Wanted
-    from ..estimate.shape import ModelShape
+    from ..planner.choice.job import Method
+    from ..planner.choice.search import Cluster, Wanted
+    from ..planner.models.shape import ModelShape
 
 
 # What a recipe says itself, and what becomes of a search: no flags beside a recipe's file.
@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _calibrate(folders: list[Path]) -> int:
-    from ..estimate.calibrate import calibrate
+    from ..planner.costs.calibrate import calibrate
 
     file = calibration.where()
     if file is None:
@@ -178,7 +178,7 @@ def _table(options: argparse.Namespace) -> int:
     """Estimates for each row of a CSV, and how far they are from what the rows measured."""
     from rich.table import Table
 
-    from ..estimate.table import predict_file, summary
+    from benchmarks.published.table import predict_file, summary
 
     if not options.out:
         raise UserError("flag --table", "--out is missing", "say where the estimates go: --out estimates.csv")
@@ -199,7 +199,7 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _headers(check: bool) -> int:
-    from ..estimate.write import refresh
+    from ..planner.output.write import refresh
 
     changed = refresh(check)
     print(
@@ -211,9 +211,9 @@ def _headers(check: bool) -> int:
 
 def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
-    from ..estimate.as_it_is import show_recipe
-    from ..estimate.links import hold_name
-    from ..estimate.search import Cluster
+    from ..planner.choice.search import Cluster
+    from ..planner.costs.network import hold_name
+    from ..planner.output.as_it_is import show_recipe
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -228,7 +228,8 @@ def _recipe(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from ..estimate import search, show
+    from ..planner.choice import search
+    from ..planner.output import show
 
     cluster = _cluster(options)
     wanted = _wanted(options, cluster.gpus)
@@ -240,7 +241,7 @@ def _choose(options: argparse.Namespace) -> int:
                         f"({wanted.shape.heads} attention heads, {wanted.shape.layers} layers, {wanted.shape.experts} experts)",
                         "name another strategy, micro-batch or hostfile")  # fmt: skip
     if options.plot:
-        from ..estimate import plot
+        from ..planner.output import plot
 
         plot.write(options.plot, wanted, cluster, ranked)
     winner = search.chosen(ranked)
@@ -261,9 +262,9 @@ def _choose(options: argparse.Namespace) -> int:
     if not options.liger:
         show.with_liger(wanted, cluster, winner)
     if options.write:
-        from ..estimate import write
-        from ..estimate.names import config_of
-        from ..estimate.recipe import source_of
+        from ..planner.choice.job_of_recipe import source_of
+        from ..planner.models.find_model import config_of
+        from ..planner.output import write
 
         found = write.write(winner, wanted, source_of(options.model), config_of(options.model), options.write,
                             _rank(options), options.hostfile)  # fmt: skip
@@ -273,9 +274,9 @@ def _choose(options: argparse.Namespace) -> int:
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
     from ..cluster import read_hostfile
-    from ..estimate.links import hold_name
-    from ..estimate.search import Cluster
-    from ..recipe import find
+    from ..planner.choice.search import Cluster
+    from ..planner.costs.network import hold_name
+    from ..recipe.files import find
 
     hold_name(options.network, "flag --network")
     if not options.gpu:
@@ -302,7 +303,7 @@ def _rank(options: argparse.Namespace) -> int:
 
 def _whole(options: argparse.Namespace, shape: "ModelShape") -> tuple[str, ...]:
     """Modules that are trained whole beside adapters."""
-    from ..estimate.adapters import ENDS
+    from ..planner.models.adapter_costs import ENDS
 
     place, given = "flag --lora_modules_to_save", options.lora_modules_to_save
     names = () if given == "none" else tuple(given.replace(",", " ").split())
@@ -320,11 +321,11 @@ def _whole(options: argparse.Namespace, shape: "ModelShape") -> tuple[str, ...]:
 def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     from typing import get_args
 
-    from ..estimate.adapters import trained_parameters
-    from ..estimate.names import named_shape
-    from ..estimate.search import INSTALLED, MICRO_BATCHES, Wanted
-    from ..estimate.strategies import named
-    from ..schema import TrainingSection
+    from ..planner.choice.search import INSTALLED, MICRO_BATCHES, Wanted
+    from ..planner.choice.strategies import named
+    from ..planner.models.adapter_costs import trained_parameters
+    from ..planner.models.find_model import named_shape
+    from ..recipe.schema import TrainingSection
 
     shape = named_shape(options.model)
     micro = 1 if options.micro_batch is None else options.micro_batch

@@ -13,18 +13,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fills the cache that runs of this host read, and shows what is in it. 0 when the data is good."""
 
-    from .. import flags
-    from ..recipe import batch_arithmetic
+    from ..recipe import flags
+    from ..recipe.batch import batch_arithmetic
 
     settings = flags.load(["--recipe", options.recipe, *options.rest])
     batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
 
-    from .. import models
     from ..data import cache, report
     from ..data.prepare import prepare
+    from ..model.location import vocabulary
+    from ..model.tokenizer import load_tokenizer
 
     began = time.time()
-    tokenizer = models.load_tokenizer(settings, models.vocabulary(settings))
+    tokenizer = load_tokenizer(settings, vocabulary(settings))
     prepared = prepare(settings, tokenizer)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
     if prepared.stands_in:

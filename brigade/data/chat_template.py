@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..flags import Settings
-from ..recipe import find
+from ..recipe.files import find
+from ..recipe.flags import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

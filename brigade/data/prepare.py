@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from .. import terminal
-from ..errors import UserError
-from ..flags import Settings
+from ..errors import UserError, console
+from ..recipe.flags import Settings
 from . import cache, chat_template, encode, mixing, packing, sources, stream, workers
 from .rows import Files, Rows
 from .store import Samples, Writer
@@ -209,7 +208,7 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
     dropped: list[np.ndarray] = []
     some = False
     unit = "B" if hasattr(rows, "paths") else "rows"
-    with terminal.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
+    with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             some = some or part.rows > 0
             dropped.append(part.dropped + np.array([writer.samples, 0]))

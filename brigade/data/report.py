@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..recipe import Batch
-from ..schema import DataSection, TrainingSection
-from ..terminal import console
+from ..errors.console import console
+from ..recipe.batch import Batch
+from ..recipe.schema import DataSection, TrainingSection
 from .prepare import Prepared
 from .store import IGNORED, Samples
 from .stream import Stream

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..flags import Settings
-from ..recipe import find
-from ..schema import OF_DATASETS, Source, WeightedSource
+from ..recipe.files import find
+from ..recipe.flags import Settings
+from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin, json_array
 from .cache import cache_directory
 from .rows import Csv, JsonLines, Parquet, Rows, Table

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..cluster import World
 from ..errors import UserError, of_disk, writing
-from ..flags import Settings
+from ..recipe.flags import Settings
 from . import cache, packing, sources
 from .encode import Encoded, Encoder, Machine, refusal
 from .sampling import GlobalBatches, Indices

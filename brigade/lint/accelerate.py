@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import did_you_mean
-from .rules import Finding, shown, table
+from ..errors.findings import Finding, shown, table
 
 # How a host calls itself: for every host another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")

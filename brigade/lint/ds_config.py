@@ -6,9 +6,9 @@ What a run refuses too is in strategy/deepspeed.py, what keys and values mean in
 from collections.abc import Iterator
 from typing import Any
 
-from ..strategy.deepspeed import holds, value_at
+from ..errors.findings import Finding, shown
+from ..strategy.deepspeed_config import holds, value_at
 from ..strategy.ds_keys import as_json, key_table
-from .rules import Finding, shown
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:

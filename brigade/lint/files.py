@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import yaml
 
-from .. import flags
 from ..cluster import parse_hostfile
 from ..errors import UserError, nearest
-from ..recipe import TWICE, find, is_directory, read_yaml
-from ..schema import SECTIONS
-from ..strategy import accelerate, deepspeed
+from ..errors.findings import Finding
+from ..recipe import flags
+from ..recipe.files import TWICE, find, is_directory, read_yaml
+from ..recipe.schema import SECTIONS
+from ..strategy import accelerate_config, deepspeed_config
 from ..strategy.ds_keys import key_table
 from . import accelerate as launcher
 from . import ds_config, hosts
-from .rules import Finding
 
 Kind = Literal["hostfile", "ds_config", "accelerate", "recipe", "env", "model", "broken"]
 LARGEST = 1_000_000  # bytes; no such file is larger, and YAML would take a minute for it
@@ -170,7 +170,7 @@ def _judge(file: File, path: Path, text: str) -> File:
     elif file.kind == "env":
         file.findings = list(hosts.deepspeed_env(text, file.name))
     elif file.kind == "ds_config":
-        _, file.content = deepspeed.read(str(path), file.name)
+        _, file.content = deepspeed_config.read(str(path), file.name)
     elif file.kind == "accelerate":
         file.content = read_yaml(path)
         file.findings = list(launcher.findings(file.content, file.name))
@@ -190,13 +190,13 @@ def strategy_findings(file: File) -> list[Finding]:
     A ds_config's content is brought under DeepSpeed's first names.
     """
     if file.kind == "ds_config":
-        file.content, judged = deepspeed.judge(file.content, file.name)
+        file.content, judged = deepspeed_config.judge(file.content, file.name)
         return [*judged, *ds_config.findings(file.content, file.name)]
     if file.kind != "accelerate":
         return []
-    found = list(accelerate.findings(file.content, file.name))
-    if not found and isinstance(config := accelerate.read(file.content, file.name).ds_config, dict):
-        found += deepspeed.judge(config, f"{file.name}: deepspeed_config")[1]
+    found = list(accelerate_config.findings(file.content, file.name))
+    if not found and isinstance(config := accelerate_config.read(file.content, file.name).ds_config, dict):
+        found += deepspeed_config.judge(config, f"{file.name}: deepspeed_config")[1]
     return found
 
 

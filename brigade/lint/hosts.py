@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from ..errors.findings import Finding
 from .accelerate import LOOPBACK
-from .rules import Finding
 
 
 def hostfile(hosts: dict[str, int], name: str) -> Iterator[Finding]:

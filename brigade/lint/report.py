@@ -5,10 +5,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..recipe import REPOSITORY
+from ..errors.findings import SEVERITIES, Finding, rules
+from ..recipe.files import REPOSITORY
 from . import together
 from .files import Files
-from .rules import SEVERITIES, Finding, rules
 
 # Where a project's files lie: what `lint` without a file looks at.
 FOLDERS = {"recipes": "**/*.yaml", "ds_configs": "*.json", "accelerate_configs": "*.yaml", "hostfiles": "*"}
@@ -80,7 +80,7 @@ Of one place the gravest is shown. An **error** (exit code 1): a run would fail,
 the recipe says. A **warning**: likely not what was meant. A **note**: worth knowing, shown for files that were named, or
 with `--notes`. A run makes the same checks for itself before it builds the model.
 
-This page is written by `python -m brigade lint --rules --markdown` from `brigade/lint/rules.yaml`.
+This page is written by `python -m brigade lint --rules --markdown` from `brigade/errors/rules.yaml`.
 """
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from ..cluster import World
 from ..errors import UserError
-from ..flags import Settings
-from ..recipe import batch_arithmetic, find
-from ..strategy import Strategy, accelerate, choose, deepspeed
+from ..errors.findings import Finding
+from ..recipe.batch import batch_arithmetic
+from ..recipe.files import find
+from ..recipe.flags import Settings
+from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
 from . import accelerate as launcher
 from .files import File, Files, Kind, of_error, strategy_findings
-from .rules import Finding
 
 STRATEGIES: dict[str, Kind] = {"ds_config": "ds_config", "accelerate_config": "accelerate"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -106,18 +107,18 @@ def _own(files: Files, recipe: File, key: str, value: str | dict[str, Any] | Non
 def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Finding]:
     """Where a strategy's file and the recipe say two things."""
     if file.kind == "ds_config":
-        yield from deepspeed.against_recipe(file.content, file.name, settings)
+        yield from deepspeed_config.against_recipe(file.content, file.name, settings)
         return
     if not file.is_sound:
         return
-    training, read = settings.recipe.training, accelerate.read(file.content, file.name)
-    yield from accelerate.precision(read, file.name, training.bf16, training.fp16)
+    training, read = settings.recipe.training, accelerate_config.read(file.content, file.name)
+    yield from accelerate_config.precision(read, file.name, training.bf16, training.fp16)
     if isinstance(read.ds_config, dict):
-        yield from deepspeed.against_recipe(read.ds_config, f"{file.name}: deepspeed_config", settings)
+        yield from deepspeed_config.against_recipe(read.ds_config, f"{file.name}: deepspeed_config", settings)
     elif read.ds_config:
         other = files.open(read.ds_config, file, "deepspeed_config.deepspeed_config_file")
         if other.kind == "ds_config":
-            yield from deepspeed.against_recipe(other.content, other.name, settings)
+            yield from deepspeed_config.against_recipe(other.content, other.name, settings)
 
 
 def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: File | None) -> Iterator[Finding]:

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .. import adapters
 from ..cluster import World
 from ..errors import UserError
-from ..flags import Settings
-from . import accelerate, deepspeed
+from ..recipe.flags import Settings
+from . import accelerate_config, deepspeed_config, methods
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
 
@@ -53,7 +52,7 @@ class Strategy:
         if not self.is_fsdp:
             return {"ds_config": None, "accelerate_config": None}
         mesh = {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard}
-        options = {accelerate.FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
+        options = {accelerate_config.FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
         document = {
             "distributed_type": "FSDP",
             "fsdp_config": {"fsdp_version": 2, **options},
@@ -81,7 +80,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     if all(named not in (None, "none") for named in (cluster.ds_config, cluster.accelerate_config)):
         raise UserError(f"{settings.recipe_path}: cluster", f"ds_config {_label(cluster.ds_config)} and accelerate_config "
                         f"{_label(cluster.accelerate_config)} both name a strategy", "keep one of them")  # fmt: skip
-    launched = accelerate.from_environment(env) if not by_flag else None
+    launched = accelerate_config.from_environment(env) if not by_flag else None
     if launched:
         strategy = _from_accelerate(launched, "accelerate launch", plain, settings)
         named = cluster.ds_config or cluster.accelerate_config
@@ -91,7 +90,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         strategy = _from_ds_config(cluster.ds_config, settings.place("ds_config"), settings)
     elif cluster.accelerate_config not in (None, "none"):
         place = settings.place("accelerate_config")
-        strategy = _from_accelerate(accelerate.read(cluster.accelerate_config, place), place, plain, settings)
+        strategy = _from_accelerate(accelerate_config.read(cluster.accelerate_config, place), place, plain, settings)
     else:
         strategy = plain
     _check(strategy, settings, world)
@@ -99,15 +98,15 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
 
 
 def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
-    name, config = deepspeed.read(source, place)
-    config = deepspeed.check(config, name, settings)
+    name, config = deepspeed_config.read(source, place)
+    config = deepspeed_config.check(config, name, settings)
     stage = config["zero_optimization"]["stage"]
     short = name.rsplit("/", 1)[-1].removesuffix(".json")
     return Strategy(f"zero{stage}", short if isinstance(source, str) else f"zero{stage}", place, ds_config=config)  # type: ignore[arg-type]
 
 
-def _from_accelerate(read: accelerate.Read, place: str, plain: Strategy, settings: Settings) -> Strategy:
-    accelerate.check_precision(read, place, settings.recipe.training.bf16, settings.recipe.training.fp16)
+def _from_accelerate(read: accelerate_config.Read, place: str, plain: Strategy, settings: Settings) -> Strategy:
+    accelerate_config.check_precision(read, place, settings.recipe.training.bf16, settings.recipe.training.fp16)
     if read.ds_config is not None:
         return _from_ds_config(read.ds_config, place, settings)
     if read.fsdp is None:
@@ -118,7 +117,7 @@ def _from_accelerate(read: accelerate.Read, place: str, plain: Strategy, setting
 
 def _check(strategy: Strategy, settings: Settings, world: World) -> None:
     training = settings.recipe.training
-    adapters.check_keys(settings, strategy)
+    methods.check_keys(settings, strategy)
     if strategy.is_deepspeed and training.optim in NEED_WHOLE_PARAMETERS:
         raise UserError(
             settings.place("optim"),

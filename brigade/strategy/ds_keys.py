@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from ..errors import did_you_mean
-from ..lint.rules import Finding, shown, table
+from ..errors.findings import Finding, shown, table
 
 
 @functools.cache

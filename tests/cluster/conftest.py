@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed import Cluster, missing
+from testbed.cluster import Cluster
+from testbed.needs import missing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Enough to see losses part, and short: importing the libraries takes longer than these steps.

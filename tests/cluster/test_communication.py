@@ -1,4 +1,4 @@
-"""What leaves a host's network card per step is what brigade/estimate/traffic.py says."""
+"""What leaves a host's network card per step is what benchmarks/published/traffic.py says."""
 
 from benchmarks import communication
 

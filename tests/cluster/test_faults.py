@@ -15,6 +15,6 @@ def test_fault(cluster, name):
     if not fault.gone:  # else nobody is left to speak
         assert not misses(fault, attempt), attempt.said
         assert attempt.code == fault.code, attempt.said
-        assert "brigade/hosts" not in attempt.said, attempt.said  # no traceback of our own
+        assert "brigade/launch" not in attempt.said, attempt.said  # no traceback of our own
     if fault.strike:
         assert attempt.seconds < LIMIT, attempt.said

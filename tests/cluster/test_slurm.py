@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from brigade.jobs import make
-from brigade.jobs.sbatch import text
-from testbed import Cluster
+from brigade.launch.job import make
+from brigade.launch.write_sbatch import text
+from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from tests.cluster.conftest import SHORT, losses, train_alone
 

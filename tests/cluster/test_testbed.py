@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed import Cluster, missing
+from testbed.cluster import Cluster
 from testbed.host import namespace
-from testbed.needs import SLURM
+from testbed.needs import SLURM, missing
 from tests.cluster.conftest import REPOSITORY
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=1"

@@ -9,8 +9,8 @@ import signal
 import sys
 import time
 
-from brigade import ranks
 from brigade.cluster import world_from_environment
+from brigade.distributed import ranks
 
 LONGEST = 1  # seconds that a collective waits
 PREPARING = 3

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import train
 from benchmarks import parity
-from brigade import ranks
-from brigade.watch import answers
+from brigade.distributed import ranks
+from brigade.training import sample_answers
 
 LONGEST = 12  # tokens of an answer, else these are most of the time
 
@@ -21,7 +21,7 @@ LONGEST = 12  # tokens of an answer, else these are most of the time
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     os.chdir(job["folder"])
-    answers.LONGEST = LONGEST
+    sample_answers.LONGEST = LONGEST
     for name, flags in job["cases"].items():
         said = io.StringIO()
         with contextlib.redirect_stdout(said):

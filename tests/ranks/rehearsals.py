@@ -13,12 +13,12 @@ from pathlib import Path
 
 import train
 from benchmarks.parity import LONGEST_ANSWER
-from brigade import ranks
-from brigade.watch import answers
+from brigade.distributed import ranks
+from brigade.training import sample_answers
 
 
 def main() -> None:
-    answers.LONGEST = LONGEST_ANSWER
+    sample_answers.LONGEST = LONGEST_ANSWER
     job = json.loads(Path(sys.argv[1]).read_text())
     os.chdir(job["folder"])  # rehearsals lie in outputs/ of the current directory
     for name, flags in job["cases"].items():

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from benchmarks.torchrun import REPOSITORY, torchrun
-from brigade import ranks
+from brigade.distributed import ranks
 from tests.ranks import agreeing
 from tests.ranks.test_bad_input import ranks_part
 

@@ -75,8 +75,8 @@ def plain(folder):
     """Per source: what a single process computes of the model that all runs began with."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from brigade import flags
     from brigade.data.prepare import prepare
+    from brigade.recipe import flags
 
     settings = flags.load(["--recipe", str(folder / "base" / "run.yaml")])
     heldout = prepare(settings, AutoTokenizer.from_pretrained(folder / "base")).heldout

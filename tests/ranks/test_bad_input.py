@@ -18,7 +18,7 @@ import psutil
 import pytest
 from transformers import TrainerCallback
 
-from brigade.ranks import fail
+from brigade.distributed.ranks import fail
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("bad_input")
@@ -209,7 +209,7 @@ def main(folder, monkeypatch):
     """train.main in `folder` on a host without a GPU; an error after the model was begun fails the test."""
     import torch
 
-    import brigade.ranks
+    import brigade.distributed.ranks
     import train
 
     def too_late(error, *_):
@@ -220,7 +220,7 @@ def main(folder, monkeypatch):
         monkeypatch.setenv(key, "")  # so that it is restored whatever train.main sets
         monkeypatch.delenv(key)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    monkeypatch.setattr(brigade.ranks, "fail", too_late)
+    monkeypatch.setattr(brigade.distributed.ranks, "fail", too_late)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return train.main
 
@@ -358,8 +358,8 @@ def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatc
 def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatch, capfd):
     for key, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(key, str(value))
-    monkeypatch.setattr("brigade.ranks.PATIENCE", 0.01)
-    monkeypatch.setattr("brigade.ranks.RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=3))
+    monkeypatch.setattr("brigade.distributed.ranks.PATIENCE", 0.01)
+    monkeypatch.setattr("brigade.distributed.ranks.RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=3))
     with pytest.raises(SystemExit):
         main(["--output_dir", "run"])
     waiting, *rest = capfd.readouterr().err.splitlines()
@@ -447,7 +447,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
     """torch's own writer, on a full disk; its error says "unexpected pos" and nothing of disks."""
     import torch
 
-    import brigade.ranks
+    import brigade.distributed.ranks
 
     flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
              "--max_steps", "3", "--eval_steps", "null", "--save_steps", "1", "--save_total_limit", "1", "--report_to", "[]",
@@ -456,8 +456,8 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
     with monkeypatch.context() as full:
         full.setattr(torch, "save", lambda what, file, **how: save(
             what, "/dev/full" if str(file).endswith("checkpoint-2/optimizer.pt") else file, **how))  # fmt: skip
-        full.setattr(brigade.ranks, "fail", fail)
-        full.setattr(brigade.ranks.os, "_exit", sys.exit)
+        full.setattr(brigade.distributed.ranks, "fail", fail)
+        full.setattr(brigade.distributed.ranks.os, "_exit", sys.exit)
         with pytest.raises(SystemExit) as left:
             main(flags)
     told = capfd.readouterr().err.splitlines()[-3:]

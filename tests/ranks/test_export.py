@@ -86,9 +86,9 @@ def loss_of(directory, output, quantized=False):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    from brigade import flags
     from brigade.commands.evaluate import held_out_loss
     from brigade.data.prepare import prepare
+    from brigade.recipe import flags
 
     settings = flags.load(["--recipe", str(output / "run.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(directory)

@@ -50,11 +50,11 @@ class Watch(TrainerCallback):
 
 def work(folder):
     import train
-    from brigade import ranks
-    from brigade.trainer import Trainer
-    from brigade.watch import answers
+    from brigade.distributed import ranks
+    from brigade.training import sample_answers
+    from brigade.training.trainer import Trainer
 
-    answers.LONGEST = parity.LONGEST_ANSWER
+    sample_answers.LONGEST = parity.LONGEST_ANSWER
     rank, sound = int(os.environ["RANK"]), Trainer.compute_loss
 
     def compute_loss(self, model, *args, **options):
@@ -114,6 +114,6 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(strategy, results):
 
 
 if __name__ == "__main__":
-    from brigade import ranks
+    from brigade.distributed import ranks
 
     ranks.run_to_the_end(lambda: work(Path(sys.argv[1])))

@@ -9,8 +9,8 @@ import pytest
 from benchmarks import gpu, gpu_attention, gpu_models, gpu_page, gpu_plan
 from brigade.data import collate
 from brigade.data.collate import About
-from brigade.schema import SECTION_OF
-from brigade.watch.meter import Meter
+from brigade.recipe.schema import SECTION_OF
+from brigade.training.throughput import Meter
 
 ONLY = [
     ("qwen3-0.6b", "full", "base"),

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import parity
 from benchmarks.torchrun import torchrun
-from brigade.adapters import REFUSED
+from brigade.strategy.methods import REFUSED
 
 LORA = ["--use_peft", "--learning_rate", "2"]
 METHODS = {

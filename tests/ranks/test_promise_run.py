@@ -7,9 +7,9 @@ import yaml
 
 import train
 from benchmarks import parity
-from brigade import flags as brigade_flags
 from brigade.__main__ import main
-from brigade.estimate import calibration
+from brigade.planner.costs import calibration
+from brigade.recipe import flags as brigade_flags
 
 CPU = {"driver": "cpu", "memory_gib": 16, "bf16_tflops": 0.05, "hbm_gb_s": 20, "peer_gb_s": 5, "pcie_gb_s": 5, "sms": 1}
 LINE = "after 10 steps: "

@@ -11,9 +11,10 @@ from transformers import CONFIG_MAPPING
 
 from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY, torchrun
-from brigade import adapters, flags, rehearse
 from brigade.__main__ import main
-from brigade.estimate.recipe import strategy_of
+from brigade.planner.choice.job_of_recipe import strategy_of
+from brigade.recipe import flags, method
+from brigade.training import rehearse
 
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
@@ -24,7 +25,7 @@ def rehearsed(path):
     settings = flags.load(["--recipe", str(REPOSITORY / path)])
     config, recipe = rehearse.model_config(settings), settings.recipe
     model, strategy = recipe.model, strategy_of(settings)
-    return (config["model_type"], config.get("tie_word_embeddings"), adapters.method(model), *model.lora_modules_to_save,
+    return (config["model_type"], config.get("tie_word_embeddings"), method.method(model), *model.lora_modules_to_save,
             strategy.name, recipe.training.activation_checkpointing, recipe.data.packing)  # fmt: skip
 
 

@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 
 import train
 from benchmarks import parity
-from brigade import ranks
-from brigade.checkpoint import resume
+from brigade.checkpoint import choosing
 from brigade.cluster import World
+from brigade.distributed import ranks
 from brigade.errors import UserError
-from brigade.run import Run
+from brigade.run.directory import Run
 from brigade.strategy import Strategy
 
 FIGURES = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
@@ -67,9 +67,9 @@ def test_the_output_directory_holds_what_the_readme_says(done):
 def test_the_saved_model_is_the_trained_one(done):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from brigade import flags as brigade_flags
     from brigade.commands.evaluate import held_out_loss
     from brigade.data.prepare import prepare
+    from brigade.recipe import flags as brigade_flags
 
     output, _ = done
     tokenizer = AutoTokenizer.from_pretrained(output)
@@ -214,10 +214,10 @@ DAMAGE = {  # what happens to a checkpoint; what is said of it
 @pytest.mark.parametrize("name", DAMAGE)
 def test_what_a_checkpoint_lacks_is_seen(name, done, tmp_path):
     shutil.copytree(done[0] / "checkpoint-6", tmp_path / "checkpoint-6")
-    assert resume.flaw(tmp_path / "checkpoint-6") is None
+    assert choosing.flaw(tmp_path / "checkpoint-6") is None
     damage, told = DAMAGE[name]
     damage(tmp_path / "checkpoint-6")
-    assert told in resume.flaw(tmp_path / "checkpoint-6")
+    assert told in choosing.flaw(tmp_path / "checkpoint-6")
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, flags, tmp_path, capfd):
@@ -229,7 +229,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, 
     assert losses(train.main([*flags, "--output_dir", str(run)]).state.log_history) == losses(history)
     said = " ".join(capfd.readouterr().out.split())
     assert "checkpoint-6: optimizer.pt is missing" in said and "checkpoint-3" in said.partition("continues")[2]
-    assert resume.flaw(run / "checkpoint-6") is None, "it is written anew"
+    assert choosing.flaw(run / "checkpoint-6") is None, "it is written anew"
 
     left_alone(run)
     for step in (3, 6):
@@ -264,7 +264,7 @@ def refused(folder, strategy, world_size, base=(), peft=False, named=True):
     world = World(0, 0, world_size, world_size, "h", "torchrun")
     run = Run(settings, strategy, world, None, "", folder.parent)
     with pytest.raises(UserError) as caught:
-        resume.choose(run, "data", dict(base))
+        choosing.choose(run, "data", dict(base))
     return str(caught.value)
 
 

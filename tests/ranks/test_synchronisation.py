@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import train
 from benchmarks import parity
-from brigade.trainer import Trainer
+from brigade.training.trainer import Trainer
 
 # What a tensor's .item(), .tolist(), bool() and a mask as an index end in: on a GPU each waits for all that is queued.
 ASKS = ("_local_scalar_dense", "nonzero", "equal")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-from brigade import flags
 from brigade.errors import UserError
+from brigade.recipe import flags
 
 # The same examples everywhere: a test that passed fails for what has changed since, not by its luck. New ones are looked for with
 # HYPOTHESIS_PROFILE=search.

@@ -5,9 +5,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from brigade.estimate.adapters import adapter_bytes, linears, targets_of, trained_parameters
-from brigade.estimate.config import shape_of
-from brigade.estimate.layer import EAGER
+from brigade.planner.models.adapter_costs import adapter_bytes, linears, targets_of, trained_parameters
+from brigade.planner.models.layer import EAGER
+from brigade.planner.models.shape_from_config import shape_of
 
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
          "vocab_size": 96}  # fmt: skip

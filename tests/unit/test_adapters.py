@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 from transformers import CONFIG_MAPPING
 
-from brigade import adapters, flags, models
 from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.estimate.adapters import lora_parameters
-from brigade.estimate.measured import shape_from_model
+from brigade.model import adapters, quantization
+from brigade.model.load import beyond_texts, load_base
+from brigade.model.location import load_config
+from brigade.model.sizes import parameter_count
+from brigade.model.tiny import shrink
+from brigade.model.tokenizer import load_tokenizer
+from brigade.planner.models.adapter_costs import lora_parameters
+from brigade.planner.models.shape_from_code import shape_from_model
+from brigade.recipe import flags
 from brigade.strategy import choose
-from brigade.tiny import shrink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOE = {
@@ -88,7 +93,7 @@ def test_keys_at_their_defaults_are_no_contradiction():
 def test_targets_that_the_model_does_not_have(model, words, said, config_of):
     settings = settings_of(config_of(model), *words)
     with pytest.raises(UserError) as told:
-        adapters.check_targets(settings, models.load_config(settings))
+        adapters.check_targets(settings, load_config(settings))
     assert all(word in str(told.value) for word in said), told.value
 
 
@@ -106,7 +111,7 @@ def test_targets_that_the_model_does_not_have(model, words, said, config_of):
 )
 def test_targets_that_it_has(model, words, config_of):
     settings = settings_of(config_of(model), *words)
-    adapters.check_targets(settings, models.load_config(settings))
+    adapters.check_targets(settings, load_config(settings))
 
 
 OF_DEEPSEEK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"]
@@ -125,14 +130,14 @@ def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on,
     from peft import PeftConfig, get_peft_model
 
     settings = settings_of(config_of(model))
-    config = models.load_config(settings)
+    config = load_config(settings)
     adapters.check_targets(settings, config)
     wrapped = adapters.wrap(adapters.empty_model(settings, config), settings, "")
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == set(on)
     if model != "qwen3_next":  # which the planner does not know
         shape = shape_from_model(json.loads((config_of(model) / "config.json").read_text()))
-        assert lora_parameters(shape, 16) == models.parameter_count(wrapped, trained=True)
+        assert lora_parameters(shape, 16) == parameter_count(wrapped, trained=True)
     said = adapters.described(settings.recipe.model, wrapped)["method"]
     assert said.endswith(f"experts are no linear layers and stay as they are, and so do {', '.join(left)}, which PEFT takes "
                          "for them")  # fmt: skip
@@ -145,18 +150,18 @@ def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on,
 def test_what_texts_do_not_reach_is_not_trained(words, config_of):
     """A vision tower has a q_proj, too."""
     settings = settings_of(config_of("gemma3"), *words)
-    model = adapters.empty_model(settings, models.load_config(settings))
-    assert set(models.beyond_texts(model)) == {"model.vision_tower", "model.multi_modal_projector"}
+    model = adapters.empty_model(settings, load_config(settings))
+    assert set(beyond_texts(model)) == {"model.vision_tower", "model.multi_modal_projector"}
     wrapped = adapters.wrap(model, settings, "")
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) >= 2 * 2 and all("language_model" in name for name in trained)
-    assert len(models.beyond_texts(wrapped)) == 2
+    assert len(beyond_texts(wrapped)) == 2
 
 
 @pytest.mark.parametrize("model, layers", [("tied", 4 * 7), ("moe", 2 * 4)])
 def test_all_linear_leaves_out_the_output_layer_and_fused_experts(model, layers, config_of):
     settings = settings_of(config_of(model))
-    wrapped = adapters.wrap(adapters.empty_model(settings, models.load_config(settings)), settings, "")
+    wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) == 2 * layers and not any("lm_head" in name or "experts" in name for name in trained)
     said = adapters.described(settings.recipe.model, wrapped)["method"]
@@ -165,10 +170,10 @@ def test_all_linear_leaves_out_the_output_layer_and_fused_experts(model, layers,
 
 def test_what_is_said_of_a_run(config_of):
     settings = settings_of(config_of("untied"), "--lora_target_modules", "q_proj,v_proj", "--lora_r", "4", "--use_dora")
-    model = adapters.empty_model(settings, models.load_config(settings))
-    before = models.parameter_count(model)
+    model = adapters.empty_model(settings, load_config(settings))
+    before = parameter_count(model)
     wrapped = adapters.wrap(model, settings, "")
-    trained = models.parameter_count(wrapped, trained=True)
+    trained = parameter_count(wrapped, trained=True)
     assert trained == 4 * (4 * (192 + 192) + 192 + 4 * (192 + 64) + 64)  # A and B and DoRA's magnitudes, in 4 layers
     assert adapters.described(settings.recipe.model, wrapped) == {
         "method": f"DoRA r 4 on q_proj, v_proj trains {trained:,} in adapters alone: {trained / (before + trained):.2%} of "
@@ -179,7 +184,7 @@ def test_what_is_said_of_a_run(config_of):
 
 def test_what_is_trained_whole_is_said_with_its_number_and_turned_off_by_none(config_of):
     ends = settings_of(config_of("untied"), "--lora_modules_to_save", "embed_tokens,lm_head", "--lora_r", "8")
-    wrapped = adapters.wrap(adapters.empty_model(ends, models.load_config(ends)), ends, "")
+    wrapped = adapters.wrap(adapters.empty_model(ends, load_config(ends)), ends, "")
     said = adapters.described(ends.recipe.model, wrapped)["method"]
     assert "trains 108,544 in adapters + 1.6 M in embed_tokens and lm_head, because lora_modules_to_save" in said
     assert settings_of(config_of("untied"), "--lora_modules_to_save", "none").recipe.model.lora_modules_to_save == []
@@ -193,8 +198,8 @@ def test_what_is_trained_whole_is_said_with_its_number_and_turned_off_by_none(co
 def test_chat_tokens_that_a_base_model_has_not_learned_are_named(model, words, said, config_of):
     settings = settings_of(config_of(model), "--from_scratch", "false", *words)
     tokenizer, empty = (
-        models.load_tokenizer(settings, 4096),
-        adapters.empty_model(settings, models.load_config(settings)),
+        load_tokenizer(settings, 4096),
+        adapters.empty_model(settings, load_config(settings)),
     )
     ids = [*tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]), 100, 200]
     tokenizer.eos_token = "<|endoftext|>"
@@ -208,7 +213,7 @@ def test_chat_tokens_that_a_base_model_has_not_learned_are_named(model, words, s
 def test_adapters_name_a_base_that_others_find(config_of):
     """A model of the Hub by its name and revision, not by this machine's snapshot of it."""
     local = settings_of(config_of("tied"))
-    model = adapters.empty_model(local, models.load_config(local))
+    model = adapters.empty_model(local, load_config(local))
     hub = flags.load(
         ["--model_name_or_path", "someone/model", "--revision", "abc", "--from_scratch", "false", "--use_peft"]
     )
@@ -220,10 +225,10 @@ def test_four_bits_are_held_in_the_computations_type():
     import torch
 
     settings = flags.load(["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"])
-    config = adapters.quantization(settings, torch.bfloat16)
+    config = quantization.quantization(settings, torch.bfloat16)
     assert config.bnb_4bit_quant_storage == config.bnb_4bit_compute_dtype == torch.bfloat16
     assert config.bnb_4bit_quant_type == "fp4" and config.bnb_4bit_use_double_quant
-    assert adapters.quantization(flags.load(["--use_peft"]), torch.bfloat16) is None
+    assert quantization.quantization(flags.load(["--use_peft"]), torch.bfloat16) is None
 
 
 def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
@@ -236,6 +241,6 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     whole = LlamaForCausalLM(config)
     whole.save_pretrained(tmp_path)
     settings = settings_of(tmp_path, "--load_in_4bit", "--bf16")
-    model = adapters.wrap(models.load_base(settings, str(tmp_path), torch.bfloat16), settings, "")
-    four = sum(p.numel() for name, p in whole.named_parameters() if "proj" in name) / models.parameter_count(model)
+    model = adapters.wrap(load_base(settings, str(tmp_path), torch.bfloat16), settings, "")
+    four = sum(p.numel() for name, p in whole.named_parameters() if "proj" in name) / parameter_count(model)
     assert f"; {four:.0%} of them are in 4 bits" in adapters.described(settings.recipe.model, model)["method"]

@@ -8,10 +8,11 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade import attention, machine
-from brigade.blocked_attention import BlockedAttention, takes
 from brigade.cluster import World
+from brigade.model import attention
+from brigade.model.cpu_attention import BlockedAttention, takes
 from brigade.strategy import choose as choose_strategy
+from brigade.training import preflight
 
 PLACE = "full.yaml: model.attn_implementation"
 
@@ -86,7 +87,7 @@ def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, mon
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value, **_: value)
     settings = load("--bf16", model={"attn_implementation": named})
     world = World(0, 0, 1, 1, "host", "python")
-    message = mistake(machine.check, settings, choose_strategy(settings, world, {}), world)
+    message = mistake(preflight.check, settings, choose_strategy(settings, world, {}), world)
     assert f"{named} is not installed" in message and package in message.splitlines()[-1]
 
 
@@ -97,7 +98,7 @@ def test_deepspeeds_fp16_on_a_cpu_without_instructions_for_it_is_refused(load, m
     from deepspeed.accelerator import get_accelerator
 
     monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda self: None)
-    message = mistake(machine.check, settings, strategy, world)
+    message = mistake(preflight.check, settings, strategy, world)
     assert "flag --fp16" in message and "AVX512-FP16" in message and "bf16" in message
 
 
@@ -214,4 +215,4 @@ def test_generation_with_varlen_is_sdpas(family, values):
 def test_liger_is_off_with_one_reason_where_the_device_lacks_it(load, monkeypatch, asked, gpu, there, expected):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if there else None)
-    assert machine.liger(load(training={"use_liger_kernel": asked})) == expected
+    assert preflight.liger(load(training={"use_liger_kernel": asked})) == expected

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
-from brigade import base_weights, models
-from brigade.base_weights import check_finite
+from brigade.model import base_weights
+from brigade.model.base_weights import check_finite
+from brigade.model.load import weights
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
@@ -44,7 +45,7 @@ def check(sound, tmp_path, load):
         if files:
             files(folder)
         settings = load("--model_name_or_path", str(folder))
-        return lambda: models.weights(settings, None)
+        return lambda: weights(settings, None)
 
     return call
 

@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.estimate import calibrate, calibration, hardware, runs
-from brigade.estimate.estimate import estimate
-from brigade.estimate.job import Job
-from brigade.estimate.names import named_shape
+from brigade.planner.choice import job_of_run
+from brigade.planner.choice.estimate import estimate
+from brigade.planner.choice.job import Job
+from brigade.planner.costs import calibrate, calibration, hardware
+from brigade.planner.models.find_model import named_shape
 
 KIND = "H100 80GB"
 INSIDE = Job(named_shape("qwen3-8b"), 4096, engine="fsdp2", stage=3, data=8, checkpointing="full", gpu=KIND)
@@ -40,7 +41,7 @@ def ran(tmp_path):
     """ran("one", job, seconds): the directory of a run that measured so many seconds per step."""
 
     def write(name, job, seconds, **more):
-        told = {"measured": {"step_time": seconds}, "job": runs.record(job) | more}
+        told = {"measured": {"step_time": seconds}, "job": job_of_run.record(job) | more}
         path = tmp_path / "runs" / name / "run.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump({"run": {"promise": told}}))

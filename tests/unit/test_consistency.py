@@ -9,9 +9,10 @@ from contextlib import contextmanager
 import pytest
 from transformers import AutoConfig
 
-from brigade import consistency, models, ranks
 from brigade.cluster import World
+from brigade.distributed import consistency, ranks
 from brigade.errors import UserError
+from brigade.model.tokenizer import load_tokenizer
 from brigade.strategy import Strategy
 
 DDP, ZERO3 = Strategy("ddp", "ddp", ""), Strategy("zero3", "zero3", "")
@@ -103,7 +104,7 @@ def test_the_first_key_that_differs_is_named_with_both_values_and_hosts(on_hosts
         settings = load("--learning_rate", rate)
         config = AutoConfig.for_model("gemma3", text_config={"rms_norm_eps": eps, "num_hidden_layers": 62})
         config.name_or_path = config.text_config.name_or_path = place
-        tokenizer = models.load_tokenizer(settings, 10**9)
+        tokenizer = load_tokenizer(settings, 10**9)
         tokenizer("used", padding="max_length", max_length=int(rate[0]), truncation=True)
         return {"recipe": settings.recipe.model_dump(mode="json"), **consistency.of_model(config, tokenizer, None)}
 

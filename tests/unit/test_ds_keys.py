@@ -41,7 +41,7 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brigade.strategy.deepspeed import judge
+from brigade.strategy.deepspeed_config import judge
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = yaml.safe_load((ROOT / "brigade/strategy/ds_keys.yaml").read_text())

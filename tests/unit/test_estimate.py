@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
-from brigade.estimate.config import shape_of
-from brigade.estimate.engines import ENGINES
-from brigade.estimate.estimate import SHORT, SHORT_IN_STEP, estimate
-from brigade.estimate.hardware import catalogue, gpu
-from brigade.estimate.host import PROCESS, host
-from brigade.estimate.job import Job
-from brigade.estimate.layer import FUSED
-from brigade.estimate.links import hold_name, links, node_gbit
-from brigade.estimate.memory import GIB, LOGIT_BYTES, memory, micro_batches_in_flight, moments, stage_layers
-from brigade.estimate.names import described, named_shape
-from brigade.estimate.shape import FAMILIES, ModelShape
-from brigade.estimate.states import model_states
-from brigade.estimate.time import step_time
+from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate
+from brigade.planner.choice.job import Job
+from brigade.planner.costs.engines import ENGINES
+from brigade.planner.costs.hardware import catalogue, gpu
+from brigade.planner.costs.host_memory import PROCESS, host
+from brigade.planner.costs.memory import GIB, LOGIT_BYTES, memory, micro_batches_in_flight, moments, stage_layers
+from brigade.planner.costs.network import hold_name, links, node_gbit
+from brigade.planner.costs.states import model_states
+from brigade.planner.costs.step_time import step_time
+from brigade.planner.models.find_model import described, named_shape
+from brigade.planner.models.layer import FUSED
+from brigade.planner.models.shape import FAMILIES, ModelShape
+from brigade.planner.models.shape_from_config import shape_of
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.published import table
+from benchmarks.published.rows import job_of_row
 from brigade.errors import UserError
-from brigade.estimate import table
-from brigade.estimate.estimate import estimate
-from brigade.estimate.layer import EAGER, FUSED
-from brigade.estimate.memory import held_states
-from brigade.estimate.rows import job_of_row
+from brigade.planner.choice.estimate import estimate
+from brigade.planner.costs.memory import held_states
+from brigade.planner.models.layer import EAGER, FUSED
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import AddedToken
 
-from brigade import best, flags
 from brigade.errors import UserError
-from brigade.watch import answers, progress
-from brigade.watch.early_stopping import EarlyStopping
+from brigade.recipe import flags
+from brigade.run import best_checkpoint
+from brigade.training import progress, sample_answers
+from brigade.training.early_stopping import EarlyStopping
 
 CHAT = {"input_ids": [1, 5, 2, 1, 6, 7, 2, 9, 1, 8, 2], "labels": [-100] * 4 + [6, 7, 2] + [-100] * 2 + [8, 2]}
 TEXT = {"input_ids": [3, 4, 5, 6, 7], "labels": [-100, 4, 5, 6, 7]}
@@ -21,15 +22,15 @@ def settings(*words):
 
 
 def test_a_chat_is_asked_up_to_its_first_answer_and_a_text_up_to_its_half():
-    assert answers.question("a", CHAT) == answers.Question("a", [1, 5, 2, 1], [6, 7, 2])
-    assert answers.question("a", TEXT) == answers.Question("a", [3, 4], [5, 6, 7])
+    assert sample_answers.question("a", CHAT) == sample_answers.Question("a", [1, 5, 2, 1], [6, 7, 2])
+    assert sample_answers.question("a", TEXT) == sample_answers.Question("a", [3, 4], [5, 6, 7])
     shortest = {"input_ids": [3, 4], "labels": [-100, 4]}
-    assert answers.question("a", shortest) == answers.Question("a", [3], [4])
+    assert sample_answers.question("a", shortest) == sample_answers.Question("a", [3], [4])
 
 
 @pytest.mark.parametrize(("wanted", "names"), [(1, "a"), (3, "aba"), (5, "abaaa"), (9, "abaaa")])
 def test_questions_are_spread_over_the_sources(wanted, names):
-    chosen = answers.choose({"a": [CHAT] * 4, "b": [TEXT]}, wanted)
+    chosen = sample_answers.choose({"a": [CHAT] * 4, "b": [TEXT]}, wanted)
     assert "".join(asked.source for asked in chosen) == names
 
 
@@ -37,11 +38,15 @@ def test_an_answer_ends_where_the_model_the_tokenizer_or_the_reference_end_one()
     added = {0: AddedToken("</s>", special=True), 2: AddedToken("<|eot_id|>", special=True), 6: AddedToken("<tool>")}
     tokenizer = SimpleNamespace(eos_token_id=0, added_tokens_decoder=added)
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[0, 30]))
-    asked = [answers.Question("a", [1], reference) for reference in ([6, 2], [6, 2, 9], [2, 6, 7, 8])]
-    assert answers.stops(model, tokenizer, asked[:1]) == answers.stops(model, tokenizer, asked[1:]) == {0, 2, 30}
-    assert answers.stops(model, tokenizer, asked[2:]) == {0, 30}
+    asked = [sample_answers.Question("a", [1], reference) for reference in ([6, 2], [6, 2, 9], [2, 6, 7, 8])]
+    assert (
+        sample_answers.stops(model, tokenizer, asked[:1])
+        == sample_answers.stops(model, tokenizer, asked[1:])
+        == {0, 2, 30}
+    )
+    assert sample_answers.stops(model, tokenizer, asked[2:]) == {0, 30}
     model.generation_config.eos_token_id = tokenizer.eos_token_id = None
-    assert answers.stops(model, tokenizer, asked[2:]) == set()
+    assert sample_answers.stops(model, tokenizer, asked[2:]) == set()
 
 
 def entry(step, answer):
@@ -50,16 +55,16 @@ def entry(step, answer):
 
 def test_answers_of_an_interrupted_run_give_way(tmp_path):
     for step, answer in [(1, "x"), (2, "y"), (3, "z"), (2, "again")]:
-        answers.store([entry(step, answer), entry(step, "second")], tmp_path)
+        sample_answers.store([entry(step, answer), entry(step, "second")], tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [(line["step"], line["answer"]) for line in lines] == [(1, "x"), (1, "second"), (2, "again"), (2, "second")]
 
 
 def test_answers_are_shown_as_they_are(capsys):
-    answers.show([entry(1, "[red]no markup[/wrong]"), entry(1, "x" * 300)])
+    sample_answers.show([entry(1, "[red]no markup[/wrong]"), entry(1, "x" * 300)])
     out = capsys.readouterr().out
     assert "what is [bold] | this?" in out and "[red]no markup[/wrong]" in out and "x" * 241 not in out
-    assert "is [bold] \\| this?" in answers.markdown([entry(1, "y")])
+    assert "is [bold] \\| this?" in sample_answers.markdown([entry(1, "y")])
 
 
 def test_a_line_of_progress_shows_perplexity_and_each_source():
@@ -124,14 +129,14 @@ def test_early_stopping_goes_on_counting_after_a_resume():
 )
 def test_checkpoints_and_evaluations_must_meet(words, place, problem):
     with pytest.raises(UserError, match=problem) as caught:
-        best.check(settings(*words))
+        best_checkpoint.check(settings(*words))
     assert caught.value.place == place
 
 
 def test_without_either_key_they_need_not_meet():
     for words in ([], ["--load_best_model_at_end"], ["--early_stopping_patience", "1", "--save_steps", "null"]):
-        best.check(settings(*words))
-    best.check(settings("--save_steps", "7"))
+        best_checkpoint.check(settings(*words))
+    best_checkpoint.check(settings("--save_steps", "7"))
 
 
 def test_the_end_of_a_run_tells_of_the_best_checkpoint():
@@ -140,12 +145,12 @@ def test_the_end_of_a_run_tells_of_the_best_checkpoint():
         log_history=[{"eval_loss": 4.0, "step": 0}, {"eval_loss": 2.5, "step": 1}, {"loss": 1.0, "step": 2}],
     )  # fmt: skip
     early = settings("--load_best_model_at_end", "--early_stopping_patience", "2")
-    assert best.saved_step(early, state) == 1 and best.saved_step(settings(), state) == 3
-    assert best.story(early, state, 4.0, 2.5) == [
+    assert best_checkpoint.saved_step(early, state) == 1 and best_checkpoint.saved_step(settings(), state) == 3
+    assert best_checkpoint.story(early, state, 4.0, 2.5) == [
         "Stopped early at step 3 of 6.", "Best held-out loss of a checkpoint: 2.5000 at step 1: o/checkpoint-1.",
         "Held-out loss 4.0000 before, 2.5000 after 1 step.",
     ]  # fmt: skip
     state.log_history.append({"eval_loss": 2.25, "step": 2})
-    assert "Step 2 had 2.2500, and was not saved" in best.story(early, state, 4.0, 2.5)[2]
+    assert "Step 2 had 2.2500, and was not saved" in best_checkpoint.story(early, state, 4.0, 2.5)[2]
     state.best_model_checkpoint = None
-    assert best.story(settings(), state, None, 2.5) == ["Held-out loss 2.5000 after 3 steps."]
+    assert best_checkpoint.story(settings(), state, None, 2.5) == ["Held-out loss 2.5000 after 3 steps."]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from brigade import flags
 from brigade.__main__ import main
 from brigade.checkpoint import export as exporting
 from brigade.data import builtin
 from brigade.data.cache import cache_directory
 from brigade.errors import UserError
-from brigade.recipe import REPOSITORY
-from brigade.run import RECORD, SUCCESS
+from brigade.recipe import flags
+from brigade.recipe.files import REPOSITORY
+from brigade.run.directory import RECORD, SUCCESS
 
 
 @pytest.fixture(scope="module")

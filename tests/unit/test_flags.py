@@ -12,11 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade import flags
 from brigade.__main__ import VERBS, main
 from brigade.errors import UserError
-from brigade.recipe import DEFAULT_RECIPE, batch_arithmetic, identity
-from brigade.schema import OTHER_NAMES, SECTION_OF, SECTIONS
+from brigade.recipe import flags
+from brigade.recipe.batch import batch_arithmetic
+from brigade.recipe.files import DEFAULT_RECIPE
+from brigade.recipe.identity import identity
+from brigade.recipe.schema import OTHER_NAMES, SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]
 

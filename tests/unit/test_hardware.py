@@ -2,8 +2,8 @@
 
 import pytest
 
-from brigade.estimate import calibration
-from brigade.estimate.hardware import catalogue, flops_per_token, mfu, peak_tflops
+from brigade.planner.costs import calibration
+from brigade.planner.costs.hardware import catalogue, flops_per_token, mfu, peak_tflops
 
 
 # Names as torch.cuda.get_device_name() gives them.

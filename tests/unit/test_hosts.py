@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from brigade import jobs
 from brigade.errors import UserError
-from brigade.hosts import environment, launchers, verdict
-from brigade.hosts.board import Board
-from brigade.hosts.channel import Channel, cure_of, transport
-from brigade.hosts.verdict import Failure
+from brigade.launch import environment, first_failure, launchers
+from brigade.launch.connection import Channel, cure_of, transport
+from brigade.launch.first_failure import Failure
+from brigade.launch.job import make
+from brigade.launch.status_and_logs import Board
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "hf_neverInAFileOrOnACommandLine"
@@ -61,8 +61,8 @@ def test_dry_run_prints_each_hosts_command_and_no_value_of_a_variable(hostfile, 
 
 def test_the_strategy_chooses_the_launcher_unless_the_user_does(hostfile):
     file = hostfile(node1=2, node2=2)
-    zero = jobs.make("recipes/tiny/full.yaml", ["--ds_config", "ds_configs/zero2.json"], file)
-    ddp = jobs.make("recipes/tiny/full.yaml", [], file)
+    zero = make("recipes/tiny/full.yaml", ["--ds_config", "ds_configs/zero2.json"], file)
+    ddp = make("recipes/tiny/full.yaml", [], file)
     assert launchers.choose(zero, None, False) == "deepspeed"
     assert launchers.choose(ddp, None, False) == "torchrun"
     assert launchers.choose(zero, "torchrun", False) == "torchrun"
@@ -70,7 +70,7 @@ def test_the_strategy_chooses_the_launcher_unless_the_user_does(hostfile):
 
 
 def test_accelerate_refuses_hosts_of_different_sizes_and_the_others_take_them(hostfile, mistake):
-    job = jobs.make("recipes/tiny/full.yaml", [], hostfile(node1=6, node2=2))
+    job = make("recipes/tiny/full.yaml", [], hostfile(node1=6, node2=2))
     message = mistake(launchers.choose, job, "accelerate", False)
     assert "node1 6, node2 2" in message and "--launcher torchrun or deepspeed" in message
     for launcher in ("torchrun", "deepspeed"):
@@ -258,33 +258,33 @@ def failure(at, kind, host="node1", rank=0, code=1, text=""):
 
 def test_the_earliest_failure_is_the_first():
     early, late = failure(1.0, "told", "node2", 3), failure(1.5, "exit")
-    assert verdict.first([late, early]) is early
+    assert first_failure.first([late, early]) is early
 
 
 def test_a_lost_host_or_a_killed_rank_explains_closed_connections():
     told = failure(1.0, "told")
     lost, killed = failure(2.0, "lost", "node2", None, None), failure(1.2, "signal", "node2", 1, -9)
-    assert verdict.first([told, killed]) is killed
-    assert verdict.first([told, killed, lost]) is lost
+    assert first_failure.first([told, killed]) is killed
+    assert first_failure.first([told, killed, lost]) is lost
     much_later = failure(60.0, "lost", "node2", None, None)
-    assert verdict.first([told, much_later]) is told
+    assert first_failure.first([told, much_later]) is told
 
 
 def test_what_a_launcher_does_to_its_other_ranks_is_no_cause():
     raised = failure(1.0, "told", "node2", 3)
     ended = [failure(1.3, "signal", "node2", 2, -15), failure(1.4, "signal", "node1", 0, -6)]
-    assert verdict.first([*ended, raised]) is raised
+    assert first_failure.first([*ended, raised]) is raised
 
 
 def test_a_rank_that_follows_is_the_cause_only_where_nothing_else_is():
     follows, exits = failure(1.0, "follows", "node2", 3), failure(4.0, "exit")
-    assert verdict.first([follows, exits]) is exits
-    assert verdict.first([follows]) is follows and "nobody heard of that one" in follows.in_words()
+    assert first_failure.first([follows, exits]) is exits
+    assert first_failure.first([follows]) is follows and "nobody heard of that one" in follows.in_words()
 
 
 def test_exit_codes_and_words():
-    assert verdict.exit_code(failure(0, "told", code=2)) == 2
-    assert verdict.exit_code(failure(0, "signal", code=-9)) == 1
+    assert first_failure.exit_code(failure(0, "told", code=2)) == 2
+    assert first_failure.exit_code(failure(0, "signal", code=-9)) == 1
     said = failure(0, "signal", "node2", 1, -9)
     assert said.in_words() == "node2, rank 1 failed first: killed by signal 9 (SIGKILL)"
     assert "out of memory" in said.cure([]) and "node2" in said.cure([])
@@ -293,7 +293,7 @@ def test_exit_codes_and_words():
 
 def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
     raised = failure(0, "told", "node2", 1)
-    lines = verdict.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
+    lines = first_failure.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
     assert lines[-1].startswith("  cure: make room: a disk of node2 is full") and "df -h" in lines[-1]
     monkeypatch.setattr(Board, "path", lambda *_: Path("/dev/full"))
     with Board(["node1"], tmp_path) as board:
@@ -307,7 +307,7 @@ def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
 # ---- the far end -----------------------------------------------------------------------------------------------
 def talk(*orders, seconds=5.0):
     """What an agent of this host says to these orders until it has ended."""
-    agent = subprocess.Popen([sys.executable, "-m", "brigade.hosts.agent"], cwd=REPOSITORY, text=True,
+    agent = subprocess.Popen([sys.executable, "-m", "brigade.launch.agent"], cwd=REPOSITORY, text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     for order in orders:
         agent.stdin.write(json.dumps(order) + "\n")
@@ -330,7 +330,7 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
     assert kinds[0] == "hello" and "stopped" in kinds and kinds[-1] == "bye"
     assert {"is": "launcher", "out": "up"} in lines
     assert seconds < 15
-    from brigade.hosts.sight import processes
+    from brigade.launch.host_facts import processes
 
     assert processes(order["run"]) == []
 

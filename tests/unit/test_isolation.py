@@ -5,17 +5,17 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from brigade import isolation
 from brigade.data.collate import ABOUT, Collate
 from brigade.errors import UserError
+from brigade.model import packed_samples
 
 WAYS = {
-    ("llama", "sdpa"): isolation.POSITIONS, ("qwen3_moe", "eager"): isolation.POSITIONS,
-    ("gemma3_text", "varlen"): isolation.LENGTHS, ("llama", "flash_attention_2"): isolation.LENGTHS,
-    ("mistral", "flex_attention"): isolation.POSITIONS, ("deepseek_v3", "sdpa"): isolation.POSITIONS,
-    ("gpt_oss", "eager"): isolation.MASKS,
-    ("opt", "sdpa"): isolation.NOTHING, ("falcon", "eager"): isolation.NOTHING,  # masks without position ids
-    ("mamba", "eager"): isolation.NOTHING, ("qwen3_next", "flash_attention_2"): isolation.NOTHING,  # a state goes on
+    ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
+    ("gemma3_text", "varlen"): packed_samples.LENGTHS, ("llama", "flash_attention_2"): packed_samples.LENGTHS,
+    ("mistral", "flex_attention"): packed_samples.POSITIONS, ("deepseek_v3", "sdpa"): packed_samples.POSITIONS,
+    ("gpt_oss", "eager"): packed_samples.MASKS,
+    ("opt", "sdpa"): packed_samples.NOTHING, ("falcon", "eager"): packed_samples.NOTHING,  # masks without position ids
+    ("mamba", "eager"): packed_samples.NOTHING, ("qwen3_next", "flash_attention_2"): packed_samples.NOTHING,  # a state goes on
 }  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def test_the_way_of_an_architecture(family, how, load):
     """The models are the published sizes' configs; what is tried is tiny, and moves no random state."""
     settings = load(model={"attn_implementation": how})
     before = torch.random.get_rng_state()
-    assert isolation.way(settings, AutoConfig.for_model(family)) == WAYS[family, how]
+    assert packed_samples.way(settings, AutoConfig.for_model(family)) == WAYS[family, how]
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -36,7 +36,7 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     """On a CPU. gpt-oss has eager attention alone: 32 samples end to end took it 2.4 times as long as padded."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     settings, config = load(model={"attn_implementation": "auto"}), AutoConfig.for_model(family)
-    flat, squares, why = isolation.layout(settings, config)
+    flat, squares, why = packed_samples.layout(settings, config)
     assert (flat, squares) == {"gpt_oss": (True, True), "llama": (True, False)}[family]
     assert {"gpt_oss": "padded where eager", "llama": "varlen computes no products", "opt": "padded: nothing"}[
         family
@@ -49,7 +49,7 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     assert about.row == longest and about.tokens == sum(lengths)
     assert about.logits == (about.slots if about.row < sum(lengths) else sum(lengths) - 1)
     off = load(model={"attn_implementation": "auto"}, training={"padding_free": False})
-    assert isolation.layout(off, config)[:2] == (False, False)
+    assert packed_samples.layout(off, config)[:2] == (False, False)
 
 
 def test_a_zero3_configuration_does_not_stand_in_the_way(load):
@@ -58,26 +58,26 @@ def test_a_zero3_configuration_does_not_stand_in_the_way(load):
 
     lives = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
     config = AutoConfig.for_model("llama", vocab_size=4321)  # not tried before
-    assert isolation.way(load(model={"attn_implementation": "varlen"}), config) == isolation.LENGTHS
+    assert packed_samples.way(load(model={"attn_implementation": "varlen"}), config) == packed_samples.LENGTHS
     assert is_deepspeed_zero3_enabled() and lives.is_zero3()
 
 
 def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
     settings = load(model={"attn_implementation": "sdpa"}, data={"packing": True})
-    isolation.check(settings, AutoConfig.for_model("llama"))
+    packed_samples.check(settings, AutoConfig.for_model("llama"))
     with pytest.raises(UserError, match="OPTConfig would see each other: nothing tells it where one begins"):
-        isolation.check(settings, AutoConfig.for_model("opt"))
-    isolation.check(load(model={"attn_implementation": "sdpa"}), AutoConfig.for_model("opt"))  # it is padded
+        packed_samples.check(settings, AutoConfig.for_model("opt"))
+    packed_samples.check(load(model={"attn_implementation": "sdpa"}), AutoConfig.for_model("opt"))  # it is padded
 
 
 def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeypatch):
     settings = load(model={"attn_implementation": "eager"}, data={"packing": True})
-    monkeypatch.setattr("brigade.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
+    monkeypatch.setattr("brigade.model.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
     for vocabulary, said in ((1234, "num_attention_heads"), (1235, "a broken kernel")):  # not tried before
         config = AutoConfig.for_model("llama", vocab_size=vocabulary)
         with pytest.raises(UserError, match=said):
-            isolation.check(settings, config)
-        assert isolation.way(settings, config) == isolation.NOTHING
+            packed_samples.check(settings, config)
+        assert packed_samples.way(settings, config) == packed_samples.NOTHING
         monkeypatch.undo()
         monkeypatch.setattr("transformers.LlamaForCausalLM.forward", broken)
 

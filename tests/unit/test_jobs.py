@@ -12,12 +12,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brigade import jobs
 from brigade.cluster import read_hostfile
 from brigade.errors import UserError
-from brigade.jobs.common import dns_name, name, secrets, train_words
-from brigade.jobs.write import WRITERS, write
-from brigade.recipe import read_yaml
+from brigade.launch.job import make
+from brigade.launch.job_script import dns_name, name, secrets, train_words
+from brigade.launch.write import WRITERS, write
+from brigade.recipe.files import read_yaml
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*/*.yaml"))
@@ -51,7 +51,7 @@ PAIRS = [(recipe, hostfile) for recipe in RECIPES for hostfile in HOSTFILES if f
 
 
 def job(recipe="recipes/qwen3-8b/full.yaml", *flags, hosts=None, hostfile="hostfiles/2x8"):
-    return jobs.make(recipe, list(flags), hostfile, hosts)
+    return make(recipe, list(flags), hostfile, hosts)
 
 
 def text(kind, made):
@@ -136,8 +136,8 @@ def test_the_output_directory_is_said_once(words):
 
 def test_output_directory_is_the_one_of_the_run():
     from brigade.cluster import World
-    from brigade.recipe import batch_arithmetic
-    from brigade.run import open_run
+    from brigade.recipe.batch import batch_arithmetic
+    from brigade.run.directory import open_run
 
     for made in (job(), job("recipes/tiny/full.yaml", *ZERO3), job("recipes/tiny/full.yaml", "--output_dir", "x/y")):
         batch = batch_arithmetic(made.settings.recipe.training, made.world_size, "")
@@ -221,7 +221,7 @@ def test_errors_are_the_users_kind():
 
 def test_the_library_is_quick_to_import():
     heavy = "torch transformers accelerate deepspeed datasets numpy kubeflow_trainer_api sky"
-    code = f"import brigade.jobs.write, sys; print([m for m in {heavy.split()} if m in sys.modules])"
+    code = f"import brigade.launch.write, sys; print([m for m in {heavy.split()} if m in sys.modules])"
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True

@@ -8,9 +8,9 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 
-from brigade import jobs
 from brigade.cluster import World
-from brigade.jobs.accelerate import body, document, text
+from brigade.launch import job as jobs
+from brigade.launch.write_accelerate import body, document, text
 from brigade.strategy import choose
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from test_jobs import ANY_MICRO_BATCH, PAIRS, ROOT, job, text
 from torch.distributed.run import get_args_parser
 
 from brigade.cluster import read_hostfile
-from brigade.jobs.skypilot import ACCELERATORS, document
+from brigade.launch.write_skypilot import ACCELERATORS, document
 
 SKY = ROOT / ".venv/skypilot/bin/python"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

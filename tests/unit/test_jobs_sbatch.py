@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from brigade import jobs
-from brigade.jobs.sbatch import text
+from brigade.launch.job import make
+from brigade.launch.write_sbatch import text
 
 ROOT = Path(__file__).parents[2]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -123,7 +123,7 @@ def batch(tmp_path):
 
 
 def script(*flags, recipe=TINY, hosts=2, slots=8):
-    return text(jobs.make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)}))
+    return text(make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)}))
 
 
 def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from brigade import kernels
+from brigade.setup import kernels
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade import flags
 from brigade.__main__ import main
 from brigade.cluster import read_hostfile
 from brigade.errors import UserError
+from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
 from brigade.lint import accelerate as launcher
 from brigade.lint.files import key_lines, recognise
 from brigade.lint.report import lint, markdown, project_files
-from brigade.lint.rules import SEVERITIES, Finding, raise_first, rules
-from brigade.strategy import accelerate, deepspeed
+from brigade.recipe import flags
+from brigade.strategy import accelerate_config, deepspeed_config
 from brigade.strategy.ds_keys import key_table
 
 ROOT = Path(__file__).parents[2]
@@ -382,7 +382,7 @@ def test_files_of_well_known_projects_are_sound(check, load, zero, top):
     config = {"zero_optimization": SOUND | zero, "bf16": {"enabled": "auto"}, "fp16": FP16, **OWNED, **top}
     report = check({"ds.json": config})
     assert len(report.findings) <= 2 and set(report.counts()) == {"note"}
-    taken = deepspeed.check(config, "ds.json", settings)
+    taken = deepspeed_config.check(config, "ds.json", settings)
     assert taken["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
 
 
@@ -405,7 +405,7 @@ def test_a_run_refuses_what_lint_calls_an_error(check, rule, load):
         if "hosts" in files:
             read_hostfile(Path("hosts"))
         else:
-            deepspeed.check(deepspeed.read("ds.json", "")[1], "ds.json", settings)
+            deepspeed_config.check(deepspeed_config.read("ds.json", "")[1], "ds.json", settings)
     except UserError as error:
         assert (error.problem, error.cure) in [(f.problem.replace("r.yaml", str(settings.recipe_path)), f.cure)
                                                for f in report.findings if f.severity == "error"]  # fmt: skip
@@ -423,7 +423,7 @@ def test_a_run_refuses_what_lint_calls_an_error(check, rule, load):
 )
 def test_a_run_refuses_a_key_that_stands_twice(check, load, mistake, name, text):
     assert names(check({name: text})) == {"file-duplicate-key"}
-    read = {"ds.json": lambda: deepspeed.read(name, ""), "a.yaml": lambda: accelerate.read(name, "")}
+    read = {"ds.json": lambda: deepspeed_config.read(name, ""), "a.yaml": lambda: accelerate_config.read(name, "")}
     assert "stands twice" in mistake(read.get(name, lambda: flags.load(["--recipe", name])))
 
 

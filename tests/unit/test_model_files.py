@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from brigade import models
-from brigade.tiny import shrink
+from brigade.model.load import load_base, materialise, weights
+from brigade.model.tiny import shrink
 
 TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
 
@@ -36,17 +36,17 @@ def hub(tmp_path, monkeypatch):
 def test_weights_that_are_only_there_in_pytorchs_format_are_downloaded_and_loaded(hub, load, mistake):
     settings = load(model={"model_name_or_path": "somebody/older"})
     config = AutoConfig.from_pretrained(hub)
-    assert "*.safetensors or pytorch_model*.bin" in mistake(models.weights, settings, config)
+    assert "*.safetensors or pytorch_model*.bin" in mistake(weights, settings, config)
     made = AutoModelForCausalLM.from_config(config)
     torch.save(made.state_dict(), hub / "pytorch_model.bin")
     torch.save({}, hub / "training_args.bin")
-    folder = models.weights(settings, config)
+    folder = weights(settings, config)
     assert {path.name for path in Path(folder).iterdir()} == {"config.json", "pytorch_model.bin"}
-    loaded = models.load_base(settings, folder, torch.float32)
+    loaded = load_base(settings, folder, torch.float32)
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in made.state_dict().items())
     made.save_pretrained(hub)  # and beside safetensors they are left where they are
     (Path(folder) / "pytorch_model.bin").unlink()
-    assert {path.suffix for path in Path(models.weights(settings, config)).iterdir()} == {".json", ".safetensors"}
+    assert {path.suffix for path in Path(weights(settings, config)).iterdir()} == {".json", ".safetensors"}
 
 
 def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypatch, tmp_path):
@@ -54,5 +54,5 @@ def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypat
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     config = AutoConfig.from_pretrained(hub)
     before = config.to_dict()
-    models.materialise(config, seed=3)
+    materialise(config, seed=3)
     assert config.to_dict() == before

@@ -15,10 +15,10 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from brigade import attention, isolation
 from brigade.data.collate import ABOUT, FILLER, Collate, WithFiller
 from brigade.data.packing import best_fit
 from brigade.data.store import IGNORED
+from brigade.model import attention, packed_samples
 
 
 # ---- best fit ----------------------------------------------------------------------------------------------------
@@ -185,12 +185,12 @@ def gradients(model):
 
 def told(model):
     """Transformers 5.23's GptOssModel makes its masks without position ids (tests/unit/test_isolation.py)."""
-    return isolation.MASKS if model.config.model_type in ONLY_EAGER else isolation.POSITIONS
+    return packed_samples.MASKS if model.config.model_type in ONLY_EAGER else packed_samples.POSITIONS
 
 
 def compute_loss(model, inputs, tokens):
     """The loss of Brigade's own Trainer, on one rank."""
-    from brigade.trainer import Trainer
+    from brigade.training.trainer import Trainer
 
     trainer = SimpleNamespace(world=SimpleNamespace(size=1), model=model, told=told(model))
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=tokens)  # type: ignore[arg-type]
@@ -238,8 +238,8 @@ def prove(family, how, padding_free, dtype=torch.float64, tolerance=1e-5, multip
     spoil(batch)
     inputs = {key: value for key, value in batch.items() if key not in ("labels", "shift_labels", "logits_to_keep")}
     model.zero_grad()
-    if told(model) == isolation.MASKS and "attention_mask" not in inputs:
-        inputs["attention_mask"] = isolation.masks(model.config, inputs["position_ids"], dtype)
+    if told(model) == packed_samples.MASKS and "attention_mask" not in inputs:
+        inputs["attention_mask"] = packed_samples.masks(model.config, inputs["position_ids"], dtype)
     found = model(**{"use_cache": False} | inputs).logits.detach()
     width = found.shape[1] // len(packed) if found.shape[0] > 1 else None  # a padded row's; else end to end
     places = []

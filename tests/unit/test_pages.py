@@ -5,10 +5,10 @@ import re
 import pytest
 
 from benchmarks import parity
-from brigade import flags
-from brigade.adapters import REFUSED
-from brigade.recipe import REPOSITORY
+from brigade.recipe import flags
+from brigade.recipe.files import REPOSITORY
 from brigade.strategy import NEED_WHOLE_PARAMETERS
+from brigade.strategy.methods import REFUSED
 from tests.ranks import test_export, test_methods, test_rehearsal
 
 PAGES = sorted(REPOSITORY.glob("docs/*.md"))

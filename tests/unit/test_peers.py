@@ -177,7 +177,7 @@ def test_the_peers_have_our_versions():
 
 
 def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
-    from brigade.schema import SECTION_OF
+    from brigade.recipe.schema import SECTION_OF
 
     for name, flags in {"ours": peers.OURS, **peers.ABLATION}.items():
         assert flags.keys() - {"without"} <= SECTION_OF.keys(), name
@@ -187,14 +187,14 @@ def test_our_flags_are_keys_of_a_recipe_and_every_choice_changes_one():
 
 
 def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
-    from brigade import blocked_attention
     from brigade.data.collate import Collate
+    from brigade.model import cpu_attention
 
-    monkeypatch.setattr(blocked_attention, "LONGEST", blocked_attention.LONGEST)
+    monkeypatch.setattr(cpu_attention, "LONGEST", cpu_attention.LONGEST)
     monkeypatch.setattr(Collate, "_flat", Collate._flat)
     for choice in peers_without.CHOICES.values():
         choice()
-    assert not blocked_attention.takes(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), 0.0, None)
+    assert not cpu_attention.takes(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), 0.0, None)
     row = {"input_ids": np.arange(4, dtype=np.int32), "labels": np.array([-100, -100, 2, 3]), "lengths": np.array([4])}
     batch = Collate(0, True, True, True)(([row], 2))
     assert {"logits_to_keep", "shift_labels"}.isdisjoint(batch) and "labels" in batch

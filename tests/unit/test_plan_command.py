@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade import flags
 from brigade.__main__ import main
-from brigade.adapters import METHODS
-from brigade.adapters import method as method_of
-from brigade.estimate import header
-from brigade.estimate.strategies import CHOICES, named
+from brigade.model.adapters import METHODS
+from brigade.planner.choice.strategies import CHOICES, named
+from brigade.planner.output import header
+from brigade.recipe import flags
+from brigade.recipe.method import method as method_of
 
 ROOT = Path(__file__).parents[2]
 

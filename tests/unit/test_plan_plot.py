@@ -7,9 +7,9 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.estimate import plot
-from brigade.estimate.names import named_shape
-from brigade.estimate.search import Cluster, Wanted, candidates
+from brigade.planner.choice.search import Cluster, Wanted, candidates
+from brigade.planner.models.find_model import named_shape
+from brigade.planner.output import plot
 
 
 def draw(path, *more):

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from brigade import flags, models
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.estimate.header import load
-from brigade.estimate.names import named_shape
-from brigade.estimate.recipe import job_of, source_of
-from brigade.estimate.search import Cluster, Wanted, candidates, chosen, reason, smallest_change
 from brigade.lint.report import lint
+from brigade.model.location import load_config
+from brigade.planner.choice.job_of_recipe import job_of, source_of
+from brigade.planner.choice.search import Cluster, Wanted, candidates, chosen, reason, smallest_change
+from brigade.planner.models.find_model import named_shape
+from brigade.planner.output.header import load
+from brigade.recipe import flags
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = {"1x1": [], "1x8": ["--hostfile", "hostfiles/1x8"], "2x8": ["--hostfile", "hostfiles/2x8"]}
@@ -261,7 +262,7 @@ def test_what_is_no_causal_language_model_is_refused_for_what_it_is(kind, said, 
     assert f"train.py trains causal language models, and '{kind}' {said}" in capsys.readouterr().err
     settings = flags.load(["--model_name_or_path", str(tmp_path)])
     with pytest.raises(UserError, match=said):
-        models.load_config(settings)
+        load_config(settings)
 
 
 def test_a_name_on_the_hub_without_a_network_ends_at_once(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks import planner
-from brigade.estimate import hardware
+from brigade.planner.costs import hardware
 
 
 def test_constants_and_page_are_what_the_tables_give(capsys):

@@ -10,12 +10,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade import terminal
 from brigade.data import builtin, encode, packing, report, rows
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
 from brigade.data.store import IGNORED, Samples
-from brigade.recipe import batch_arithmetic
+from brigade.errors import console
+from brigade.recipe.batch import batch_arithmetic
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
     # And the files of the whole step.
     contents, said = [], []
     for processes in (1, 2):
-        monkeypatch.setattr(terminal, "LINES", 3600 * (2 - processes))  # before the time is up all is silent
+        monkeypatch.setattr(console, "LINES", 3600 * (2 - processes))  # before the time is up all is silent
         monkeypatch.setenv("BRIGADE_CACHE", str(cache_directory() / str(processes)))
         prepared = preparing.prepare(load(data=data | {"dataset_num_proc": processes}), tokenizer)
         contents.append({path.name: path.read_bytes() for path in prepared.train.folder.iterdir()})

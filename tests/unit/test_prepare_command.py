@@ -14,7 +14,7 @@ import pytest
 from brigade import __main__ as brigade
 from brigade.data import builtin, rows
 from brigade.data.cache import cache_directory
-from brigade.recipe import REPOSITORY
+from brigade.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")

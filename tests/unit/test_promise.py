@@ -8,17 +8,21 @@ import torch
 import yaml
 from transformers import AutoConfig
 
-from brigade import models
-from brigade import run as runs_on_disk
 from brigade.cluster import World
-from brigade.estimate import hardware, promise, runs
-from brigade.estimate.adapters import lora_parameters
-from brigade.estimate.config import read_config, shape_of
-from brigade.estimate.engines import ENGINES
-from brigade.estimate.estimate import estimate
-from brigade.estimate.layer import EAGER, FUSED
-from brigade.recipe import REPOSITORY, Batch, batch_arithmetic
+from brigade.model.config_json import read_config
+from brigade.model.location import check_beside, load_config
+from brigade.planner.choice import job_of_run, margins
+from brigade.planner.choice.estimate import estimate
+from brigade.planner.costs import hardware
+from brigade.planner.costs.engines import ENGINES
+from brigade.planner.models.adapter_costs import lora_parameters
+from brigade.planner.models.layer import EAGER, FUSED
+from brigade.planner.models.shape_from_config import shape_of
+from brigade.recipe.batch import Batch, batch_arithmetic
+from brigade.recipe.files import REPOSITORY
+from brigade.run import directory as runs_on_disk
 from brigade.strategy import Strategy
+from brigade.training import preflight
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
 BATCH = Batch(64, 2, 2, 16, 1e-5)
@@ -37,7 +41,7 @@ def job(load):
 
     def make(strategy=SINGLE, training=None, model=None, ranks=16, **more):
         recipe = load(training=HALF | (training or {}), model=model or {}).recipe
-        return runs.job_of_run(recipe, strategy, BATCH, ranks, 8, CONFIG, "H100 80GB", **more)
+        return job_of_run.job_of_run(recipe, strategy, BATCH, ranks, 8, CONFIG, "H100 80GB", **more)
 
     return make
 
@@ -120,7 +124,7 @@ def begin(load, tmp_path, monkeypatch):
         if record:
             (tmp_path / "run.yaml").write_text(yaml.safe_dump({"run": {"batch": record}}))
         run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path)
-        return runs_on_disk.batch_here(run, AutoConfig.for_model(**CONFIG))
+        return preflight.batch_here(run, AutoConfig.for_model(**CONFIG))
 
     return make
 
@@ -145,10 +149,12 @@ def test_it_fits_and_the_next_does_not(load):
     """8B with LoRA on one card of 80 GB: more than one sequence, fewer than eight."""
     recipe = load(training=HALF, model={"use_peft": True}, data={"max_length": 4096}).recipe
     batch, device = batch_arithmetic(recipe.training, 1, ""), hardware.gpu("H100 80GB")
-    micro, why = runs.largest_fit(recipe, SINGLE, batch, 1, 1, CONFIG, device, "")
+    micro, why = job_of_run.largest_fit(recipe, SINGLE, batch, 1, 1, CONFIG, device, "")
     safe = {
         m: estimate(
-            runs.job_of_run(recipe, SINGLE, replace(batch, micro=m, accumulation=64 // m), 1, 1, CONFIG, "H100 80GB")
+            job_of_run.job_of_run(
+                recipe, SINGLE, replace(batch, micro=m, accumulation=64 // m), 1, 1, CONFIG, "H100 80GB"
+            )
         ).safe
         for m in (1, 2, 4, 8)
     }
@@ -176,36 +182,36 @@ def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, re
     ({"strategy": replace(FSDP2, fsdp={"reshard_after_forward": False})}, "gathered"),
 ])  # fmt: skip
 def test_what_the_formulas_do_not_know_gets_no_promise(job, changes, reason):
-    with pytest.raises(runs.NoPromise, match=reason):
+    with pytest.raises(job_of_run.NoPromise, match=reason):
         job(**changes)
 
 
 def test_nor_does_an_unknown_architecture(load):
-    with pytest.raises(runs.NoPromise, match="mamba"):
-        runs.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
+    with pytest.raises(job_of_run.NoPromise, match="mamba"):
+        job_of_run.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
 
 
 @pytest.mark.parametrize("changes", [{}, {"strategy": zero(3, zero_hpz_partition_size=8)},
                                      {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}}])  # fmt: skip
 def test_a_job_survives_run_yaml(job, changes):
-    made = runs.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
-    assert runs.job_of_record(yaml.safe_load(yaml.safe_dump(runs.record(made))), "here") == made
+    made = job_of_run.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
+    assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here") == made
 
 
 def test_a_record_of_another_version(mistake):
     assert "run.yaml: run.promise.job" in mistake(
-        runs.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.promise.job"
+        job_of_run.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.promise.job"
     )
-    assert "no configuration" in mistake(runs.job_of_record, ["shape"], "run.yaml: run.promise.job")
+    assert "no configuration" in mistake(job_of_run.job_of_record, ["shape"], "run.yaml: run.promise.job")
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
-PROMISE = promise.Promise(promise.Figures(39.8, 2.2), (36, 44), (1.9, 2.6))
+PROMISE = margins.Promise(margins.Figures(39.8, 2.2), (36, 44), (1.9, 2.6))
 TIME = "2.31 s per step (the planner promised 2.20, and 1.90 to 2.60 in four runs of five)"
 
 
 def told(memory=41.2, seconds=2.31, data=0.0, promised=PROMISE, reason=""):
-    return promise.told(promised, promise.Measured(10, 4, seconds, data, memory), reason)
+    return margins.told(promised, margins.Measured(10, 4, seconds, data, memory), reason)
 
 
 def test_one_line_where_it_came_as_promised():
@@ -232,15 +238,15 @@ def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_promise_the_reaso
 
 
 def test_memory_is_that_of_the_largest_micro_batch(job):
-    usual = runs.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
-    largest = runs.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
+    usual = job_of_run.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
+    largest = job_of_run.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
     device = hardware.gpu("H100 80GB")
-    both, small = promise.promise(usual, largest, device), promise.promise(usual, usual, device)
+    both, small = margins.promise(usual, largest, device), margins.promise(usual, usual, device)
     assert (
         both.figures.step_time == small.figures.step_time and both.figures.allocated_gib > small.figures.allocated_gib
     )
     assert both.memory[0] < both.figures.allocated_gib < both.memory[1]
-    entry = promise.entry(both, promise.Measured(10, 4, 2.0, 0.1, 50.0), device)
+    entry = margins.entry(both, margins.Measured(10, 4, 2.0, 0.1, 50.0), device)
     assert entry["measured"]["allocated_gib"] == 50.0 and entry["predicted"]["step_time"] == pytest.approx(
         both.figures.step_time, 1e-4
     )
@@ -248,11 +254,11 @@ def test_memory_is_that_of_the_largest_micro_batch(job):
 
 
 def test_logits_without_a_label_cost_nothing(job):
-    whole = runs.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
+    whole = job_of_run.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
     some = replace(whole, labelled=0.25)
     device = hardware.gpu("H100 80GB")
     assert (
-        promise.promise(some, some, device).figures.step_time < promise.promise(whole, whole, device).figures.step_time
+        margins.promise(some, some, device).figures.step_time < margins.promise(whole, whole, device).figures.step_time
     )
 
 
@@ -272,7 +278,7 @@ def beside(load, tmp_path):
 
 def test_the_models_own_config_beside_the_recipe(beside):
     settings = beside({"rope_theta": 5.0, "bos_token_id": 7})  # neither changes a shape
-    models.check_beside(settings, models.load_config(settings))
+    check_beside(settings, load_config(settings))
 
 
 @pytest.mark.parametrize("field, value", [
@@ -281,8 +287,8 @@ def test_the_models_own_config_beside_the_recipe(beside):
 ])  # fmt: skip
 def test_another_models_config_is_refused(beside, mistake, field, value):
     settings = beside({field: value})
-    config = models.load_config(settings)
-    message = mistake(models.check_beside, settings, config)
+    config = load_config(settings)
+    message = mistake(check_beside, settings, config)
     assert (
         f"recipe/config.json: {field}" in message and repr(value) in message and repr(getattr(config, field)) in message
     )
@@ -291,10 +297,10 @@ def test_another_models_config_is_refused(beside, mistake, field, value):
 
 def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tmp_path):
     settings = beside({"hidden_size": 64}, "--model_name_or_path", "recipes/tiny")
-    models.check_beside(settings, models.load_config(settings))
+    check_beside(settings, load_config(settings))
     settings = beside({"hidden_size": 64})
     settings.recipe_path = settings.recipe_path.with_name("run.yaml")
-    models.check_beside(settings, models.load_config(settings))
+    check_beside(settings, load_config(settings))
 
 
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("recipes/*/config.json")), ids=lambda path: path.parent.name)
@@ -304,5 +310,5 @@ def test_config_classes_keep_what_the_shipped_configs_say(load, path):
     settings = load()
     settings.recipe_path = path.with_name("full.yaml")
     config = AutoConfig.from_pretrained(path.parent)
-    models.check_beside(settings, config)
+    check_beside(settings, config)
     assert shape_of(config.to_dict(), "the run's", "it") == shape_of(read_config(path), "the file's", "it")

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from brigade import ranks
 from brigade.data.collate import About
-from brigade.estimate import hardware
-from brigade.watch import meter as meters
-from brigade.watch import promise as promises
+from brigade.distributed import ranks
+from brigade.planner.costs import hardware
+from brigade.training import compare_with_plan as promises
+from brigade.training import throughput as meters
 
 
 class Clock:
@@ -104,7 +104,7 @@ def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
 
 
 @pytest.mark.parametrize("error, reason", [
-    (promises.runs.NoPromise("they know no DoRA"), "they know no DoRA"),
+    (promises.job_of_run.NoPromise("they know no DoRA"), "they know no DoRA"),
     (ZeroDivisionError("by zero"), "formulas fail on it (ZeroDivisionError: by zero)"),
 ])  # fmt: skip
 def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, error, reason):
@@ -131,12 +131,12 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     ("eager", 1000.0, 1000),
 ])  # fmt: skip
 def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended):
-    from brigade.estimate.job import Job
-    from brigade.estimate.names import named_shape
+    from brigade.planner.choice.job import Job
+    from brigade.planner.models.find_model import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
     callback = promises.PromiseKept(SimpleNamespace(), meters.Meter(1, 1, 1), config, 0)
-    job = Job(named_shape("qwen3-8b"), 2048, 4, attention=promises.runs.ATTENTION[implementation])
+    job = Job(named_shape("qwen3-8b"), 2048, 4, attention=promises.job_of_run.ATTENTION[implementation])
     seen = {
         "tokens": 4000.0,
         "attended": 300.0,

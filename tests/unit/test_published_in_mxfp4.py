@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from brigade import flags, models
-from brigade.tiny import shrink
+from brigade.model.load import load_base
+from brigade.model.tiny import shrink
+from brigade.recipe import flags
 
 CONFIG = Path(__file__).parents[2] / "recipes/gpt-oss-20b/config.json"
 
@@ -36,7 +37,7 @@ def published(tmp_path):
 
 def test_its_experts_can_be_trained(published):
     settings = flags.load(["--model_name_or_path", str(published), "--bf16"])
-    model = models.load_base(settings, str(published), torch.bfloat16)
+    model = load_base(settings, str(published), torch.bfloat16)
     experts = model.model.layers[0].mlp.experts
     assert experts.gate_up_proj.dtype == torch.bfloat16 and (experts.gate_up_proj == 0.125).all()
     assert experts.down_proj.shape == (4, 128, 64) and (experts.down_proj == 0.125).all()
@@ -56,7 +57,7 @@ def fresh_memory_is_nan():
 def test_a_rank_that_is_sent_its_weights_reads_none(published, monkeypatch, fresh_memory_is_nan):
     """Under FSDP2 the second rank of a host: parameters with places of their own on the CPU, buffers as they are meant."""
     settings = flags.load(["--model_name_or_path", str(published), "--bf16", "--use_peft"])
-    whole = models.load_base(settings, str(published), torch.bfloat16)
+    whole = load_base(settings, str(published), torch.bfloat16)
     for name, value in {
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
@@ -65,7 +66,7 @@ def test_a_rank_that_is_sent_its_weights_reads_none(published, monkeypatch, fres
         monkeypatch.setenv(name, value)
     torch.distributed.init_process_group("gloo", init_method=f"file://{published}/store", rank=0, world_size=1)
     try:
-        sent = models.load_base(settings, str(published), torch.bfloat16)
+        sent = load_base(settings, str(published), torch.bfloat16)
     finally:
         torch.distributed.destroy_process_group()
     described = [

@@ -14,11 +14,11 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from brigade import flags
-from brigade import recipe as recipes
 from brigade.errors import UserError, did_you_mean, nearest
-from brigade.recipe import batch_arithmetic, identity
-from brigade.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
+from brigade.recipe import flags
+from brigade.recipe.batch import batch_arithmetic
+from brigade.recipe.identity import BEFORE, identity
+from brigade.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)
@@ -179,7 +179,7 @@ def test_identity_is_of_values_not_of_their_spelling(key, one, other):
 def test_identity_is_the_same_in_every_process():
     # Ranks and later commands compute it anew, with other hash seeds.
     code = (
-        "import json, sys; from brigade.recipe import identity; from brigade.schema import Recipe;"
+        "import json, sys; from brigade.recipe.identity import identity; from brigade.recipe.schema import Recipe;"
         "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")
@@ -233,8 +233,8 @@ DIRECTORIES = {
 def test_a_run_continues_under_another_version_unless_it_computes_something_else(
     name, load, tmp_path, monkeypatch, mistake
 ):
-    from brigade import run as runs
     from brigade.cluster import World
+    from brigade.run import directory as runs
     from brigade.strategy import Strategy
 
     def open_run():
@@ -242,7 +242,7 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
         return runs.open_run(settings, Strategy("single", "single", ""), World(0, 0, 1, 1, "h", "python"), "8 x 4 x 1")
 
     monkeypatch.setattr(runs, "git_commit", lambda: "abc+")
-    monkeypatch.setitem(recipes.BEFORE, "training", {"weight_decay": 0.1})  # a key that came with another default
+    monkeypatch.setitem(BEFORE, "training", {"weight_decay": 0.1})  # a key that came with another default
     first = open_run()
     first.batch = types.SimpleNamespace(learning_rate=1.0)
     runs.claim(first, "data", None, {})
@@ -262,7 +262,7 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
 
 
 def test_nothing_here_imports_torch():
-    code = "import sys, brigade.flags, brigade.cluster, brigade.strategy; sys.exit('torch' in sys.modules)"
+    code = "import sys, brigade.recipe.flags, brigade.cluster, brigade.strategy; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT)})
 
 

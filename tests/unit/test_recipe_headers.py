@@ -10,14 +10,17 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from brigade import adapters, flags, models
 from brigade.cluster import World, read_hostfile
-from brigade.estimate.header import CONFIGS, load
-from brigade.estimate.names import named_shape
-from brigade.estimate.recipe import sources
-from brigade.estimate.states import model_states
-from brigade.estimate.write import planned_recipes, refresh
-from brigade.recipe import batch_arithmetic, read_yaml
+from brigade.model import adapters
+from brigade.model.sizes import parameter_count
+from brigade.planner.choice.job_of_recipe import sources
+from brigade.planner.costs.states import model_states
+from brigade.planner.models.find_model import named_shape
+from brigade.planner.output.header import CONFIGS, load
+from brigade.planner.output.write import planned_recipes, refresh
+from brigade.recipe import flags
+from brigade.recipe.batch import batch_arithmetic
+from brigade.recipe.files import read_yaml
 from brigade.strategy import choose
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +118,7 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     settings, strategy = settings_and_strategy(recipe, ranks)
     section, frozen = settings.recipe.model, 0.0
     model = adapters.empty_model(settings, AutoConfig.from_pretrained(str(Path(recipe).parent)))
-    trained = whole = models.parameter_count(model)
+    trained = whole = parameter_count(model)
     assert f"{whole:,} parameters" in memory
     if section.use_peft:
         head = model.get_output_embeddings()
@@ -125,7 +128,7 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
         trained = section.lora_r * sum(m.in_features + m.out_features for m in layers)
         trained += len(section.lora_modules_to_save) * head.weight.numel()
         if whole < 1e10:  # PEFT says the same, but takes half a minute for the largest
-            assert models.parameter_count(adapters.wrap(model, settings, ""), trained=True) == trained
+            assert parameter_count(adapters.wrap(model, settings, ""), trained=True) == trained
         assert f"{trained:,} trained beside them" in memory
     states = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
     stated = float(re.search(r"([\d.]+) GiB of model states", memory)[1])

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from brigade import flags, rehearse
 from brigade.cluster import World
+from brigade.model.tiny import VOCABULARY, shrink
+from brigade.recipe import flags
 from brigade.strategy import Strategy
-from brigade.tiny import VOCABULARY, shrink
+from brigade.training import rehearse
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

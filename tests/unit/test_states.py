@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import states
-from brigade.estimate.states import cut_parameters, model_states
-from brigade.rehearse import PARTS, STEPS, _judge
+from brigade.planner.costs.states import cut_parameters, model_states
 from brigade.strategy import Strategy
-from brigade.watch.states import States, storages
+from brigade.training.measured_states import States, storages
+from brigade.training.rehearse import PARTS, STEPS, _judge
 
 KINDS = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 # A rehearsed Llama: embedding, two layers, norms.

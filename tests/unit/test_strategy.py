@@ -10,9 +10,9 @@ import yaml
 
 from brigade import strategy as strategies
 from brigade.cluster import World
-from brigade.recipe import identity
-from brigade.schema import Recipe
-from brigade.strategy import Strategy, accelerate, choose, deepspeed
+from brigade.recipe.identity import identity
+from brigade.recipe.schema import Recipe
+from brigade.strategy import Strategy, accelerate_config, choose, deepspeed_config
 from brigade.strategy.ds_keys import key_table
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_accelerates_variables_are_taken_out(monkeypatch):
     for key in (*LAUNCHED_ZERO2, "FSDP_VERSION", "PARALLELISM_CONFIG_TP_SIZE"):
         monkeypatch.setenv(key, "x")
     monkeypatch.setenv("RANK", "0")
-    accelerate.clear_environment()
+    accelerate_config.clear_environment()
     import os
 
     assert not [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))]
@@ -139,8 +139,8 @@ def test_each_ds_config_is_what_its_name_says(pick, name):
         "nvme": {"offload_optimizer": "nvme", "offload_param": "nvme"},
     }
     assert offloads == expected.get(name.removesuffix(".json").partition("_")[2], {})
-    assert deepspeed.swaps_to_nvme(chosen.ds_config) is ("nvme" in name)
-    assert deepspeed.is_quantised(chosen.ds_config) is ("zeropp" in name)
+    assert deepspeed_config.swaps_to_nvme(chosen.ds_config) is ("nvme" in name)
+    assert deepspeed_config.is_quantised(chosen.ds_config) is ("zeropp" in name)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def autos(config, prefix=""):
 def test_fill_leaves_only_the_autos_of_hugging_face(pick, name, tmp_path):
     config = pick("--ds_config", f"ds_configs/{name}").ds_config
     before = copy.deepcopy(config)
-    filled = deepspeed.fill(config, 8, tmp_path, "adamw_torch", largest_shard=1000)
+    filled = deepspeed_config.fill(config, 8, tmp_path, "adamw_torch", largest_shard=1000)
     assert config == before, "fill works on a copy: run.yaml keeps the autos"
     table = key_table()["allowed"]
     assert [path for path in autos(filled) if table[path].get("auto") != "huggingface"] == []
@@ -395,12 +395,12 @@ def test_fill_leaves_only_the_autos_of_hugging_face(pick, name, tmp_path):
 def test_fill_keeps_what_a_file_says(tmp_path):
     offload = {"device": "nvme", "nvme_path": "/mine"}
     config = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4, "offload_param": offload}}
-    assert deepspeed.fill(config, 8, tmp_path, "adamw_torch") == config
+    assert deepspeed_config.fill(config, 8, tmp_path, "adamw_torch") == config
 
 
 @pytest.mark.parametrize("optim, kept", [("adamw_torch", False), ("adamw_torch_fused", False), ("sgd", True)])
 def test_offload_keeps_an_optimizer_that_is_no_adamw(optim, kept, tmp_path):
-    filled = deepspeed.fill(
+    filled = deepspeed_config.fill(
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, 2, tmp_path, optim
     )
     assert ("zero_force_ds_cpu_optimizer" in filled) is kept and not filled.get("zero_force_ds_cpu_optimizer", False)

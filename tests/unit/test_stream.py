@@ -17,7 +17,7 @@ from brigade.data import builtin, report, rows, stream
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
 from brigade.data.store import IGNORED
-from brigade.recipe import Batch
+from brigade.recipe.batch import Batch
 
 STEP = 8  # rows
 

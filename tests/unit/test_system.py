@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from brigade import system
+from brigade.setup import system
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -15,7 +15,7 @@ def run(*command, **environment):
 
 def test_a_missing_compiler_is_named_with_its_cure(tmp_path):
     """By `make setup`'s own command, with nothing on PATH."""
-    done = run(sys.executable, "brigade/system.py", PATH=str(tmp_path))
+    done = run(sys.executable, "brigade/setup/system.py", PATH=str(tmp_path))
     assert done.returncode == 2
     assert "g++ is missing" in done.stderr and "cure: apt-get install g++" in done.stderr.replace("python3-dev ", "")
 

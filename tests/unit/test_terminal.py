@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from brigade import arguments, terminal
 from brigade.cluster import World
+from brigade.errors import console
+from brigade.training import arguments
 
 ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]
@@ -69,8 +70,8 @@ def test_work_that_takes_long_is_a_bar_on_a_terminal_and_lines_elsewhere(termina
     written.isatty = lambda: terminal_there
     monkeypatch.setattr(sys, "stderr", written)
     for rows, seconds in ((None, 30), (100, 0), (None, 0)):  # the first is done before a line is due
-        monkeypatch.setattr(terminal, "LINES", seconds)
-        with terminal.bar(rows, "tokenising chats.jsonl", "rows") as bar:
+        monkeypatch.setattr(console, "LINES", seconds)
+        with console.bar(rows, "tokenising chats.jsonl", "rows") as bar:
             for _ in range(3):
                 bar.update(25)
     said = written.getvalue()
@@ -87,8 +88,8 @@ def test_an_encoding_that_lacks_a_letter_ends_nothing(monkeypatch):
     """PYTHONIOENCODING=ascii: an answer in another script, a table's frame."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    terminal.write_what_it_can()
+    console.write_what_it_can()
     print("A: Grüße")
-    terminal.console().print("┃ é", markup=False)
+    console.console().print("┃ é", markup=False)
     sys.stdout.flush()
     assert written.getvalue() == b"A: Gr\\xfc\\xdfe\n\\u2503 \\xe9\n"

@@ -6,10 +6,11 @@ import json
 import pytest
 import transformers
 
-from brigade import models
 from brigade.data import builtin
 from brigade.data.cache import cache_directory
-from brigade.recipe import REPOSITORY
+from brigade.model.location import vocabulary
+from brigade.model.tokenizer import load_tokenizer
+from brigade.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def tokenizer_of(load):
     def call(model, tokenizer=None, **more):
         settings = load(model={"model_name_or_path": model, "tokenizer_name_or_path": tokenizer} | more,
                         data={"max_length": 256})  # fmt: skip
-        return models.load_tokenizer(settings, models.vocabulary(settings))
+        return load_tokenizer(settings, vocabulary(settings))
 
     return call
 

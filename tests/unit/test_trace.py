@@ -11,15 +11,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.estimate import measured, stand_ins, traced_model
-from brigade.estimate.adapters import lora_parameters
-from brigade.estimate.config import shape_of
-from brigade.estimate.job import Job
-from brigade.estimate.layer import FUSED
-from brigade.estimate.memory import activation_bytes, logit_bytes, memory
-from brigade.estimate.names import described
-from brigade.estimate.shape import FAMILIES
-from brigade.estimate.trace import Asked, asked, trace
+from brigade.planner.choice.job import Job
+from brigade.planner.costs.memory import activation_bytes, logit_bytes, memory
+from brigade.planner.costs.trace import asked, trace
+from brigade.planner.models import shape_from_code, stand_ins, traced_model
+from brigade.planner.models.adapter_costs import lora_parameters
+from brigade.planner.models.find_model import described
+from brigade.planner.models.layer import FUSED
+from brigade.planner.models.shape import FAMILIES
+from brigade.planner.models.shape_from_config import shape_of
+from brigade.planner.models.traced_activations import Asked
 
 LENGTH = 512
 SMALL = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -164,7 +165,7 @@ def test_the_trace_stands_in_memory():
 # ---- remembering -------------------------------------------------------------------------------------------------
 READ = """
 import json, sys
-from brigade.estimate.trace import Asked, trace
+from brigade.planner.costs.trace import Asked, trace
 found = trace(json.loads(sys.argv[1]), Asked(512))
 print(found.kept, "torch" in sys.modules)
 """
@@ -195,7 +196,7 @@ def test_another_config_or_version_is_traced_again(cache, monkeypatch):
     trace(config(intermediate_size=384), Asked(LENGTH))
     trace(config(), Asked(LENGTH, checkpointing=True))
     assert files() == 3
-    monkeypatch.setattr("brigade.estimate.trace.version", lambda package: "0")
+    monkeypatch.setattr("brigade.planner.costs.trace.version", lambda package: "0")
     trace(config(), Asked(LENGTH))
     assert files() == 4
 
@@ -260,7 +261,7 @@ def test_experts_of_an_unknown_architecture():
                                             ("gpt_neox", NEOX), ("phi3", SMALL | {"pad_token_id": 0})])  # fmt: skip
 def test_measured_and_known_shapes_agree(family, values):
     document = {"model_type": family, **values}
-    known, seen = shape_of(document, "x"), measured.shape_from_model(document)
+    known, seen = shape_of(document, "x"), shape_from_code.shape_from_model(document)
     for name in ("parameters", "active", "embedding", "head", "kv_heads", "head_dim", "ffn", "expert", "layer_matmul"):
         assert getattr(known, name) == getattr(seen, name), name
     assert known.family.gated == seen.family.gated and known.family.layer_norm == seen.family.layer_norm

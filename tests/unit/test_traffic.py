@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.communication import STRATEGIES
-from brigade.estimate.names import named_shape
-from brigade.estimate.traffic import traffic, unreleased
+from benchmarks.published.traffic import traffic, unreleased
+from brigade.planner.models.find_model import named_shape
 
 MANY = 10**6  # ranks, so that (n-1)/n is 1
 

@@ -15,7 +15,7 @@ import pytest
 
 from brigade.data import builtin, encode, workers
 from brigade.data.cache import cache_directory
-from brigade.recipe import REPOSITORY
+from brigade.recipe.files import REPOSITORY
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ FAULT, RANK = os.environ.get("BRIGADE_TEST_FAULT"), os.environ.get("RANK")
 
 
 class _ThirdStep(importlib.abc.MetaPathFinder):
-    """Lets brigade.trainer be imported, then gives its Trainer a training_step that fails the third time."""
+    """Lets brigade.training.trainer be imported, then gives its Trainer a training_step that fails the third time."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "brigade.trainer":
+        if fullname != "brigade.training.trainer":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)

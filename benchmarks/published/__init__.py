@@ -1,0 +1,1 @@
+"""Other people's measured runs, read from their tables and held against the planner."""

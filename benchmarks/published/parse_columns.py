@@ -1,0 +1,184 @@
+"""What the free text of a table's row says of strategy, optimizer, precision, kernels and adapters.
+
+Tables of (pattern, meaning): the first pattern found in the small letters counts. Text that no pattern knows makes a row
+inexpressible: nothing is estimated as something else.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from brigade.planner.choice.job import Checkpointing
+from brigade.planner.models.layer import FUSED, Attention, Kernels
+
+T = TypeVar("T")
+Words = tuple[tuple[str, T], ...]
+
+
+class Inexpressible(Exception):
+    """Why a row has no estimate."""
+
+
+# (columns, pattern, why no formula covers it)
+REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("framework", "strategy", "act_ckpt", "kernels", "notes"), r"unsloth", "unsloth's kernels are not modelled"),
+    (("framework", "gpu"), r"\bjax\b|maxtext|paxml|\bxla\b|neuron|colossal|alpa\b|fairscale|\bmlx\b",
+     "its framework is none whose states and kernels are known here"),
+    (("kernels", "notes"), r"unpacked|\bpadded\b|dynamic padding", "samples are padded, and their lengths are not given"),
+    (("strategy", "kernels"), r"\bmics\b", "MiCS is not modelled"),
+    (("task", "strategy", "kernels"), r"\b(q?dora|adalora|lora[-+]fa|ia3|reft|vera|prefix|prompt.tuning|badam|lisa)\b",
+     "of adapters, LoRA alone is modelled"),
+    (("task", "strategy", "kernels"), r"\b(galore|q-galore|apollo|lomo)\b", "its optimizer is not modelled"),
+    (("task",), r"\b(dpo|ppo|grpo|rlhf|kto|orpo|simpo|reward|distil\w*|inference|generation)\b",
+     "it does more than a forward and a backward pass of one model"),
+    (("precision",), r"fp4|int8|\b8.?bit", "of products, those in 16 bits and in FP8 are modelled"),
+)  # fmt: skip
+
+# Optimizer -> a key of states.OPTIMIZER_BYTES. What pages its states out keeps none that torch counts.
+OPTIMIZERS: Words[str] = (
+    (r"galore|apollo|lomo|muon|shampoo|soap|sophia|came\b|adopt|schedule.?free|adam-?atan|ademamix", ""),
+    (r"adam.?mini", "adam_mini"), (r"lamb", "lamb"), (r"lars", "lars"),
+    (r"lion.?8.?bit|8.?bit.?lion", ""), (r"paged.*8.?bit|8.?bit.*paged", "paged_adamw_8bit"),
+    (r"8.?bit", "adamw_8bit"), (r"4.?bit", ""), (r"paged", "paged_adamw"),
+    (r"adafactor.*(momentum|beta1)", ""), (r"adafactor", "adafactor"), (r"adam.*fused|fused.*adam", "adamw_torch_fused"),
+    (r"adamw_torch|foreach", "adamw_torch"), (r"adam", "default"),
+    (r"lion", "lion"), (r"sgd.*momentum|momentum.*sgd|^momentum", "sgd_momentum"), (r"sgd", "sgd"),
+)  # fmt: skip
+PRECISIONS: Words[str] = (
+    (r"fp8|float8|mxfp8", "fp8"), (r"pure|true|\bno master|\bfull(y)? bf16|\ball bf16", "pure"),
+    (r"bf16|fp16|bfloat16|float16|\b16\b|16-|amp|mixed|half|nf4|4.?bit|int4", "mixed"),
+)  # fmt: skip
+ATTENTIONS: Words[Attention] = (
+    (r"(no|without|w/o) (flash|fa)|eager|naive attention|vanilla attention", "eager"),
+    (r"flash.?(attn|attention)?.?v?3|\bfa.?3", "flash3"), (r"flash.?(attn|attention)?.?v?1\b|\bfa.?1|xformers|triton", "flash1"),
+    (r"flash|\bfa.?2|sdpa|flex", "flash2"),
+)  # fmt: skip
+FUSED_LOSS = r"liger|fused.?(linear|ce\b|cross)|\bflce|cut.?(cross|ce\b)|\bcce\b"
+FUSED_KERNELS: Words[Kernels] = (
+    (r"compile|liger", FUSED), (r"fused.?(rms)?norm|apex", frozenset(("norm",))),
+    (r"fused.?(rope|rotary)", frozenset(("rotary",))), (r"fused.?(swiglu|geglu|mlp)", frozenset(("mlp",))),
+)  # fmt: skip
+CHECKPOINTED: Words[Checkpointing] = (
+    (r"^(no|none|false|off|0|disabled|without|w/o|-|n/a)\b|^-$|^$", "none"),
+    (r"selective.?op|\bsac\b|\bop\b", "half"), (r"^select|attention|attn", "attention"),
+    (r"^(full|yes|true|on|1|enabled|all|block|uniform|every layer|gc|gradient|activation|checkpoint|recomp|hf)", "full"),
+)  # fmt: skip
+TARGETS: Words[str] = (
+    (r"all.?linear|all (linear )?(layers|modules|projections)|qkvo.*mlp|attn.*mlp|attention.*mlp", "qkvom"),
+    (r"\bq(_proj)?[ ,/+&]+k(_proj)?[ ,/+&]+v(_proj)?[ ,/+&]+o(_proj)?[ ,/+&]+(gate|up|down|mlp)", "qkvom"),
+    (r"\bqkvo\b|\bq(_proj)?[ ,/+&]+k(_proj)?[ ,/+&]+v(_proj)?[ ,/+&]+o|attention.only|attn.only|attention (layers|projections)",
+     "qkvo"),
+    (r"\bqkv\b|\bq(_proj)?[ ,/+&]+k(_proj)?[ ,/+&]+v", "qkv"),
+    (r"\bqv\b|\bq(_proj)?([ ,/+&]|and)+v|queries and values|query and value", "qv"), (r"", "qkvom"),
+)  # fmt: skip
+RANK = re.compile(r"\b(?:lora_r|lora_rank|lora rank|rank|r)\s*[=:_]?\s*(\d+)\b")
+STAGE = re.compile(
+    r"(?:zero(?:\+\+)?|deepspeed|\bds)[\s_:-]*(?:stage)?[\s_:-]*([0-3])(?!\d)|\bz([0-3])\b|stage[\s_:-]*([0-3])\b"
+)
+SHARDED = r"fsdp|full.?shard|shard.?grad.?op|hsdp|hybrid.?shard"
+
+
+def told(row: Mapping[str, str], *columns: str) -> str:
+    """The columns in small letters, without what they say is not there (`no offload`, `compile: off`)."""
+    text = " ; ".join((row.get(column) or "").strip().lower() for column in columns)
+    text = re.sub(r"[\w.-]+( offload)? ?[:=]? ?\b(false|off|disabled)\b", "", text)
+    return re.sub(r"\b(no|without|w/o)[ -]+(cpu |activation |gradient |torch\.)?[\w.-]+", "", text).strip(" ;")
+
+
+def first(words: Words[T], text: str, default: T) -> T:
+    return next((meaning for pattern, meaning in words if re.search(pattern, text)), default)
+
+
+def refuse(row: Mapping[str, str]) -> None:
+    """Raises Inexpressible for what no formula covers."""
+    for columns, pattern, why in REFUSED:
+        text = told(row, *columns)
+        if found := re.search(pattern, text):
+            raise Inexpressible(f"{why}: {found[0]!r} in {' or '.join(columns)}")
+
+
+def optimizer_of(row: Mapping[str, str], adam: str = "adamw_torch_fused") -> str:
+    """adam: which of torch's Adams it is where the row does not say."""
+    text = told(row, "optimizer")
+    if found := first(OPTIMIZERS, text, "") if text else "default":
+        return adam if found == "default" else found
+    raise Inexpressible(f"optimizer {row['optimizer']!r}: how many bytes it keeps is not known here")
+
+
+def precision_of(row: Mapping[str, str]) -> str:
+    """ "fp8", "pure" or "mixed". fp16 takes the bytes of bf16."""
+    text = told(row, "precision")
+    if "fp8" in (kernels := told(row, "kernels")) or "float8" in kernels:
+        return "fp8"
+    if found := first(PRECISIONS, text, "" if text else "mixed"):
+        return found
+    raise Inexpressible(f"precision {row['precision']!r}: 16 bits and FP8 are modelled, fp32 is not")
+
+
+def method_of(row: Mapping[str, str]) -> str:
+    text = told(row, "task", "strategy", "kernels")
+    if not re.search(r"lora", text):
+        return "full"
+    return "qlora" if "qlora" in text or re.search(r"nf4|4.?bit|int4", told(row, "precision")) else "lora"
+
+
+def adapters_of(row: Mapping[str, str]) -> tuple[int, str]:
+    """(rank, targets) of a row's LoRA; 16 on every linear layer where it does not say. targets: of q, k, v, o and m, the MLP."""
+    text = told(row, "task", "strategy", "kernels", "notes")
+    rank = int(found[1]) if (found := RANK.search(text)) else 16
+    if not 1 <= rank <= 4096:
+        raise Inexpressible(f"LoRA's rank {rank} is none")
+    return rank, first(TARGETS, text, "")
+
+
+def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointing, int, bool]:
+    """(what is computed again, of how many layers one, whether what is kept goes to the host)."""
+    text = text.strip().lower()
+    if match := re.search(r"layer\((\d+)\)|every (\d+)|1/(\d+)", text):
+        return "full", max(1, int(next(filter(None, match.groups())))), False
+    if "selective-layer" in text or (whole_layers and text == "selective"):
+        return "full", 2, False
+    found = next((how for pattern, how in CHECKPOINTED if re.search(pattern, text)), None)
+    if found is None:
+        raise Inexpressible(f"act_ckpt {text!r}: what is computed again is not clear")
+    return found, 1, found == "full" and "offload" in text
+
+
+def engine_of(row: Mapping[str, str], gpus: int, stage: int | None) -> dict[str, Any]:
+    """Engine and stage of what runs on Transformers. stage: the column `zero`, if it is filled."""
+    strategy, framework = told(row, "strategy"), told(row, "framework")
+    named = next((int(next(filter(None, m.groups()))) for m in [STAGE.search(f"{strategy} ; {framework}")] if m), None)
+    sharded = re.search(SHARDED, strategy) or (re.search(SHARDED, framework) and not strategy)
+    if sharded:
+        if "no_shard" in strategy:
+            return {"engine": "ddp", "stage": 0}
+        engine = "fsdp2" if "fsdp2" in strategy + framework or "fsdp v2" in strategy else "fsdp-bf16"
+        default = 2 if re.search(r"shard.?grad.?op", strategy) else 3
+        return {"engine": engine, "stage": default if stage is None else stage}
+    if named is not None and stage is not None and named != stage:
+        raise Inexpressible(f"its strategy says ZeRO-{named}, and the column zero {stage}")
+    usual = (
+        3 if re.search(r"infinity|zero ?\+\+|hpz", strategy) else 2 if re.search(r"zero.?offload", strategy) else None
+    )
+    found = next((one for one in (named, stage, usual) if one is not None), None)
+    if found:
+        return {"engine": "zero", "stage": found}
+    plain = re.sub(r"q?lora.*|full.?(parameter )?(fine.?)?tun\w*|\bsft\b", "", strategy).strip(" +,;")
+    if found == 0 or re.search(r"\bd?dp\d*\b|data.?parallel|single|\b(1|one) gpu|^none$|^-$", plain):
+        return {"engine": "ddp", "stage": 0}
+    if not plain and gpus == 1:
+        return {"engine": "ddp", "stage": 0}
+    raise Inexpressible(f"strategy {row.get('strategy', '')!r} of {gpus} GPUs is not known here, or has no ZeRO stage")
+
+
+def offload_of(row: Mapping[str, str], engine: str) -> str:
+    """What of the states leaves the GPU. Raises Inexpressible for another engine than DeepSpeed's."""
+    text = re.sub(r"act\w*[ -]*(cpu[ -]*)?offload\w*", "", told(row, "strategy", "optimizer", "kernels"))
+    if not re.search(r"offload|infinity|nvme|cpu.?adam", text):
+        return ""
+    if engine != "zero":
+        raise Inexpressible(f"offload without DeepSpeed is not modelled (engine {engine})")
+    if "nvme" in text or "infinity" in text:
+        return "nvme"
+    # Lightning's and LLaMA-Factory's names for both: deepspeed_stage_3_offload, ds_z3_offload.
+    return "all" if re.search(r"param|offload[_ ]all|(stage_|z)3_offload", text) else "optimizer"

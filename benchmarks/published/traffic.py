@@ -1,0 +1,76 @@
+"""Bytes that a node sends to others in one optimizer step, by formula. docs/communication.md holds them against counters.
+
+Ranks stand node by node in a ring, so that a ring over several nodes crosses each node's link once, whatever a node's
+ranks: gathering or scattering S bytes over n ranks sends (n-1)/n S from a node, reducing to all twice that. NCCL's trees
+send as much. Dense models whose every parameter is trained.
+
+Where the volumes come from (DeepSpeed 0.19.8, accelerate 1.15.0, torch 2.13.0):
+- DDP reduces the fp32 gradients of fp32 weights to all ranks, once per step.
+- ZeRO-1 and 2 do not scatter: they reduce every bucket to all ranks (runtime/zero/stage_1_and_2.py:1695), ZeRO-1 once per
+  step, ZeRO-2 in every micro-batch (:2294); each gathers the weights after the step. All in the run's precision.
+- ZeRO-3 gathers every parameter for the forward and again for the backward pass, and scatters gradients, in every
+  micro-batch; parameters below stage3_param_persistence_threshold stay whole and are gathered once per step (stage3.py:2841).
+  hpZ: the first gather of a step goes over all ranks, the others stay in a node (:2846).
+- FSDP2 gathers in bf16 and reduces in fp32, in every micro-batch as train.py sets it. Output head and final norm stay
+  gathered between the two passes (accelerate/utils/fsdp_utils.py:879). HSDP reduces across groups in the last micro-batch.
+- gloo has no scatter: it reduces to all ranks and keeps a part.
+Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in docs/communication.md.
+"""
+
+from dataclasses import dataclass
+
+from brigade.planner.models.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes. reduced: of gradients; gathered: of weights."""
+
+    reduced: float
+    gathered: float
+
+    @property
+    def total(self) -> float:
+        return self.reduced + self.gathered
+
+
+def traffic(kind: str, parameters: float, nodes: int, node_size: int, accumulation: int = 1, *, half: bool = True,
+            shard: int = 0, hpz: int = 0, whole: float = 0, gloo: bool = False) -> Traffic:  # fmt: skip
+    """What one of `nodes` nodes of `node_size` ranks sends per optimizer step of `accumulation` micro-batches.
+
+    kind: ddp, zero1, zero2, zero3 or fsdp2; half: bf16 or fp16
+    shard: FSDP2's ranks that share one copy (HSDP), 0 for all; hpz: ZeRO-3's ranks with a second copy of the weights
+    whole: elements that are gathered less often: what FSDP2 does not release after the forward pass (see unreleased()), or
+        ZeRO-3's parameters below stage3_param_persistence_threshold
+    """
+    ranks, k = nodes * node_size, accumulation
+    scatter = 2 if gloo else 1
+
+    def halves(payload: float, members: int, rings: int = 1) -> float:
+        return rings * (members - 1) / members * payload
+
+    if nodes == 1:
+        return Traffic(0.0, 0.0)
+    weight = 2 if half else 4
+    if kind == "ddp":
+        return Traffic(2 * halves(4 * parameters, ranks), 0.0)
+    if kind in ("zero1", "zero2"):
+        one = halves(weight * parameters, ranks)
+        return Traffic(2 * one * (k if kind == "zero2" else 1), one)
+    if kind == "zero3":
+        times = 1 if 0 < hpz <= node_size else 2 * k  # of which hpZ's later ones stay in the node
+        gathered = times * halves(weight * (parameters - whole), ranks) + halves(weight * whole, ranks)
+        return Traffic(k * scatter * halves(weight * parameters, ranks), gathered)
+    shard = shard or ranks
+    reduced = gathered = 0.0
+    if shard > node_size:
+        reduced = k * scatter * halves(4 * parameters, shard)
+        gathered = k * halves(weight * (2 * parameters - whole), shard)
+    replicas = ranks // shard  # one ring for each rank of a group, of which a node has at most node_size
+    reduced += 2 * halves(4 * parameters / shard, replicas, min(node_size, shard))
+    return Traffic(reduced, gathered)
+
+
+def unreleased(shape: ModelShape) -> int:
+    """Elements that FSDP2 gathers once per micro-batch: the output head, or the embedding that is also it, and the final norm."""
+    return (shape.head or shape.embedding) + shape.hidden

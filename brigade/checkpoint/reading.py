@@ -1,0 +1,111 @@
+"""The weights in an output directory or a checkpoint-N, whichever strategy wrote them. Needs no GPU and no process group."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..run.directory import RECORD, SUCCESS, whole_checkpoints
+
+if TYPE_CHECKING:
+    import torch
+
+FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
+
+
+def find(output: Path, step: int | None) -> Path:
+    """Where to read from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
+
+    Raises UserError when there is no such step (it lists those there are), when a finished run's model is gone (another step is
+    another model), and when there is nothing or nothing whole at all.
+    """
+    check_run(output)
+    found = whole_checkpoints(output)
+    steps = f"checkpoints there are: {', '.join(map(str, sorted(found))) or 'none'}"
+    if step is not None:
+        if step not in found:
+            broken = (output / f"checkpoint-{step}").is_dir()
+            problem = (
+                f"checkpoint-{step} is incomplete: its run died while it was saved" if broken else f"no step {step}"
+            )
+            raise UserError("flag --step", f"{problem} in {output}", steps)
+        return found[step]
+    if (output / SUCCESS).exists():
+        if not _reader(output):
+            raise UserError(str(output), "the run is finished, and its model is gone: no *.safetensors",
+                            f"copy it again where it was copied, or take another step: --step N ({steps})")  # fmt: skip
+        return output
+    if not found:
+        raise UserError(str(output), "the run is not finished, and it has no whole checkpoint yet",
+                        "wait for its first (save_steps), or start the run's command again")  # fmt: skip
+    return found[max(found)]
+
+
+def check_run(output: Path) -> None:
+    """Raises UserError for what is no run's output directory."""
+    if not (output / RECORD).is_file():
+        raise UserError(str(output), f"there is no {RECORD} in it, so it is no run's output directory",
+                        "name the directory that train.py printed as its output")  # fmt: skip
+
+
+def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.Tensor"]:
+    """Name -> whole tensor, on the CPU: all weights, or of an adapter run those that were trained.
+
+    dtype: what floating-point tensors become, one after another; None: they stay.
+
+    Raises UserError where a file is missing or damaged.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    reader = _reader(folder)
+    if reader is None:
+        raise UserError(str(folder), "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
+                        "no FSDP checkpoint (pytorch_model_fsdp_0)", "name another step: --step N")  # fmt: skip
+    try:
+        state = reader(folder)
+        for name, tensor in state.items():
+            whole = tensor.contiguous()  # of ZeRO: put together from all ranks' slices only now
+            state[name] = whole.to(dtype) if dtype and whole.is_floating_point() else whole
+        return state
+    except (Exception, CheckpointException) as error:  # torch's is no Exception
+        words = (str(error).strip().splitlines() or [""])[0][:200]
+        raise UserError(str(folder), f"it cannot be read: {type(error).__name__}: {words}",
+                        "name another step: --step N") from None  # fmt: skip
+
+
+def in_hugging_face_format(folder: Path) -> bool:
+    return any(folder.glob(FULL))
+
+
+def _reader(folder: Path) -> Callable[[Path], dict[str, Any]] | None:
+    if in_hugging_face_format(folder) or (folder / ADAPTER).is_file():
+        return _safetensors
+    if (folder / "latest").is_file():
+        return _deepspeed
+    return _fsdp if (folder / "pytorch_model_fsdp_0").is_dir() else None
+
+
+def _safetensors(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob(FULL)) or [folder / ADAPTER]
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _deepspeed(folder: Path) -> dict[str, Any]:
+    """ZeRO-1, 2 and 3: the fp32 masters from each rank's slices."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    return get_fp32_state_dict_from_zero_checkpoint(str(folder), lazy_mode=True)
+
+
+def _fsdp(folder: Path) -> dict[str, Any]:
+    """FSDP2 and HSDP: DTensors' shards in torch's distributed checkpoint."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    state: dict[str, Any] = {}
+    reader = FileSystemReader(folder / "pytorch_model_fsdp_0")
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return state["model"]

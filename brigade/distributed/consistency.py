@@ -1,0 +1,176 @@
+"""What all hosts must have alike before a model is built: what the run goes by, the model's files, the output directory.
+
+Each function that speaks of hosts is a collective. This module imports no torch.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..cluster import World
+from ..errors import UserError
+from ..recipe.identity import difference
+from . import ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from ..strategy import Strategy
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # what from_pretrained loads, which prefers the first
+WHOLE_ON_EACH_HOST = ("single", "ddp")  # the others write a checkpoint in parts, from all hosts
+PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
+_VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, at any depth
+_BLOCK = 4096
+
+
+def check(same: dict[str, Any], world: World) -> None:
+    """Ends all ranks with one message that names the first key in which a host differs from the first rank's, both values
+    and both hosts. same: {what: {key: value}}, JSON-able, in the order in which a difference should be told."""
+    digest = _digest(json.dumps(same, sort_keys=True, default=str).encode())
+    if len(set(ranks.gather(digest))) == 1:  # as ever: what follows would send it all to all
+        return
+    every = ranks.gather((world.host, same))
+    with ranks.agreed(world):
+        host, first = every[0]
+        for what in first:
+            if other := difference(first[what], same[what]):
+                key, theirs, ours = other
+                raise UserError(
+                    f"the {what}{f': {key}' if key else ''}",
+                    f"{_short(ours)} on {world.host}, but {_short(theirs)} on {host}, rank 0",
+                    "give all hosts the same flags and files, best on one file system for all",
+                )
+
+
+def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", folder: str | None) -> dict[str, Any]:
+    """For check(): the model's configuration with all its values, and digests of its tokenizer and of the weights in
+    `folder` (None: they are made from configuration and seed)."""
+    # How it was last called (padding, truncation) is part of its state, but says nothing of it.
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    texts = {"tokenizer.json": backend, "special tokens": tokenizer.special_tokens_map,
+             "chat template": tokenizer.chat_template}  # fmt: skip
+    return {
+        "model's configuration": _without(_VOLATILE, config.to_dict()),
+        "tokenizer": {name: _digest(json.dumps(text, default=str).encode()) for name, text in texts.items()},
+        "weights": digests(Path(folder)) if folder else {},
+    }
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """A digest of each file of weights: of its size, its beginning, where safetensors keep names, types and shapes, and some
+    blocks from all over it. Another checkpoint of the same model differs in all of them; a single changed value is
+    not seen. It reads 80 to 320 KiB of each file."""
+    files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    blocks = max(4, 64 // max(1, len(files)))
+    return {path.name: _sampled(path, blocks) for path in files} | {
+        path.name: _digest(path.read_bytes()) for path in sorted(folder.glob("*.py"))  # of trust_remote_code
+    }  # fmt: skip
+
+
+def is_shared(directory: Path, checkpoint: Path | None, world: World, strategy: "Strategy") -> bool:
+    """Whether all hosts see one output directory; False: each has its own, in which it can keep whole checkpoints.
+
+    The first rank of each host makes the directory where it is missing and leaves a note in it for a moment; then each looks
+    whose notes it sees. Ends all ranks with one message where a host cannot write, where only some hosts share it or the
+    strategy writes its checkpoints in parts, and where hosts would continue from different checkpoints. The directory is
+    then as it was.
+    """
+    token = ranks.gather(secrets.token_hex(8))[0]
+    leads, note = world.local_rank == 0, directory / f".host-{token}-{world.rank}"
+    made: list[Path] = []
+    error = None
+    try:
+        if leads:
+            made = [path for path in (directory, *directory.parents) if not path.exists()]
+            directory.mkdir(parents=True, exist_ok=True)
+            note.touch()
+    except OSError as caught:
+        problem = f"the output directory cannot be written: {caught.strerror}"
+        error = UserError(str(directory), problem, "give another --output_dir")
+    told = ranks.gather((error is None, (world.host, checkpoint and str(checkpoint)) if leads else None))
+    leaders = {rank: leader for rank, (_, leader) in enumerate(told) if leader}
+    written = all(well for well, _ in told)
+    found = [set(seen) for seen in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]
+    fault = error or (_fault(directory, leaders, found, strategy) if written else None)
+    with suppress(OSError):
+        note.unlink(missing_ok=True)
+    for path in made if any(ranks.gather(fault is not None)) else []:
+        with suppress(OSError):  # somebody else is there, too
+            path.rmdir()
+    with ranks.agreed(world):  # nobody leaves before all have tidied up
+        if fault and (error or world.speaks):
+            raise fault
+    return all(found[rank] == set(leaders) for rank in leaders)
+
+
+def _notes(directory: Path, token: str, wanted: int) -> list[int]:
+    """The ranks whose notes are seen here. Listing a directory asks an NFS server anew, where looking for a name may not."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        seen = [int(path.name.rpartition("-")[2]) for path in directory.glob(f".host-{token}-*")]
+        if len(seen) >= wanted or time.monotonic() > deadline:
+            return seen
+        time.sleep(0.1)
+
+
+def _fault(
+    directory: Path, leaders: dict[int, tuple[str, str | None]], found: list[set[int]], strategy: "Strategy"
+) -> UserError | None:
+    """What is wrong with whose notes are seen where, if anything. leaders: rank -> host, checkpoint; found: by rank."""
+    whole = strategy.kind in WHOLE_ON_EACH_HOST
+    first, checkpoint = next(iter(leaders.values()))
+    shared = all(found[rank] == set(leaders) for rank in leaders)
+    if not shared and not (whole and all(found[rank] == {rank} for rank in leaders)):
+        away = [host for rank, (host, _) in leaders.items() if 0 not in found[rank]] or [
+            host for host, _ in leaders.values()
+        ]
+        problem = f"{_names(away)} does not see what {first} writes there"
+        if whole:
+            return UserError(str(directory), f"{problem}, while other hosts do",
+                             "give an --output_dir that all hosts share, or one that is each host's own")  # fmt: skip
+        return UserError(
+            str(directory),
+            f"{problem}, and {strategy.name} writes a part of each checkpoint from every host",
+            "give an --output_dir that all hosts share, or train with DDP (--ds_config none): it keeps whole checkpoints on each",
+        )
+    other = next(((host, theirs) for host, theirs in leaders.values() if theirs != checkpoint), None)
+    return other and UserError(
+        "the checkpoint to continue from",
+        f"{other[1] or 'none'} on {other[0]}, but {checkpoint or 'none'} on {first}",
+        f"copy {directory} from the host with the newer one to the other hosts, or give another --output_dir",
+    )
+
+
+def _names(hosts: Iterable[str]) -> str:
+    first, *others = dict.fromkeys(hosts)
+    return f"{first} (and {len(others)} more)" if others else first
+
+
+def _without(keys: Iterable[str], tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    return {key: _without(keys, below) for key, below in tree.items() if key not in keys}
+
+
+def _sampled(path: Path, blocks: int) -> str:
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        parts = [os.pread(file.fileno(), 16 * _BLOCK, 0)]
+        parts += [os.pread(file.fileno(), _BLOCK, max(0, size * i // blocks - _BLOCK)) for i in range(1, blocks + 1)]
+    return _digest(b"".join([str(size).encode(), *parts]))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} ..."

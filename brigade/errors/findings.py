@@ -1,0 +1,85 @@
+"""Rules and findings: what lint prints, and what a run raises the first error of."""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from . import UserError
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """severity: error (a run would fail or compute something else), warning (likely not what was meant), note (worth
+    knowing). about: the kind of file. says: why the rule is there. issues: upstream, "DeepSpeed #8489", or file:line."""
+
+    name: str
+    severity: Severity
+    about: str
+    says: str
+    issues: tuple[str, ...] = ()
+
+
+@functools.cache
+def rules() -> dict[str, Rule]:
+    """rules.yaml, in its order."""
+    return {
+        name: Rule(name, entry["severity"], about, entry["says"], tuple(entry.get("issues", ())))
+        for about, group in table(Path(__file__).with_name("rules.yaml")).items()
+        for name, entry in group.items()
+    }
+
+
+def table(path: Path) -> dict[str, Any]:
+    """One of our own tables. libyaml is eight times as fast, but a user's deeply nested file would crash it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule broken in one place.
+
+    file: as the user named it; at: a dotted key, a line's number, or "" for the file as a whole
+    """
+
+    rule: str
+    file: str
+    at: str | int
+    problem: str
+    cure: str
+
+    @property
+    def severity(self) -> Severity:
+        return rules()[self.rule].severity
+
+    @property
+    def place(self) -> str:
+        if isinstance(self.at, int):
+            return f"{self.file}, line {self.at}"
+        return f"{self.file}: {self.at}" if self.at else self.file
+
+    def as_error(self) -> UserError:
+        return UserError(self.place, self.problem, self.cure)
+
+
+def raise_first(findings: Iterable[Finding]) -> None:
+    """Raises the first error among them as UserError; warnings and notes do not stop a run."""
+    for finding in findings:
+        if finding.severity == "error":
+            raise finding.as_error()
+
+
+def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+    """A user's value as a message shows it: cut short, and only its type where it has no end (a YAML alias to itself)."""
+    try:
+        text = "null" if value is None else form(value)
+    except (RecursionError, ValueError, TypeError):
+        return type(value).__name__
+    return text if len(text) <= 80 else f"{text[:80]} ..."

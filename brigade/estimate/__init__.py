@@ -1,1 +1,0 @@
-"""What hardware can do, and what a model asks of it."""

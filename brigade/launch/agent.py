@@ -1,0 +1,261 @@
+"""The far end of `launch` on one host: looks around, starts the host's own launcher, hands on what its ranks say, and
+stops everything when it is told to, or when nobody is there any more to tell it.
+
+Run as `python -m brigade.launch.agent` with the standard library alone, so that a host with a broken environment can say so.
+It speaks JSON lines on stdin and stdout, each after a mark, for a shell's start-up files may print too. What a run needs to
+know, secrets included, comes in over stdin: never on a command line, never in a file.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..distributed.supervised import owner
+from .host_facts import RUN, holder, interface_of, look_around, processes, send
+
+MARK = "brigade> "
+BEAT, SILENCE = 2.0, 15.0  # seconds: how often each end says that it is there; after how much silence the other is lost
+LINE = 2**20
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.heard = time.monotonic()
+        self.run = ""
+        self.launcher: asyncio.subprocess.Process | None = None
+        self.listener: asyncio.Server | None = None
+        self.ranks: dict[int, int] = {}  # rank -> pid of its training process
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.writer: asyncio.StreamWriter | None = None
+        self.deadline = float("inf")  # after it, what has not stopped is killed
+        self.stopping: asyncio.Task[None] | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.talking = 0  # ranks whose last word has not been handed on
+        self.why = ""  # it leaves by itself
+
+    async def serve(self) -> None:
+        """Obey until the channel closes or falls silent; then leave nothing behind."""
+        reader = asyncio.StreamReader(limit=64 * LINE)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        # Never blocks: when the other end hangs, this one must still notice and stop the ranks.
+        protocol = asyncio.streams.FlowControlMixin(loop=loop)
+        transport, _ = await loop.connect_write_pipe(lambda: protocol, sys.stdout)
+        self.writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._leave, reader, f"its agent got {number.name}")
+        self._background(self._beat(reader))
+        self.writer.write(b"\n")  # a start-up file may have printed without a line's end
+        self.say(**{"is": "hello", **look_around()})
+        try:
+            while line := await reader.readline():
+                self.heard = time.monotonic()
+                order = json.loads(line)
+                handler = getattr(self, f"do_{order.pop('do')}")
+                self._background(self._answer(handler, order.pop("id", None), order))
+        finally:
+            if self.why:
+                self.say(**{"is": "leaving", "why": self.why})
+            await self.end(grace=5)
+            self.say(**{"is": "bye"})
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(2):
+                    await self.writer.drain()
+
+    def say(self, **what: Any) -> None:
+        """One message to the other end; dropped when there is none."""
+        if self.writer and not self.writer.is_closing():
+            self.writer.write((MARK + json.dumps(what) + "\n").encode())
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, handler: Any, number: int | None, order: dict[str, Any]) -> None:
+        try:
+            answer = await handler(**order)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        if number is not None:
+            self.say(**{"is": "answer", "id": number, **(answer or {})})
+
+    async def _beat(self, reader: asyncio.StreamReader) -> None:
+        while time.monotonic() - self.heard < SILENCE:
+            self.say(**{"is": "beat"})
+            await asyncio.sleep(BEAT)
+        # Whoever launched is gone, though the connection does not know it yet.
+        self._leave(reader, f"its agent heard nothing from launch for {SILENCE:.0f} s")
+
+    def _leave(self, reader: asyncio.StreamReader, why: str) -> None:
+        self.why = self.why or why
+        reader.feed_eof()
+
+    # ---- orders ------------------------------------------------------------------------------------------------
+    async def do_beat(self) -> None:
+        """The other end is there."""
+
+    async def do_files(self, paths: list[str]) -> dict[str, Any]:
+        """Which of these does this host not have?"""
+        return {"missing": [path for path in paths if not Path(path).exists()]}
+
+    async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:
+        """Hold a port (0: any) and greet whoever connects, so that the others can find the way to this host."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listening = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(nonce.encode())
+            writer.close()
+
+        self.listener = await asyncio.start_server(greet, sock=listening)
+        return {"port": listening.getsockname()[1]}
+
+    async def do_port(self, port: int) -> dict[str, Any]:
+        """Is the port free, and if not, who has it?"""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                return {"taken": holder(port) or error.strerror}
+        return {}
+
+    async def do_reach(self, addresses: list[str], port: int, nonce: str) -> dict[str, Any]:
+        """Try to reach a listening host under each of its addresses: {address: our interface, or what went wrong}."""
+
+        async def attempt(address: str) -> tuple[str, dict[str, str]]:
+            try:
+                async with asyncio.timeout(5):
+                    reader, writer = await asyncio.open_connection(address, port)
+                    greeting = await reader.read(len(nonce))
+                    peer, mine = writer.get_extra_info("peername")[0], writer.get_extra_info("sockname")[0]
+                    writer.close()
+            except TimeoutError:
+                return address, {"error": "no answer within 5 s"}
+            except OSError as error:
+                return address, {"error": error.strerror or str(error)}
+            if greeting.decode(errors="replace") != nonce:
+                return address, {"error": "another program answers there"}
+            return address, {"peer": peer, "interface": interface_of(mine)}
+
+        return {"ways": dict(await asyncio.gather(*map(attempt, addresses)))}
+
+    async def do_start(self, run: str, command: list[str], cwd: str, environment: dict[str, str],
+                       files: dict[str, str]) -> None:  # fmt: skip
+        """Start the host's launcher. {name} in `command` stands for a file of `files`, which lives as long as the run."""
+        if self.listener:
+            self.listener.close()
+        self.run = run
+        self.folder = tempfile.TemporaryDirectory(prefix="brigade-")
+        places = {name: str(Path(self.folder.name) / name) for name in files}
+        for name, text in files.items():
+            Path(places[name]).write_text(text)
+        door = f"brigade-{run}-{os.getpid()}"
+        await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
+        beside = str(Path(sys.executable).parent)
+        ours = os.environ | environment | {RUN: run, "BRIGADE_DOOR": door}
+        paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *environment.get("PATH", "").split(":")]
+        ours["PATH"] = ":".join(dict.fromkeys(filter(None, paths)))
+        words = [places.get(word.strip("{}"), word) if word.startswith("{") else word for word in command]
+        self.launcher = await asyncio.create_subprocess_exec(
+            *words, cwd=cwd, env=ours, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, limit=64 * LINE,
+        )  # fmt: skip
+        self._background(self._read_launcher())
+        self._background(self._await_launcher())
+
+    async def do_marker(self, path: str) -> dict[str, Any]:
+        """Is train.py's marker of success there?"""
+        return {"there": Path(path).is_file()}
+
+    async def do_stacks(self, ranks: list[int]) -> None:
+        """Let these ranks print what they are doing."""
+        for rank in ranks:
+            with suppress(OSError, KeyError):
+                os.kill(self.ranks[rank], signal.SIGQUIT)
+
+    async def do_stop(self, grace: float) -> None:
+        await self.end(grace)
+
+    # ---- the run -----------------------------------------------------------------------------------------------
+    async def _await_launcher(self) -> None:
+        # Not wait(): that may wait for the end of the output too, and ranks that outlive their launcher hold it open.
+        assert self.launcher
+        while self.launcher.returncode is None:
+            await asyncio.sleep(0.1)
+        await self._last_words(2)
+        self.say(**{"is": "ended", "code": self.launcher.returncode})
+
+    async def _read_launcher(self) -> None:
+        assert self.launcher and self.launcher.stdout
+        while chunk := await self.launcher.stdout.read(LINE):
+            self.say(**{"is": "launcher", "out": chunk.decode(errors="replace").rstrip("\n")})
+            await self._room()
+
+    async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand on what one rank says. Only this user's processes are listened to."""
+        ours = owner(writer.get_extra_info("socket")) == os.getuid()
+        rank, ended = None, False
+        self.talking += 1
+        try:
+            while ours and (line := await reader.readline()):
+                what = json.loads(line)
+                rank, ended = what["rank"], "exit" in what
+                if "pid" in what:
+                    self.ranks[rank] = what["pid"]
+                self.say(**{**what, "is": "rank"})
+                await self._room()
+        except ValueError:  # half a line
+            pass
+        finally:
+            if rank is not None and not ended:  # its watching process was killed, and took the training one along
+                self.say(**{"is": "rank", "rank": rank, "exit": -signal.SIGKILL, "unwatched": True})
+            self.talking -= 1
+            writer.close()
+
+    async def _last_words(self, seconds: float) -> None:
+        """Wait until all that the ranks said is handed on; ranks that outlive their launcher are not waited for."""
+        deadline = time.monotonic() + seconds
+        await asyncio.sleep(0.2)
+        while self.talking and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+    async def _room(self) -> None:
+        """Wait until the other end has read most of what was said."""
+        if self.writer:
+            with suppress(OSError):
+                await self.writer.drain()
+
+    async def end(self, grace: float) -> None:
+        """Stop every process of the run: SIGTERM, and after `grace` seconds SIGKILL. Returns when none is left."""
+        self.deadline = min(self.deadline, time.monotonic() + grace)
+        if self.run and not self.stopping:
+            self.stopping = asyncio.ensure_future(self._end())
+        if self.stopping:
+            await asyncio.shield(self.stopping)
+
+    async def _end(self) -> None:
+        send(processes(self.run), signal.SIGTERM)
+        while left := processes(self.run):
+            if time.monotonic() > self.deadline:
+                send(left, signal.SIGKILL)
+            await asyncio.sleep(0.1)
+        if self.folder:
+            self.folder.cleanup()
+        await self._last_words(2)
+        self.say(**{"is": "stopped"})
+
+
+if __name__ == "__main__":
+    asyncio.run(Agent().serve())

@@ -1,0 +1,203 @@
+"""A line to one host's agent, over the user's own ssh (or srun, or no network at all for the launching host)."""
+
+import asyncio
+import json
+import re
+import shlex
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from ..errors import UserError
+from ..recipe.files import REPOSITORY
+from .agent import BEAT, LINE, MARK
+from .messages import ANSWERS, KINDS, checked, printable
+
+# What ssh says, and how to cure it. HOST stands for the host.
+_CURES = (
+    ("Permission denied", "let your key in there: `ssh-copy-id HOST`, or name the right one in ~/.ssh/config"),
+    ("Host key verification failed", "answer `ssh HOST` once by hand, or mend its line in ~/.ssh/known_hosts"),
+    ("Could not resolve hostname", "mend the name in the hostfile, or add it to /etc/hosts or ~/.ssh/config"),
+    ("timed out|No route|refused|closed by|reset by|did not answer", "is it up, and does `ssh HOST hostname` answer?"),
+    ("can't cd|No such file|not found|No module named brigade",
+     f"HOST needs this project and its environment at the same paths: {REPOSITORY} and {sys.executable}"),
+    ("", "try `ssh HOST hostname`"),
+)  # fmt: skip
+
+
+class Lost(Exception):
+    """The channel closed or fell silent; says why."""
+
+
+class Channel:
+    """One host's agent.
+
+    events: of all channels, as (channel, message); what the agent answers to a question does not go there
+    hello: what the agent said of its host
+    """
+
+    def __init__(
+        self, host: str, slots: int, first_rank: int, transport: list[str], events: asyncio.Queue[Any]
+    ) -> None:
+        self.host, self.slots, self.first_rank, self.transport, self.events = host, slots, first_rank, transport, events
+        self.hello: dict[str, Any] = {}
+        self.heard = time.monotonic()
+        self.process: asyncio.subprocess.Process | None = None
+        self.open, self.stopped = False, False
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._greeted: asyncio.Future[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errors: list[str] = []
+
+    async def connect(self, timeout: float = 60) -> None:
+        """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
+        self._greeted, self._errors = asyncio.get_running_loop().create_future(), []
+        # A session of its own: Ctrl-C is ours to handle, and ssh must live to carry the order to stop.
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.transport, cwd=REPOSITORY, start_new_session=True, limit=64 * LINE,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(self.host, f"{self.transport[0]} cannot be started here: {error.strerror}",
+                            "is it installed, and does `ulimit -u` allow a process for each host?") from None  # fmt: skip
+        self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
+        try:
+            async with asyncio.timeout(timeout):
+                await self._greeted
+        except (TimeoutError, Lost) as error:
+            problem = f"did not answer within {timeout:.0f} s" if isinstance(error, TimeoutError) else str(error)
+            self.abandon()
+            raise UserError(self.host, problem, cure_of(problem, self.host)) from None
+        self.open = True
+
+    async def ask(self, do: str, timeout: float = 20, **what: Any) -> dict[str, Any]:
+        """Give an order and wait for its answer. Raises UserError when none comes, or the agent could not obey."""
+        number = len(self._answers)
+        future = self._answers[number] = asyncio.get_running_loop().create_future()
+        self.tell(do, id=number, **what)
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await future
+        except (TimeoutError, Lost) as error:
+            raise UserError(self.host, f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}",
+                            f"does `ssh {self.host} hostname` answer?") from None  # fmt: skip
+        if "error" in answer:
+            raise UserError(self.host, printable(str(answer["error"])), "mend that on the host, then start again")
+        try:
+            return checked(ANSWERS[do], answer)
+        except ValueError as error:
+            raise UserError(
+                self.host, f"its answer to {do!r} makes no sense: {error}", "does it have the same clone?"
+            ) from None
+
+    def tell(self, do: str, **what: Any) -> None:
+        """Give an order without waiting."""
+        if self.process and self.process.stdin and not self.process.stdin.is_closing():
+            self.process.stdin.write(json.dumps({"do": do, **what}).encode() + b"\n")
+
+    async def close(self) -> None:
+        """Hang up, and wait a moment for the far end to end."""
+        if not self.process:
+            return
+        if self.process.stdin:
+            self.process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5 if self.open else 0.1):
+                await self.process.wait()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Drop the line at once; the agent, if it lives, finds that nobody is there any more."""
+        self.open = False
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        if self.process and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+
+    async def _read(self) -> None:
+        assert self.process and self.process.stdout
+        noise: list[str] = []
+        try:
+            await self._read_lines(self.process.stdout, noise)
+        except (ValueError, RecursionError) as error:  # a line that is none of ours, or longer than any of ours
+            self._errors.append(f"it said what nobody understands: {error}")
+            self.process.kill()
+        code = await self.process.wait()
+        await asyncio.sleep(0.1)  # the last words on stderr
+        said = " / ".join(self._errors[-3:] or noise[-3:]) or "its channel closed"
+        self._lose(f"{said} ({self.transport[0]} ended with {code})")
+
+    async def _read_lines(self, stdout: asyncio.StreamReader, noise: list[str]) -> None:
+        while line := await stdout.readline():
+            self.heard = time.monotonic()
+            _, mark, text = line.decode(errors="replace").partition(MARK)
+            if mark:
+                self._sort(json.loads(text))
+            elif text.strip():
+                noise.append(printable(text.strip()))  # of a shell's start-up files
+
+    def _sort(self, said: Any) -> None:
+        kind = said.get("is") if isinstance(said, dict) else None
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ValueError(f"no kind of message: {str(kind)[:20]!r}")
+        message = checked(KINDS[kind], said)
+        if kind == "rank" and not 0 <= message["rank"] - self.first_rank < self.slots:
+            raise ValueError(f"rank {message['rank']} is not on this host")
+        if kind == "hello" and self._greeted and not self._greeted.done():
+            self.hello = message
+            self._greeted.set_result(None)
+        elif kind == "answer":
+            future = self._answers.get(message.pop("id"))
+            if future and not future.done():
+                future.set_result(message)
+        elif kind != "beat":
+            self.stopped |= kind == "stopped"
+            self.events.put_nowait((self, {"is": kind, **message}))
+
+    def _lose(self, why: str) -> None:
+        was_open, self.open = self.open, False
+        for future in [self._greeted, *self._answers.values()]:
+            if future and not future.done():
+                future.set_exception(Lost(why))
+                future.exception()  # it is nobody's fault if nobody waits for it
+        if was_open:  # else connect() says it
+            self.events.put_nowait((self, {"is": "lost", "why": why}))
+
+    async def _read_errors(self) -> None:
+        assert self.process and self.process.stderr
+        while line := await self.process.stderr.readline():
+            if text := line.decode(errors="replace").strip():
+                self._errors = [*self._errors[-20:], printable(text)]
+
+    async def _beat(self) -> None:
+        while True:
+            self.tell("beat")
+            await asyncio.sleep(BEAT)
+
+
+def cure_of(problem: str, host: str) -> str:
+    """What helps against what ssh said of a host."""
+    return next(cure for pattern, cure in _CURES if re.search(pattern, problem)).replace("HOST", host)
+
+
+def transport(host: str, launcher: str) -> list[str]:
+    """The command that starts the agent of a host."""
+    agent = [sys.executable, "-m", "brigade.launch.agent"]
+    if launcher == "slurm":
+        return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", f"--chdir={REPOSITORY}",
+                "--unbuffered", "--kill-on-bad-exit=0", *agent]  # fmt: skip
+    if is_here(host):
+        return agent
+    remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"
+    # Without "--" a host that is called -oProxyCommand=... would be an option.
+    return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
+
+
+def is_here(host: str) -> bool:
+    """Whether a name means the launching host itself, which needs no ssh."""
+    return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0])

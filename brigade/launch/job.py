@@ -1,0 +1,67 @@
+"""A job: one recipe on one cluster, as `launch` starts it and `launch --write` writes it for others to start."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cluster import World, read_hostfile
+from ..errors import UserError
+from ..recipe import flags
+from ..recipe.batch import batch_arithmetic
+from ..recipe.files import find
+from ..recipe.flags import Settings
+from ..strategy import Strategy, choose
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recipe on one cluster.
+
+    recipe: as the user named it; flags: further words for train.py, as given
+    hosts: host -> slots (ranks), in order; the first host is the main one
+    hostfile: where they came from, as the user named it, or None (Slurm)
+    settings, strategy: what train.py will make of recipe and flags with that many ranks
+    """
+
+    recipe: str
+    flags: tuple[str, ...]
+    hosts: dict[str, int]
+    hostfile: str | None
+    settings: Settings
+    strategy: Strategy
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.hosts.values())
+
+    @property
+    def output_dir(self) -> Path:
+        """Where train.py puts the run."""
+        return self.settings.directory(self.strategy.name)
+
+    @property
+    def train_arguments(self) -> list[str]:
+        """The words after train.py."""
+        return ["--recipe", self.recipe, *self.flags]
+
+
+def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[str, int] | None = None) -> Job:
+    """The job that a command line asks for, with everything checked that can be checked without asking a host.
+
+    hostfile: None takes the recipe's own; hosts: known already (Slurm), no hostfile is read
+    Raises UserError for whatever train.py would refuse at once, and for ranks that do not divide the global batch.
+    """
+    settings = flags.load(["--recipe", recipe, *flag_words])
+    place = "flag --hostfile"
+    if hosts is None:
+        if hostfile is None:
+            hostfile, place = settings.recipe.cluster.hostfile, settings.place("hostfile")
+        if hostfile is None:
+            raise UserError(
+                place, "no hostfile is given, and the recipe names none", "add --hostfile hostfiles/2x8, or your own"
+            )
+        hosts = read_hostfile(find(hostfile, place, "hostfile"))
+    size = sum(hosts.values())
+    first = next(iter(hosts))
+    strategy = choose(settings, World(0, 0, size, hosts[first], first, "launch"), env={})
+    batch_arithmetic(settings.recipe.training, size, settings.place("global_batch_size"))
+    return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy)

@@ -1,0 +1,152 @@
+"""What `launch` shows and keeps: a status line per host, rank 0's output, a log file per rank."""
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import UserError
+from ..errors.console import counted
+
+SHOWN = 12  # hosts with a line of their own; of more, those that stand out
+TAIL = 15  # lines of a failed rank that the verdict quotes
+OPEN = 64  # log files that are open at a time: 1,000 hosts have 8,000
+PAUSE = 5.0  # seconds between two summaries of many hosts where there is no terminal
+
+
+class Board:
+    """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed, of many
+    hosts a summary now and then. The directory and its logs are the user's alone: ranks print samples.
+
+    A thread writes: a terminal that is stopped, or a file system that hangs, must not keep launch from its hosts.
+    """
+
+    def __init__(self, hosts: list[str], directory: Path) -> None:
+        self.status = dict.fromkeys(hosts, "connecting")
+        self.directory = directory
+        self._files: dict[str, IO[str]] = {}
+        self._tails: dict[str, deque[str]] = {}
+        self._live: Any = None
+        self._width = max(map(len, hosts))
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._trouble = False
+        self._summed_up, self._due = "", 0.0
+
+    def __enter__(self) -> "Board":
+        try:
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(str(self.directory), f"no log can be written there: {error.strerror}",
+                            "name another --log_dir") from None  # fmt: skip
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(self._text(), refresh_per_second=4, redirect_stdout=True, redirect_stderr=True)
+            self._live.start()
+        self._writer.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._work.put(None)
+        self._writer.join()
+        if self._live:
+            self._live.stop()
+        for file in self._files.values():
+            with suppress(OSError):
+                file.close()
+        with suppress(OSError):  # unless something was started
+            self.directory.rmdir()
+
+    def set(self, host: str, words: str) -> None:
+        """A host's new status."""
+        if self.status[host] == words:
+            return
+        self.status[host] = words
+        if self._live:
+            text = self._text()
+            self._work.put(lambda: self._live.update(text))
+        elif len(self.status) <= SHOWN:
+            self.say(f"{host:{self._width}}  {words}", sys.stderr)
+
+    def say(self, text: str, stream: Any = None) -> None:
+        """Rank 0's output, or words of our own."""
+        self._work.put(lambda: print(text, file=stream or sys.stdout, flush=True))
+
+    def keep(self, name: str, text: str) -> None:
+        """Add output to the log file of a rank or launcher."""
+        self._tails.setdefault(name, deque(maxlen=TAIL)).extend(text.splitlines())
+        self._work.put(lambda: self._append(name, text))
+
+    def path(self, name: str) -> Path:
+        return self.directory / f"{name.replace('/', '_')}.log"
+
+    def tail(self, name: str) -> list[str]:
+        """The last lines of a rank or launcher."""
+        return list(self._tails.get(name, ()))
+
+    def _append(self, name: str, text: str) -> None:
+        try:
+            if name not in self._files:
+                if len(self._files) >= OPEN:
+                    self._files.pop(next(iter(self._files))).close()
+                private = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                self._files[name] = os.fdopen(private, "a", buffering=1, errors="replace")
+            print(text, file=self._files[name])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path(name))) from None
+
+    def _write(self) -> None:
+        """The thread: one piece of work after the other. A full disk or a closed terminal does not end the run."""
+        working = True
+        while working:
+            try:
+                with suppress(queue.Empty):
+                    work = self._work.get(timeout=PAUSE)
+                    working = work is not None
+                    if work:
+                        work()
+                self._sum_up()
+            except OSError as error:
+                if not self._trouble:
+                    self._trouble = True
+                    with suppress(OSError):
+                        print(
+                            f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True
+                        )
+
+    def _sum_up(self) -> None:
+        """Many hosts without a terminal: how many are how far, when that has changed."""
+        if self._live or len(self.status) <= SHOWN or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + PAUSE
+        states = Counter(list(self.status.values())).most_common()
+        words = [f"{words} ({count})" for words, count in states[:4]] + ["..."] * (len(states) > 4)
+        if (summary := "; ".join(words)) != self._summed_up:
+            self._summed_up = summary
+            print(f"{counted(len(self.status), 'host')}: {summary}", file=sys.stderr, flush=True)
+
+    def _text(self) -> Any:
+        from rich.text import Text
+
+        hosts = list(self.status)
+        if len(hosts) > SHOWN:
+            usual, count = Counter(self.status.values()).most_common(1)[0]
+            apart = [host for host in hosts if self.status[host] != usual]
+            lines = [
+                f"{counted(count, 'host')}: {usual}",
+                *(f"{host}  {self.status[host]}" for host in apart[: SHOWN - 1]),
+            ]
+        else:
+            lines = [f"{host:{self._width}}  {self.status[host]}" for host in hosts]
+        return Text("\n".join(lines), style="dim")

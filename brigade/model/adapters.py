@@ -1,0 +1,279 @@
+"""LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
+
+import functools
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..recipe.flags import Settings
+from ..recipe.method import name
+from ..recipe.schema import ModelSection
+
+if TYPE_CHECKING:
+    pass
+
+# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
+# pass, which nobody here uses (models.load_base).
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
+# What `plan --method` calls a method, and the keys of a recipe that ask for it.
+METHODS: dict[str, dict[str, bool]] = {
+    "full": {},
+    "lora": {"use_peft": True},
+    "rslora": {"use_peft": True, "use_rslora": True},
+    "dora": {"use_peft": True, "use_dora": True},
+    "qlora": {"use_peft": True, "load_in_4bit": True},
+    "qdora": {"use_peft": True, "load_in_4bit": True, "use_dora": True},
+}
+
+
+def described(section: ModelSection, model: Any) -> dict[str, str]:
+    """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
+    if not section.use_peft:
+        return {}
+    from .sizes import parameter_count
+
+    on = "all linear layers" if section.lora_target_modules == "all-linear" else ", ".join(section.lora_target_modules)
+    total, trained = parameter_count(model), parameter_count(model, trained=True)
+    own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
+    fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own)
+    experts = "; experts are no linear layers and stay as they are" if fused else ""
+    plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
+    if taken := sorted(taken_for_experts(model.get_base_model(), plain)) if on == "all linear layers" else []:
+        experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
+    whole = sum(
+        parameter_count(module, trained=True)
+        for path, module in model.named_modules()
+        if path.endswith(".modules_to_save.default")
+    )
+    said = trains(trained - whole, whole, section.lora_modules_to_save)
+    share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
+    if section.load_in_4bit:
+        states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+        share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
+    return {"method": f"{name(section)} r {section.lora_r} on {on} {said}: {share}"}
+
+
+def trains(adapters: int, whole: int, modules: list[str]) -> str:
+    """`trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them`.
+
+    adapters: parameters in adapters; whole: in `modules`, which are trained whole
+    """
+    text = f"trains {millions(adapters)} in adapters"
+    if not modules:
+        return f"{text} alone"
+    return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
+
+
+def unlearned(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
+    """A line on the chat's tokens that adapters on a base model leave as they are, or {}.
+
+    A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
+    3's have not (unsloth #915, torchtune #2429). ids: of a sample
+    """
+    if not section.use_peft or section.from_scratch or section.lora_modules_to_save or tokenizer.chat_template:
+        return {}
+    usual = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    special = {n: str(token) for n, token in tokenizer.added_tokens_decoder.items() if token.special and n not in usual}
+    found = [special[number] for number in sorted(special.keys() & {int(number) for number in ids})]
+    if not found:
+        return {}
+    ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+    more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
+    cure = "chat_template: tulu has ordinary words instead"
+    if len(ends) > 1:
+        cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
+    return {"chat tokens": f"{', '.join(found)}: a base model may not have learned them, and adapters do not; {cure}"}
+
+
+def millions(parameters: int) -> str:
+    """`42 M`, `3.4 M`, `61,440`"""
+    if parameters < 1e6:
+        return f"{parameters:,}"
+    return f"{parameters / 1e6:,.{0 if parameters >= 1e7 else 1}f} M"
+
+
+def billions(parameters: int) -> str:
+    """`8.19 B`; below 0.1 B in millions"""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else millions(parameters)
+
+
+def empty_model(settings: Settings, config: Any) -> Any:
+    """The model with its names and shapes, on the meta device: it takes no memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.recipe.model.trust_remote_code)
+
+
+def linear_layers(model: Any) -> list[str]:
+    """Names of the layers that adapters fit: linear, the output layer included, and reached by texts."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    return [name for name, module in _reached(model).items() if isinstance(module, (torch.nn.Linear, Conv1D))]
+
+
+def _reached(model: Any) -> dict[str, Any]:
+    """Name -> module of all that texts reach in a model."""
+    from .load import beyond_texts
+
+    outside = {module for part in beyond_texts(model).values() for module in part.modules()}
+    return {name: module for name, module in model.named_modules() if module not in outside}
+
+
+def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
+    """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
+    DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
+    _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def taken(name: str) -> bool:
+        config = LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # it wants the other half of a fused weight
+            return True
+        return bool(config.target_parameters)
+
+    return {name for name in {layer.rpartition(".")[2] for layer in layers} if taken(name)}
+
+
+def check_targets(settings: Settings, config: Any) -> None:
+    """Hold lora_target_modules and lora_modules_to_save against the model's own names, before weights are loaded.
+
+    Raises UserError that lists what the model has, when a name fits nothing that adapters can be put on.
+    """
+    section = settings.recipe.model
+    if not section.use_peft:
+        return
+    model = empty_model(settings, config)
+    place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), _reached(model)
+    if section.load_in_4bit:
+        _check_quantises(settings, model, layers)
+    taken = taken_for_experts(model, layers)
+    free = [layer for layer in layers if layer.rpartition(".")[2] not in taken]
+    cure = f"its linear layers: {_grouped(free)}; or all-linear"
+    for target in [] if section.lora_target_modules == "all-linear" else section.lora_target_modules:
+        if any(_fits(layer, target) for layer in layers):
+            continue
+        fused = next((name for name, _ in model.named_parameters() if _fits(name, target)), None)
+        other = next((name for name in modules if _fits(name, target)), None)
+        what = (f"{fused} is one parameter for all experts" if fused else
+                f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so")  # fmt: skip
+        raise UserError(place, f"{target!r} fits no linear layer of {type(model).__name__}: {what}", cure)
+    for wanted in section.lora_modules_to_save:
+        if not any(_fits(module, wanted) for module in modules):
+            owners = dict.fromkeys(name for name, module in modules.items() if [*module.parameters(recurse=False)])
+            raise UserError(settings.place("lora_modules_to_save"), f"{wanted!r} fits no module of {type(model).__name__}",
+                            f"its modules: {_grouped(owners)}")  # fmt: skip
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for key in ("lora_target_modules", "lora_modules_to_save") if tied else ():
+        named = getattr(section, key)
+        ends = [name for name, module in modules.items() if module in (head, model.get_input_embeddings())]
+        if (
+            hit := next((w for w in named if any(_fits(end, w) for end in ends)), None)
+            if named != "all-linear"
+            else None
+        ):
+            raise UserError(settings.place(key), f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
+                            "trained apart, the two could not be saved as one", "leave it out")  # fmt: skip
+    try:
+        wrapped = wrap(model, settings, "")
+    except ValueError as error:
+        raise UserError(place, f"PEFT refuses: {str(error).splitlines()[0]}", cure) from None
+    if wrapped.peft_config["default"].target_parameters:
+        raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
+
+
+def _check_quantises(settings: Settings, model: Any, layers: list[str]) -> None:
+    """Raises UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear,
+    and no class made of it such as FalconLinear (integrations/bitsandbytes.py:189)."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    kinds = {type(module) for name in layers if (module := model.get_submodule(name)) is not head}
+    if not any(kind is torch.nn.Linear or issubclass(kind, Conv1D) for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        problem = f"no layer of {type(model).__name__} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
+        raise UserError(settings.place("load_in_4bit"), problem, "train adapters without load_in_4bit")
+
+
+def _fits(name: str, target: str) -> bool:
+    """As PEFT matches names: the whole, or its end after a dot."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _grouped(names: Any) -> str:
+    """`q_proj (28), k_proj (28), ...`: last parts of the names, and how many modules have each."""
+    return ", ".join(f"{name} ({count})" for name, count in Counter(n.rpartition(".")[2] for n in names).items())
+
+
+def _see_through_checkpointing() -> None:
+    """Let PEFT find adapters under FSDP2's activation checkpointing: it names their weights by their modules
+    (tuners_utils.py:1717), among them a wrapper that no state dict names, and checkpoints would hold no adapter."""
+    from peft.tuners import tuners_utils
+
+    found = tuners_utils._get_tuner_state_dict_key_prefixes
+    if not hasattr(found, "__wrapped__"):
+        tuners_utils._get_tuner_state_dict_key_prefixes = functools.wraps(found)(
+            lambda *args, **options: {
+                name.replace("_checkpoint_wrapped_module.", "") for name in found(*args, **options)
+            }
+        )
+
+
+def wrap(model: Any, settings: Settings, source: str) -> Any:
+    """`model` with its weights frozen and adapters on it: a PeftModel. The same numbers on every rank and strategy.
+
+    source: where the weights came from; the adapters' directory names it as their base, a model of the Hub by its name
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    from .load import beyond_texts
+    from .sizes import half_or_full
+
+    section = settings.recipe.model
+    targets: Any = section.lora_target_modules
+    layers = linear_layers(model)
+    if targets == "all-linear":  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
+        head, taken = model.get_output_embeddings(), taken_for_experts(model, layers)
+        targets = [
+            name for name in layers if model.get_submodule(name) is not head and name.rpartition(".")[2] not in taken
+        ]
+    elif beyond_texts(model):  # a vision tower has a q_proj too
+        targets = [name for name in layers if any(_fits(name, target) for target in targets)]
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=section.lora_r,
+        lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
+        lora_dropout=section.lora_dropout,
+        target_modules=targets,
+        modules_to_save=section.lora_modules_to_save or None,
+        use_rslora=section.use_rslora,
+        use_dora=section.use_dora,
+    )
+    _see_through_checkpointing()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.recipe.training.seed)
+        wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
+    # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
+    dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    here = section.from_scratch or Path(section.model_name_or_path).expanduser().is_dir()
+    adapter = wrapped.peft_config["default"]
+    adapter.base_model_name_or_path = str(Path(source).resolve()) if here else section.model_name_or_path
+    adapter.revision = None if here else section.revision
+    return wrapped

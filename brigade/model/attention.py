@@ -1,0 +1,154 @@
+"""Which attention a run computes, and `varlen`: scaled dot products sample by sample.
+
+Where several samples lie end to end, SDPA with a block-diagonal mask still computes every product between two samples
+and throws it away; varlen computes none of them.
+"""
+
+from contextvars import ContextVar
+from typing import Any
+
+from ..errors import UserError
+from ..recipe.flags import Settings
+
+VARLEN = "varlen"
+# Whether rows of this forward pass hold several samples end to end, where that is known.
+END_TO_END: ContextVar[bool | None] = ContextVar("END_TO_END", default=None)
+FLASH = ("flash_attention_2", "flash_attention_3")
+NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
+# What computes no products between the samples of a row. Others compute them and hide them by a mask.
+SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
+# Parts of an attention that varlen does not compute: by the name of the config's key.
+BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size")
+
+
+def chosen(settings: Settings, config: Any) -> tuple[str, str]:
+    """choose(), for a run on this host."""
+    import torch
+
+    model, training = settings.recipe.model, settings.recipe.training
+    half = training.bf16 or training.fp16
+    return choose(
+        model.attn_implementation, config, settings.place("attn_implementation"), torch.cuda.is_available(), half
+    )
+
+
+def choose(wanted: str, config: Any, place: str, gpu: bool, half: bool) -> tuple[str, str]:
+    """The implementation to load the model with, and why in a few words ("" where it was asked for).
+
+    auto: on a CPU varlen where the model's attention allows it; on a GPU FlashAttention 2 where it is installed, else
+    SDPA. eager for models without SDPA (gpt-oss). Raises UserError at `place` for varlen where it would compute something
+    else.
+    """
+    import transformers
+    from transformers.utils import is_flash_attn_2_available
+
+    text = config.get_text_config()
+    names = [
+        *(config.architectures or []),
+        *(transformers.AutoModelForCausalLM._model_mapping.get(type(config), None),),
+    ]
+    model = next((c for n in names if (c := getattr(transformers, n, None) if isinstance(n, str) else n)), None)
+    no_sdpa = not getattr(model, "_supports_sdpa", True)
+    own = not getattr(model, "_supports_attention_backend", True)  # classes of its own for each implementation
+    lacking = next((key for key in BEYOND_VARLEN if getattr(text, key, None)), "SDPA" if no_sdpa or own else None)
+    if wanted == VARLEN and lacking:
+        raise UserError(
+            place, f"varlen does not compute {type(config).__name__}'s attention ({lacking})", "use auto or eager"
+        )
+    if wanted != "auto":
+        return wanted, ""
+    if no_sdpa:
+        return "eager", "the model has no SDPA"
+    if not gpu:
+        return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
+    if half and is_flash_attn_2_available():
+        return "flash_attention_2", "it is installed"
+    return (
+        "sdpa",
+        "flash-attn is not installed; `varlen` needs no package"
+        if half
+        else "FlashAttention computes in bf16 and fp16 only",
+    )
+
+
+def register() -> None:
+    """Make `varlen` a name that Transformers knows. Call it before a model is loaded with it."""
+    import torch
+    from transformers import masking_utils
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        """None while training on samples end to end, whose begins `varlen` is told; SDPA's mask otherwise."""
+        same = kwargs.get("q_length") == kwargs.get("kv_length")
+        return None if same and kwargs.get("attention_mask") is None else sdpa_mask(*args, **kwargs)
+
+    # Not traced by torch.compile: every set of lengths would be a program of its own. The layers around it are.
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, torch.compiler.disable(varlen))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
+
+    look = masking_utils.find_packed_sequence_indices
+
+    def know(position_ids: torch.Tensor) -> torch.Tensor | None:
+        """Which sample of its row each token belongs to.
+
+        Transformers 5.23 asks the device in every forward pass whether there is more than one, and the host waits for it.
+        """
+        several = END_TO_END.get()
+        if several is None:
+            return look(position_ids)
+        return None if not several else (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+    if look.__module__ == masking_utils.__name__:  # once
+        masking_utils.find_packed_sequence_indices = know
+
+
+def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0,
+           scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
+           cu_seq_lens_q: Any = None, max_length_q: int | None = None, **kwargs: Any) -> tuple[Any, None]:  # fmt: skip
+    """Causal attention within each sample of a row.
+
+    query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
+    cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: one sample a row
+    Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
+    by BlockedAttention on a CPU; else by SDPA.
+    """
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from .cpu_attention import BlockedAttention, takes
+
+    if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+                                      is_causal=is_causal, **kwargs)  # fmt: skip
+    if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
+        half = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (tensor.to(half) for tensor in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    alike = query.shape[-1] == value.shape[-1]  # as FlashAttention needs; DeepSeek-V3's are not
+    if cu_seq_lens_q is not None and query.is_cuda and query.dtype != torch.float32 and not dropout and alike:
+        from torch.nn.attention.varlen import varlen_attn
+
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
+        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        ends = cu_seq_lens_q
+        found = varlen_attn(*rows, ends, ends, max_length_q, max_length_q, scale=scaling, window_size=window,
+                            enable_gqa=grouped)  # fmt: skip
+        return found[None], None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    parts = []
+    lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
+    # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it, one for each sample
+    for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
+        if takes(q, dropout, sliding_window):
+            parts.append(BlockedAttention.apply(q, k, v, scale))
+            continue
+        band = None
+        if sliding_window is not None and q.shape[2] > sliding_window:
+            places = torch.arange(q.shape[2], device=query.device)
+            distance = places[:, None] - places[None]
+            band = (distance >= 0) & (distance < sliding_window)
+        parts.append(torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=band, dropout_p=dropout, scale=scale, is_causal=band is None, enable_gqa=grouped
+        ))  # fmt: skip
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

@@ -1,0 +1,141 @@
+"""Are a model's files whole, and do they hold its weights? Looked at before anything is loaded.
+
+Transformers fills a weight that its files lack with random numbers and only reports it, drops tensors that it does not know, and
+under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model assumes "perfectly matching checkpoints").
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..distributed import ranks
+from ..errors import UserError, of_disk
+from .config_json import read_config
+
+_AGAIN = "download or copy the model again"
+_WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
+
+
+def check(source: str, trust_remote_code: bool) -> None:
+    """Compare the files in `source` with the model of its config.json. Raises UserError for a file that is damaged or missing,
+    for weights that are missing, unknown, of another shape or integers, with their names.
+
+    A load onto the meta device tells what the real one would: tied weights, renamed layers, fused experts and what the
+    architecture leaves out on purpose are Transformers' own business. It reads no weights.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    folder = Path(source)
+    integers = [name for file in _files(folder) for name in _integers(file)]
+    published = read_config(folder).get("quantization_config") or {}
+    method = published.get("quant_method")
+    if method not in (None, "mxfp4"):  # its own loader knows what its tensors mean
+        return
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source, trust_remote_code=trust_remote_code, device_map="meta", dtype=torch.bfloat16, output_loading_info=True,
+            ignore_mismatched_sizes=True, quantization_config=Mxfp4Config(dequantize=True) if method else None,
+        )  # fmt: skip
+    except RuntimeError as error:
+        problem = (
+            "weights of its experts are missing or of another shape" if "conversion" in str(error) else _line(error)
+        )
+        raise UserError(source, problem, _AGAIN) from None
+    name, names = type(model).__name__, dict(model.named_parameters())
+    missing, unknown = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    other = [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in sorted(found["mismatched_keys"])]
+    whole = [key for key in integers if key in names and not method]
+    prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
+    cure = f"{_AGAIN}, or save it with the save_pretrained() of {name}"
+    if prefix:
+        cure = f"their names begin with {prefix!r}: save the model inside the wrapper, with its save_pretrained()"
+    faults = {f"weights of {name} that its files lack": missing, "weights of another shape": other,
+              "tensors that are none of the model's": unknown, "weights in integers": whole}  # fmt: skip
+    for what, keys in faults.items():
+        if keys:
+            raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
+
+
+@contextmanager
+def of_run(folder: Path) -> Iterator[None]:
+    """What a run saved in `folder` is loaded here. Raises UserError, with other steps as the cure, where it is damaged."""
+    cure = "copy it again where it was copied, or take another step: python -m brigade export OUTPUT DEST --step N"
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.place, error.problem, cure if error.cure.startswith(_AGAIN) else error.cure) from None
+    except Exception as error:
+        problem = f"what is saved there cannot be loaded: {type(error).__name__}: {_line(error)}"
+        raise of_disk(error) or UserError(str(folder), problem, cure) from None
+
+
+def check_finite(model: Any, source: str) -> None:
+    """Raises UserError on all ranks where any of them has loaded a weight that is NaN or infinite. A collective.
+
+    model: None on a rank whose weights come from another
+    """
+    found = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
+    name = next(filter(None, found), None)
+    if name:
+        raise UserError(
+            source, f"the weight {name} holds NaN or infinity", f"{_AGAIN}; what it was trained into is lost"
+        )
+
+
+def first_not_finite(model: Any, trained: bool = True) -> str | None:
+    """The first parameter (of those that are trained, or of all) of which this rank's part is not finite: ZeRO-3's ds_tensor,
+    FSDP2's local tensor. Weights in 4 bits are not looked at: their containers' bits are no numbers."""
+    for name, parameter in model.named_parameters():
+        if (
+            parameter.is_floating_point()
+            and parameter.requires_grad >= trained
+            and not hasattr(parameter, "quant_state")
+        ):
+            part = getattr(parameter, "ds_tensor", parameter).detach()
+            part = part.to_local() if hasattr(part, "to_local") else part
+            # One pass, and no second tensor of its size: NaN and infinity both end up in the extremes.
+            if part.numel() and not all(map(math.isfinite, map(float, part.aminmax()))):
+                return name
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("model.safetensors"))
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(str(index), f"it is damaged: {_line(error)}", _AGAIN) from None
+    gone = [name for name in files if not (folder / name).is_file()]
+    if gone:
+        raise UserError(
+            str(index), f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}", _AGAIN
+        )
+    return [folder / name for name in files]
+
+
+def _integers(file: Path) -> list[str]:
+    """Names of a file's integer tensors. Raises UserError where the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return [name for name in tensors.keys() if tensors.get_slice(name).get_dtype()[0] in "IUB" and  # noqa: SIM118
+                    not tensors.get_slice(name).get_dtype().startswith("BF")]  # fmt: skip
+    except (SafetensorError, OSError) as error:
+        raise UserError(str(file), f"it is damaged ({file.stat().st_size:,} bytes): {_line(error)}", _AGAIN) from None
+
+
+def _some(names: Iterable[str], most: int = 3) -> str:
+    first, more = list(names)[:most], len(list(names)) - most
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

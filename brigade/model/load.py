@@ -1,0 +1,216 @@
+"""The model and its tokenizer: from the Hub, from a local directory, or built from a config.json with random weights."""
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.cache import cache_directory
+from ..distributed.consistency import WEIGHTS
+from ..errors import UserError, writing
+from ..recipe.flags import Settings
+from . import adapters, attention, base_weights
+from . import quantization as model_quantization
+from .location import _first_line, hub_is_away, load_config, location
+from .quantization import _dequantised
+from .sizes import half_or_full
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def weights(settings: Settings, config: "PreTrainedConfig") -> str:
+    """Where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
+    if settings.recipe.model.from_scratch:
+        return materialise(config, settings.recipe.training.seed)
+    source = location(settings)
+    if not Path(source).is_dir():
+        source = _download(source, settings)
+    if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
+        raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights "
+                        f"({' or '.join(WEIGHTS)})", "name a model with weights, or set from_scratch: true")  # fmt: skip
+    base_weights.check(source, settings.recipe.model.trust_remote_code)
+    return source
+
+
+def _download(name: str, settings: Settings) -> str:
+    """The local snapshot of a model on the Hub. Raises UserError when it cannot be had, here and not while loading."""
+    from huggingface_hub import snapshot_download
+
+    folder = ""
+    try:
+        for pattern in WEIGHTS:  # the first that it has: an older model has both, and they are the same
+            folder = snapshot_download(
+                name,
+                revision=settings.recipe.model.revision,
+                allow_patterns=[pattern, "*.json", "*.py"],
+                ignore_patterns=["consolidated*", "original/*"],  # once more the same, in their maker's own format
+            )
+            if any(Path(folder).glob(pattern)):
+                break
+    except Exception as error:
+        raise UserError(settings.place("model_name_or_path"), f"the weights of {name!r} cannot be had: "
+                        f"{hub_is_away() or _first_line(error)}",
+                        "check the name, the network and HF_TOKEN") from None  # fmt: skip
+    return folder
+
+
+def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
+    """The model from `source` in `dtype`, with adapters where the recipe asks for them. Under ZeRO-3 TrainingArguments
+    must exist by now: it is then loaded shard by shard, and never whole on one rank."""
+    attention.register()
+    chosen = attention.chosen(settings, load_config(settings))[0]
+    model = load_base(settings, source, dtype, attn_implementation=chosen)
+    if settings.recipe.model.use_peft:
+        model = adapters.wrap(model, settings, source)
+    if settings.recipe.training.torch_compile:
+        compile_layers(model)
+    return model
+
+
+def compile_layers(model: "PreTrainedModel") -> None:
+    """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
+    for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
+    import torch
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for module in base.modules():
+        if type(module).__name__ in (base._no_split_modules or ()):
+            module.compile()
+    base.loss_function = torch.compile(base.loss_function, dynamic=True)
+
+
+def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+    """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
+
+    options: further ones of from_pretrained
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trust = settings.recipe.model.trust_remote_code
+    quantization = model_quantization.quantization(settings, dtype) or _dequantised(source)
+    sent = _are_sent(settings, quantization)
+    if sent:
+        options["device_map"] = "meta"
+    if sent and quantization:  # of the file; without weights there is nothing to dequantise
+        options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=trust)
+        del options["config"].quantization_config
+        quantization = None
+    model = AutoModelForCausalLM.from_pretrained(
+        source, trust_remote_code=trust, dtype=dtype, quantization_config=quantization, **options
+    )
+    if sent:
+        _hold_places(model)
+    base_weights.check_finite(model if _are_own() else None, source)
+    for part in beyond_texts(model).values():
+        part.requires_grad_(False)
+    # ZeRO-3's way of loading keeps renamings that matched nothing (integrations/deepspeed.py:485), and saving undoes them all.
+    if renamings := getattr(model, "_weight_conversions", None):
+        model._weight_conversions = [renaming for renaming in renamings if renaming.was_used()]
+    # Gemma 3 names a layer of a text encoder, too, which it does not have, and accelerate looks for each by its name.
+    there = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = [name for name in model._no_split_modules or () if name in there]
+    for module in model.modules():
+        # On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no
+        # gradient passes through them (nn/modules.py:614, autograd/_functions.py:422: a product without backward).
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def beyond_texts(model: Any) -> dict[str, Any]:
+    """Name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and the two
+    ends. {} for a model of texts. Trained, it would get no gradient, which DDP takes for an error and weight decay does not."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if base.config.get_text_config() is base.config:
+        return {}
+    ends = (base.get_decoder(), base.get_input_embeddings(), base.get_output_embeddings())
+    reached = {id(parameter) for part in ends if part is not None for parameter in part.parameters()}
+    found: dict[str, Any] = {}
+    for name, module in base.named_modules():  # a module before those in it
+        held = {id(parameter) for parameter in module.parameters()}
+        if held and held.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return found
+
+
+def _are_own() -> bool:
+    """Whether this rank trains what it loads; FSDP2 sends all ranks of a host what the host's first one has."""
+    from transformers.distributed.fsdp import is_fsdp_enabled
+    from transformers.distributed.utils import is_local_dist_rank_0
+
+    return not is_fsdp_enabled() or is_local_dist_rank_0()
+
+
+def _are_sent(settings: Settings, quantization: Any) -> bool:
+    """Whether this rank gets its weights from the first rank when FSDP2 shards them, and needs none until then.
+
+    Transformers 5.23 reads them on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again
+    (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
+    would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
+    """
+    section = settings.recipe.model
+    converted = not section.use_peft or quantization is not None
+    return not _are_own() and converted and not section.load_in_4bit
+
+
+def _hold_places(model: "PreTrainedModel") -> None:
+    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
+    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
+    import torch
+
+    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+                module._parameters[name] = place
+
+
+def load_trained(settings: Settings, directory: Path) -> "PreTrainedModel":
+    """What a run left in `directory`: a model, or adapters on the base that they were trained on."""
+    from transformers import AutoModelForCausalLM
+
+    section = settings.recipe.model
+    if not section.use_peft:
+        base_weights.check(str(directory), section.trust_remote_code)
+        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
+    from peft import PeftModel
+
+    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
+    return PeftModel.from_pretrained(base, directory)
+
+
+def materialise(config: "PreTrainedConfig", seed: int) -> str:
+    """A directory in the cache with random weights for `config`, the same for the same seed.
+
+    Random weights go through a directory so that every strategy loads them as it would load a real model: built in
+    place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
+    exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
+    """
+    import torch
+    from filelock import FileLock
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM
+
+    text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
+    folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    if (folder / "model.safetensors").exists():
+        return str(folder)
+    with writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "model.safetensors").exists():
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    model = AutoModelForCausalLM.from_config(
+                        copy.deepcopy(config), dtype=torch.float32
+                    )  # it writes dtype there
+                model.config.save_pretrained(folder)
+                # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
+                save_model(model, str(folder / "partial"), metadata={"format": "pt"})
+                (folder / "partial").rename(folder / "model.safetensors")
+    return str(folder)

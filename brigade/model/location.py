@@ -1,0 +1,144 @@
+"""Where a model is: a folder, a name on the Hub, a config.json; and its configuration."""
+
+import functools
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from ..errors import UserError
+from ..recipe.files import REPOSITORY
+from ..recipe.flags import Settings
+from .config_json import ALIASES, check_causal, read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+# What of a config.json gives a model its shapes.
+SHAPES = (
+    "model_type",
+    *ALIASES,
+    "head_dim",
+    "tie_word_embeddings",
+    "shared_expert_intermediate_size",
+    "attention_bias",
+)
+
+
+def location(settings: Settings) -> str:
+    """model_name_or_path as a path where it is a local directory (here or in the repository), else as a Hub name.
+
+    Raises UserError for a revision of a directory.
+    """
+    name, revision = settings.recipe.model.model_name_or_path, settings.recipe.model.revision
+    for candidate in (Path(name).expanduser(), REPOSITORY / name):
+        if candidate.is_dir():
+            if revision is not None:
+                raise UserError(
+                    settings.place("revision"),
+                    f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory",
+                    "leave revision out (--revision null), or name the model on the Hub",
+                )
+            return str(candidate)
+    hub_is_away()
+    return name
+
+
+def load_config(settings: Settings) -> "PreTrainedConfig":
+    """The model's configuration. Raises UserError when it is not there or its positions are fewer than max_length."""
+    from transformers import AutoConfig
+
+    model, place = settings.recipe.model, settings.place("model_name_or_path")
+    try:
+        config = AutoConfig.from_pretrained(
+            location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
+        away = "" if Path(location(settings)).is_dir() else hub_is_away()
+        raise UserError(place, f"{model.model_name_or_path!r} has no usable config: {away or _first_line(error)}",
+                        "give a name on the Hub or a directory with a config.json") from None  # fmt: skip
+    check_causal(config, place)
+    _check_length(settings, getattr(config, "max_position_embeddings", None))
+    return config
+
+
+def vocabulary(settings: Settings) -> int:
+    """Tokens of the model's vocabulary, after the checks of load_config().
+
+    From config.json itself where it says so: building a Transformers configuration imports a second's worth of torch, which
+    tokenising does not need.
+    """
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model = settings.recipe.model
+    try:
+        document, _ = PreTrainedConfig.get_config_dict(location(settings), revision=model.revision)
+    except Exception:  # load_config() says what is wrong
+        document = {}
+    text = document.get("text_config") or document
+    known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
+    words, positions = (
+        (text if isinstance(text, dict) else {}).get("vocab_size"),
+        document.get("max_position_embeddings"),
+    )
+    if not known or not isinstance(words, int) or not isinstance(positions, int | None):
+        return load_config(settings).get_text_config().vocab_size
+    _check_length(settings, positions)
+    return words
+
+
+def _check_length(settings: Settings, positions: int | None) -> None:
+    length = settings.recipe.data.max_length
+    if positions and length > positions:
+        raise UserError(settings.place("max_length"), f"{length} tokens, but the model has positions for {positions}",
+                        f"set max_length to at most {positions}")  # fmt: skip
+
+
+def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
+    """Raises UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's.
+
+    A model that a flag names is another one on purpose, and beside a run.yaml lies what that run saved.
+    """
+    beside = settings.recipe_path.with_name("config.json")
+    by_flag = settings.sources.get("model_name_or_path", "").startswith("flag")
+    if by_flag or settings.recipe_path.name == "run.yaml" or not beside.is_file():
+        return
+    document = read_config(beside)
+    text, ours = document.get("text_config") or document, config.get_text_config()
+    for field in SHAPES:
+        names = (field, *ALIASES.get(field, ()))
+        there = next((text[name] for name in names if text.get(name) is not None), None)
+        here = next((value for name in names if (value := getattr(ours, name, None)) is not None), None)
+        if there is not None and here is not None and there != here:
+            raise UserError(f"{beside}: {field}", f"{there!r} here, but {here!r} in the model that the recipe names, "
+                            f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied",
+                            "put the model's own config.json there, or remove it")  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+@functools.cache
+def hub_is_away() -> str:
+    """`huggingface.co does not resolve, and the cache does not have it`, or "".
+
+    Where its name does not resolve, Hugging Face's libraries are told to look into their caches alone: they would ask for each
+    file six times, 23 s with a line for each (huggingface_hub/utils/_http.py: http_backoff). A proxy resolves names itself.
+    """
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname or ""
+    if getproxies() or os.environ.get("HF_HUB_OFFLINE"):
+        return ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # of libraries that are loaded later, and of processes
+        if "huggingface_hub" in sys.modules:
+            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
+        return f"{host} does not resolve, and the cache does not have it"
+    return ""

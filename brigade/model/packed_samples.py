@@ -1,0 +1,135 @@
+"""How a model learns where the samples of a row begin, so that none sees another: tried out, not believed.
+
+Most of Transformers' models make their attention masks from position ids that start anew. gpt-oss makes them without, but
+takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state can be told by nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..recipe.flags import Settings
+from . import attention
+
+# Ways to tell. Cumulative lengths are what varlen and FlashAttention take.
+LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
+_KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
+
+
+def check(settings: Settings, config: Any) -> None:
+    """Raises UserError where a recipe packs samples that the model would let see each other."""
+    if settings.recipe.data.packing and way(settings, config) == NOTHING:
+        name, cause = type(config).__name__, why_nothing(settings, config)
+        raise UserError(settings.place("packing"), f"packed samples of {name} would see each other: {cause}",
+                        "set packing to false")  # fmt: skip
+
+
+def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
+    """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason)."""
+    how = attention.chosen(settings, config)[0]
+    if not settings.recipe.training.padding_free:
+        return False, False, "padded: padding_free is false"
+    if way(settings, config) == NOTHING:
+        return False, False, f"padded: {why_nothing(settings, config)}"
+    if how in attention.SAMPLE_BY_SAMPLE:
+        return True, False, f"end to end: {how} computes no products between samples"
+    return (
+        True,
+        True,
+        f"end to end, or padded where {how} attention would compute twice as much: it does all products between samples",
+    )
+
+
+def way(settings: Settings, config: Any) -> str:
+    """LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes."""
+    return _tried(settings, config)[0]
+
+
+def why_nothing(settings: Settings, config: Any) -> str:
+    """Why the way is NOTHING: it was tried and did not help, or what went wrong when it was tried."""
+    return _tried(settings, config)[1]
+
+
+def _tried(settings: Settings, config: Any) -> tuple[str, str]:
+    chosen = attention.chosen(settings, config)[0]
+    key = chosen, config.to_json_string(use_diff=False)
+    if key not in _KNOWN:
+        _KNOWN[key] = _try(config, chosen, settings.recipe.model.trust_remote_code)
+    return _KNOWN[key]
+
+
+def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
+    """A mask for each kind of layer, as Transformers would make it from these position ids (rows, tokens)."""
+    import torch
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    text = config.get_text_config()
+    shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
+    known = {"config": text, "inputs_embeds": shape, "attention_mask": None, "past_key_values": None,
+             "position_ids": position_ids}  # fmt: skip
+    found = {"full_attention": create_causal_mask(**known)}
+    if getattr(text, "sliding_window", None):
+        found["sliding_attention"] = create_sliding_window_causal_mask(**known)
+    return found
+
+
+def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
+    """(way, why there is none). Change the first sample of a row, in a tiny random model of the architecture, and look at the
+    second's logits.
+
+    On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they are told in the same way.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ..data.collate import cumulative, positions
+    from .tiny import shrink
+
+    by_lengths = chosen in attention.NEEDS_CUMULATIVE_LENGTHS
+    stand_in = attention.VARLEN if by_lengths else "sdpa" if chosen.startswith("flex") else chosen
+    try:
+        tiny = type(config).from_dict(shrink(config.to_dict())).get_text_config()
+    except Exception as error:  # what cannot be tried is not trusted
+        return NOTHING, f"a tiny model of it to try that with cannot be described ({_told(error)})"
+    lengths = np.array([4, 3])
+    told = {"position_ids": torch.from_numpy(positions(lengths))[None], "use_cache": False}
+    rows = torch.tensor([[7, 8, 9, 10, 11, 12, 13], [17, 18, 19, 20, 11, 12, 13]])
+    ways = {LENGTHS: lambda: cumulative(lengths)} if by_lengths else {
+        POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}  # fmt: skip
+    attention.register()
+    why = "nothing tells it where one begins"
+    with _unsharded(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+        torch.manual_seed(0)
+        for name, more in ways.items():
+            try:
+                model = AutoModelForCausalLM.from_config(
+                    tiny, attn_implementation=stand_in, dtype=torch.float32, trust_remote_code=trust_remote_code
+                ).eval()
+                one, other = (model(row[None], **told | more()).logits[:, 4:] for row in rows)
+            except Exception as error:  # nor here; some models take no masks that are made already
+                if name != MASKS:
+                    why = f"that it is told where one begins could not be tried ({_told(error)})"
+                continue
+            if torch.allclose(one, other, rtol=0, atol=1e-6):
+                return name, ""
+    return NOTHING, why
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+@contextmanager
+def _unsharded() -> Iterator[None]:
+    """Models are built whole meanwhile: where a ZeRO-3 configuration lives, Transformers would shard the tried one as well."""
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept

@@ -1,0 +1,60 @@
+"""The tokenizer of a run's model."""
+
+from typing import TYPE_CHECKING
+
+from ..data import builtin
+from ..data.cache import cache_directory
+from ..data.sources import BUILT_IN
+from ..errors import UserError
+from ..recipe.flags import Settings
+from .location import _first_line, location
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
+    """The tokenizer, with a padding token. Raises UserError when there is none, or one of more tokens than `words`, those of
+    the model's vocabulary."""
+    from transformers import AutoTokenizer
+
+    model = settings.recipe.model
+    name = model.tokenizer_name_or_path or location(settings)
+    if name == BUILT_IN:
+        name = str(builtin.ensure(cache_directory()).tokenizer)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name,
+            revision=None if model.tokenizer_name_or_path else model.revision,  # the model's is none of another's
+            trust_remote_code=model.trust_remote_code,
+        )
+    except Exception as error:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"no tokenizer at {name!r}: {_first_line(error)}",
+                        "name a tokenizer, or `python-docs` for the built-in one") from None  # fmt: skip
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.tokenizer_name_or_path and not model.from_scratch:
+        _check_belongs(settings, tokenizer)
+    if len(tokenizer) > words:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"{name!r} has {len(tokenizer)} tokens, but the model's "
+                        f"vocabulary {words}", "name the model's own tokenizer")  # fmt: skip
+    return tokenizer
+
+
+def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises UserError when a tokenizer of another name gives the model's own tokens other ids: its embeddings would
+    mean something else. More tokens than the model's own it may have."""
+    from transformers import AutoTokenizer
+
+    model = settings.recipe.model
+    try:
+        own = AutoTokenizer.from_pretrained(location(settings), revision=model.revision,
+                                            trust_remote_code=model.trust_remote_code)  # fmt: skip
+    except Exception:  # a model without a tokenizer of its own
+        return
+    given = tokenizer.get_vocab()
+    moved = next((token for token, number in own.get_vocab().items() if given.get(token) != number), None)
+    if moved is not None:
+        raise UserError(settings.place("tokenizer_name_or_path"), f"{model.tokenizer_name_or_path!r} does not belong to "
+                        f"{model.model_name_or_path!r}: token {moved!r} is {own.get_vocab()[moved]} there, and here "
+                        f"{given.get(moved, 'missing')}", "leave the key out to take the model's own")  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which strategies fit a model and a cluster, and which is fastest."""

@@ -1,0 +1,121 @@
+"""One configuration's estimate: memory, time and what follows from them, with their intervals."""
+
+import functools
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..costs.hardware import Gpu, flops_per_token, gpu
+from ..costs.memory import GIB, Memory, gradient_bytes, moments
+from ..costs.step_time import StepTime, step_time
+from ..models.traced_activations import Traced
+from .job import Job
+
+# What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
+# an engine's fragmentation so much where activations lie between the states, and so much in the optimizer's step. Runs on A100s
+# with 74.8 GiB in the step went on, one with 74.6 GiB of activations did not (collected.csv, fms-acceleration-038 and -039).
+SHORT, SHORT_IN_STEP = 0.7, 0.4
+CONTEXT_GIB = 0.6  # of the CUDA context: 0.5 to 0.9
+COLLECTIVES_GIB = 0.5  # NCCL's buffers in a node, and as much again for every factor of eight in ranks
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a configuration takes.
+
+    held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
+    """
+
+    job: Job
+    gpu: Gpu
+    memory: Memory
+    time: StepTime
+    held: float
+    context: float
+
+    @property
+    def allocated_gib(self) -> float:
+        """torch.cuda.max_memory_allocated"""
+        return self.memory.allocated / GIB
+
+    @property
+    def reserved_gib(self) -> float:
+        """torch.cuda.max_memory_reserved on a card with room: blocks of gradients that were freed stay with the allocator."""
+        freed = 0.0 if self.memory.gradients else gradient_bytes(self.job) / GIB
+        return (self.allocated_gib + freed) * self.job.conventions.fragmentation
+
+    @property
+    def device_gib(self) -> float:
+        """What the card has to hold."""
+        return (self.held + self.context) / GIB
+
+    @property
+    def spare_gib(self) -> float:
+        """What is left of the card; below 0, it does not fit."""
+        return self.gpu.memory_gib - self.device_gib
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_gib >= 0
+
+    @property
+    def safe(self) -> bool:
+        """Whether it fits at the upper end of its interval too."""
+        return self.memory_interval()[1] + self.context / GIB <= self.gpu.memory_gib
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.job.tokens_per_step / self.time.total / self.job.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Percent of the card's dense bf16 peak, 6 N + 12 L h s per token, N the parameters that a token meets."""
+        s = self.job.shape
+        needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length))
+        return 100 * self.tokens_per_second_per_gpu * needed / (self.gpu.bf16_tflops * 1e12)
+
+    @property
+    def days(self) -> float:
+        """Per billion tokens, on all GPUs."""
+        return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
+
+    def memory_interval(self) -> tuple[float, float]:
+        """GiB allocated, between which four of five runs lie."""
+        low, high = intervals()["memory"]
+        return self.allocated_gib * low, self.allocated_gib * high
+
+    def time_interval(self) -> tuple[float, float]:
+        """Seconds per step, between which four of five runs lie."""
+        low, high = intervals()[of_time(self.job)]
+        return self.time.total * low, self.time.total * high
+
+
+def parts(of: Memory | StepTime, unit: float, least: float) -> str:
+    """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
+    values = {part.name: getattr(of, part.name) / unit for part in fields(of)}
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
+
+
+def of_time(job: Job) -> str:
+    """Which of intervals() a step's time has: mixtures of experts vary more than what lies between their GPUs."""
+    return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
+
+
+@functools.cache
+def intervals() -> dict[str, Any]:
+    """Factors between which 80 % of measured rows lie; written by benchmarks/planner.py from rows left out of every fit."""
+    return yaml.safe_load(Path(__file__).with_name("intervals.yaml").read_text())
+
+
+def estimate(job: Job, device: Gpu | None = None, traced: Traced | None = None) -> Estimate:
+    """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
+    runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
+    device = device or gpu(job.gpu)
+    collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
+    found, loose = moments(job, traced), job.conventions.fragmentation - 1
+    held = max(one.allocated * (1 + loose * (SHORT if one.activations else SHORT_IN_STEP)) for one in found)
+    context = (CONTEXT_GIB + collectives) * GIB
+    return Estimate(job, device, max(found, key=lambda one: one.allocated), step_time(job, device), held, context)

@@ -1,0 +1,148 @@
+"""One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import UserError
+from ..costs.engines import ENGINES, Engine
+from ..models.layer import EAGER, Attention, Kernels
+from ..models.shape import ModelShape
+
+Method = Literal["full", "lora", "qlora"]
+Checkpointing = Literal["none", "attention", "half", "full"]
+Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused"]
+SIZES = (
+    "sequence",
+    "micro_batch",
+    "accumulation",
+    "data",
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+    "virtual",
+    "every",
+    "node_size",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training configuration.
+
+    engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
+    sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
+    labelled: share of the tokens that have logits: with padding_free those alone that a label follows
+    data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
+    shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
+    quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
+    offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
+    checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
+        op"), or whole layers, of which `every`-th
+    trained: parameters with gradients where adapters are trained; 0: all of the model's
+    targets: what adapters lie on (adapters.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
+    dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
+    optimizer: a key of states.OPTIMIZER_BYTES
+    linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
+    offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
+    """
+
+    shape: ModelShape
+    sequence: int
+    micro_batch: int = 1
+    accumulation: int = 1
+    method: Method = "full"
+    engine: str = "fsdp2"
+    stage: int = 0
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual: int = 1
+    shard: int = 0
+    hpz: int = 0
+    quantised: bool = False
+    offload: str = ""
+    attended: float = 0
+    labelled: float = 1.0
+    checkpointing: Checkpointing = "none"
+    every: int = 1
+    offload_activations: bool = False
+    step_in_backward: bool = False
+    kernels: Kernels = EAGER
+    attention: Attention = "flash2"
+    loss: Loss = "full"
+    fp8: bool = False
+    dropout: bool = False
+    sequence_parallel: bool = True
+    repeat_kv: bool = False
+    trained: int = 0
+    targets: str = "qkvom"
+    adapter_dropout: bool = False
+    dora: bool = False
+    optimizer: str = "adamw_torch_fused"
+    linear_experts: bool = False
+    gpu: str = "H100 80GB"
+    node_size: int = 8
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise UserError(name, f"{getattr(self, name)} is not a whole number above 0", "give at least 1")
+        if self.shape.heads % self.tensor:
+            raise UserError("tensor parallelism", f"{self.tensor} does not divide the model's {self.shape.heads} attention heads",
+                            "use a divisor of it")  # fmt: skip
+        if self.pipeline > self.shape.layers:
+            raise UserError("pipeline parallelism", f"{self.pipeline} stages are more than the {self.shape.layers} layers",
+                            "use fewer stages")  # fmt: skip
+
+    @property
+    def named(self) -> str:
+        """As `plan --method` calls it."""
+        return self.method.replace("lora", "dora") if self.dora else self.method
+
+    @property
+    def conventions(self) -> Engine:
+        return ENGINES[self.engine]
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.node_size)
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro-batch on one rank."""
+        return self.micro_batch * self.sequence // self.context
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.micro_batch * self.sequence * self.accumulation * self.data
+
+    @property
+    def shard_ranks(self) -> int:
+        return self.shard or self.data * self.context
+
+    @property
+    def length(self) -> float:
+        return self.attended or self.sequence
+
+    @property
+    def adapter_copies(self) -> bool:
+        """Whether adapters are in fp32 and read copies: brigade/model/adapters.py, and PEFT by itself, but under DeepSpeed."""
+        return self.engine in ("ddp", "fsdp2", "fsdp-bf16")
+
+    @property
+    def autocast(self) -> bool:
+        """bf16 products over fp32 weights, whose residual stream is fp32; frozen weights are bf16 under every engine."""
+        return self.engine == "ddp" and self.method == "full"
+
+    @property
+    def scored(self) -> float:
+        """Mean over layers of the tokens that attention computes scores for, per token: eager attention skips none."""
+        return self.sequence if self.attention == "eager" else self.shape.attended(self.length)

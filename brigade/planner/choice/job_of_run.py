@@ -1,0 +1,151 @@
+"""A run of train.py as a Job: from its recipe, strategy, batch and ranks; and a Job as plain values, for run.yaml. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from ...errors import UserError
+from ...recipe.batch import Batch
+from ...recipe.schema import Recipe
+from ...strategy import Strategy
+from ..costs.hardware import Gpu
+from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
+from ..models.find_model import described
+from ..models.layer import EAGER, FUSED, Attention
+from ..models.shape import Family, ModelShape
+from .estimate import estimate
+from .job import Job, Method
+
+# What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
+ATTENTION: dict[str, Attention] = {
+    "auto": "flash2", "varlen": "flash2", "sdpa": "flash2", "flex_attention": "flash2", "flash_attention_2": "flash2",
+    "flash_attention_3": "flash3", "eager": "eager",
+}  # fmt: skip
+
+
+def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
+    """What train.py computes attention with: eager where a model knows nothing else (brigade/model/attention.py)."""
+    return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
+
+
+class NoPromise(Exception):
+    """Why the formulas say nothing of a run, in a few words."""
+
+
+def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, node_size: int, config: Mapping[str, Any],
+               gpu: str, *, trained: int = 0, place: str = "config.json") -> Job:  # fmt: skip
+    """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
+
+    config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
+    them where that is known, else counted
+    Raises NoPromise for what the formulas do not know.
+    """
+    training, model = recipe.training, recipe.model
+    _check(recipe, strategy, ranks)
+    try:
+        shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
+    except UserError as error:
+        raise NoPromise(f"{error.place}: {error.problem}") from None
+    method: Method = "full" if not model.use_peft else "qlora" if model.load_in_4bit else "lora"
+    targets = targets_of(model.lora_target_modules)
+    if method != "full" and not targets:
+        raise NoPromise("the formulas count adapters on attention's projections, the MLP or all linear layers")
+    if method != "full" and not trained:
+        if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
+            raise NoPromise(
+                f"the formulas count {' and '.join(ENDS)} that are trained whole beside adapters, not {other[0]}"
+            )
+        trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
+    fused = training.use_liger_kernel or training.torch_compile
+    return Job(
+        shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
+        checkpointing="full" if training.activation_checkpointing else "none", kernels=FUSED if fused else EAGER,
+        attention=attention_of(shape, model.attn_implementation),
+        loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
+        trained=trained if method != "full" else 0, adapter_dropout=method != "full" and model.lora_dropout > 0,
+        targets=targets or ALL, dora=method != "full" and model.use_dora,
+        optimizer=training.optim, **_engine(strategy, node_size),
+    )  # fmt: skip
+
+
+def largest_fit(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, node_size: int, config: Mapping[str, Any],
+                device: Gpu, place: str) -> tuple[int, str]:  # fmt: skip
+    """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
+    end of its interval, else 1; the other arguments and errors as of job_of_run."""
+    share = batch.micro * batch.accumulation
+    for micro in (number for number in range(8, 0, -1) if share % number == 0):
+        tried = replace(batch, micro=micro, accumulation=share // micro)
+        found = estimate(
+            job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place), device
+        )
+        if found.safe:
+            break
+    filled = f"{found.device_gib:.0f} of {device.memory_gib:.0f} GiB"
+    return (
+        micro,
+        f"the planner's: {filled}" if found.safe else f"the least; the planner counts {filled}, which may not fit",
+    )
+
+
+def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
+    """Raises NoPromise for what no formula covers."""
+    training = recipe.training
+    zero = (strategy.ds_config or {}).get("zero_optimization", {})
+    lacking = {
+        "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
+        f"they do not know what ddp_comm_hook {training.ddp_comm_hook} saves": training.ddp_comm_hook != "none"
+        and ranks > 1,
+        "they know ZeRO++'s quantised weights and gradients, but neither alone": zero.get(
+            "zero_quantized_weights", False
+        )
+        != zero.get("zero_quantized_gradients", False),
+        "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
+        "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
+        "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
+    }
+    if reason := next((reason for reason, holds in lacking.items() if holds), None):
+        raise NoPromise(f"the formulas say nothing of it: {reason}")
+
+
+def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
+    """What a Job says of how states are spread, and of what is sent."""
+    if strategy.is_fsdp:
+        return {"engine": "fsdp2", "stage": 3, "shard": strategy.shard if strategy.kind == "hsdp" else 0}
+    if strategy.ds_config is None:
+        return {"engine": "ddp", "stage": 0}
+    zero = strategy.ds_config["zero_optimization"]
+    hpz = zero.get("zero_hpz_partition_size", 1)
+    hpz = node_size if hpz == "auto" else hpz
+    devices = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
+    offload = "nvme" if "nvme" in devices.values() else "all" if devices["param"] != "none" else (
+        "optimizer" if devices["optimizer"] != "none" else "")  # fmt: skip
+    return {"engine": "zero", "stage": zero["stage"], "hpz": hpz if hpz > 1 else 0, "offload": offload,
+            "quantised": bool(zero.get("zero_quantized_weights"))}  # fmt: skip
+
+
+def record(job: Job) -> dict[str, Any]:
+    """A Job as YAML holds it: what differs from the defaults."""
+    values = {
+        field.name: getattr(job, field.name) for field in fields(Job) if getattr(job, field.name) != field.default
+    }
+    family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
+    family.pop("defaults", None)  # what a config leaves out; the shape has it all
+    values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
+
+
+def job_of_record(values: Mapping[str, Any], place: str) -> Job:
+    """The Job that record() wrote. Raises UserError at `place` for what it did not."""
+    try:
+        shape = dict(values["shape"])
+        shape["family"] = Family(**shape.get("family", {}))
+        known: dict[str, Any] = dict(values) | {"shape": ModelShape(**shape)}
+        return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise UserError(place, f"it is no configuration that this version of Brigade writes ({error})",
+                        "run the recipe once more") from None  # fmt: skip
+
+
+def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
+    """`job` with what its rows were: `tokens` of a micro-batch, the mean length that they attend to, the share with logits."""
+    return replace(job, sequence=max(1, round(tokens / job.micro_batch)), attended=attended, labelled=labelled)

@@ -1,0 +1,118 @@
+"""The catalogue of accelerators (hardware.yaml, and the user's own kinds), and model FLOPs utilisation."""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import UserError
+from . import calibration
+
+CATALOGUE = Path(__file__).with_name("hardware.yaml")
+# Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
+MATMUL_SHARE = 0.8
+SUSTAINED = 0.85
+ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of accelerator. Units as hardware.yaml states them.
+
+    efficiency, network: factors that the user's own runs gave (calibration.py): of all speeds inside a node, and of the
+        bandwidth between nodes
+    """
+
+    kind: str
+    memory_gib: float
+    bf16_tflops: float
+    matmul_tflops: float
+    hbm_gb_s: float
+    peer_gb_s: float
+    pcie_gb_s: float
+    sms: int
+    source: str
+    sustained: float = SUSTAINED
+    host_gib: float = 64.0
+    nvme_gb: float = 2000.0
+    attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    efficiency: float = 1.0
+    network: float = 1.0
+
+    @property
+    def product_rate(self) -> float:
+        """FLOPs per second of large products in a training run."""
+        return self.matmul_tflops * 1e12 * self.sustained
+
+    def attention_rate(self, kernel: str) -> float:
+        """FLOPs per second, of the visible half of the scores."""
+        known = self.attention_tflops
+        return 1e12 * known.get(kernel, known.get("flash2", ATTENTION_SHARE * self.matmul_tflops))
+
+
+@functools.cache
+def _published() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(CATALOGUE.read_text())["gpus"]
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Kind of GPU -> what the user's own file says of it, or hardware.yaml. Raises UserError where the file is broken."""
+    own = calibration.gpus()
+    return own | {kind: entry for kind, entry in _published().items() if kind not in own}
+
+
+def gpu(kind: str) -> Gpu:
+    """The GPU of that kind, by its key or another of its names, small and capital letters alike.
+
+    Raises UserError for an unknown one, with the known.
+    """
+    wanted = _plain(kind)
+    for key, entry in catalogue().items():
+        if wanted in {_plain(name) for name in (key, *entry["names"])} or re.fullmatch(entry["driver"], kind):
+            return _gpu(key, entry)
+    known = ", ".join(catalogue())
+    raise UserError(f"GPU kind {kind!r}", f"it is not in the catalogue; known are {known}",
+                    f"name one of them, or describe it under gpus: in {calibration.named()}")  # fmt: skip
+
+
+def gpu_of_device(device_name: str) -> Gpu | None:
+    """The GPU to which a driver gives that name, or None for an unknown one: half-sisters have longer names."""
+    return next(
+        (_gpu(kind, entry) for kind, entry in catalogue().items() if re.fullmatch(entry["driver"], device_name)), None
+    )
+
+
+def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
+    values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
+    measured = calibration.factors(kind)
+    return Gpu(**{"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]} | values | measured)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name.lower().removeprefix("nvidia"))
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Dense bf16 peak of a device by the name its driver gives, or None for an unknown one."""
+    entries = catalogue().values()
+    return next((entry["bf16_tflops"] for entry in entries if re.fullmatch(entry["driver"], device_name)), None)
+
+
+def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:
+    """Model FLOPs of forward and backward for one token of full fine-tuning: 6 N + 12 L h s.
+
+    Torchtitan's and PaLM's convention (arXiv 2204.02311, appendix B): N all parameters, embeddings included; attention
+    without the causal discount; recomputation not counted. attended_length: mean over tokens of their sample's length,
+    the sum of squared lengths over the sum of lengths.
+    """
+    return 6 * parameters + 12 * layers * hidden_size * attended_length
+
+
+def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
+    """Model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
+    peak = peak_tflops(device_name)
+    return None if peak is None else 100 * tokens_per_second_per_device * flops_per_token / (peak * 1e12)

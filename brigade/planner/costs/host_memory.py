@@ -1,0 +1,83 @@
+"""What a host's memory and disk have to hold, by formula. Bytes."""
+
+from dataclasses import dataclass
+
+from ..choice.estimate import intervals
+from ..choice.job import Job
+from .memory import gathered_bytes, stage_parameters
+from .states import OPTIMIZER_BYTES
+
+# Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
+PROCESS = 3.5e9
+# Times what is offloaded: page-locked copies and buffers beside it. Nine published full runs (benchmarks/data/host_memory.csv)
+# took 0.85 to 1.63 times, the middle one of them 1.25; DeepSpeed's own estimator says 1.5.
+PINNED = 1.25
+
+
+@dataclass(frozen=True)
+class Host:
+    """Bytes. loading, training: memory of one node; swapped: on its local disks; checkpoint: on the disk that all nodes share."""
+
+    loading: float
+    training: float
+    checkpoint: float
+    swapped: float = 0.0
+
+    @property
+    def fullest(self) -> tuple[float, float]:
+        """Of the larger of the two memories: between which four of five runs lie."""
+        low, high = intervals()["host"]
+        return low * max(self.loading, self.training), high * max(self.loading, self.training)
+
+
+def resident(ranks: int, copied: float = 0.0, offloaded: float = 0.0) -> float:
+    """Bytes of memory that the ranks of a node own: their own copies of weights, and what is offloaded."""
+    return ranks * PROCESS + copied + PINNED * offloaded
+
+
+def host(job: Job) -> Host:
+    """A node's share, for a model that is published in bf16 or MXFP4. What benchmarks/hosts.py measures.
+
+    Loading: weights that keep their precision are pages of the model's files, which all ranks share and the system may drop.
+    What is converted, to fp32 where weights are trained without DeepSpeed (training/arguments.py: load_dtype) or from MXFP4,
+    each rank owns, but under FSDP2, where a node has one copy (model/load.py: _are_sent). Four bits are made on the GPU, one
+    tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
+    Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
+    read through a memory map, whose pages the system may drop.
+    """
+    ranks = min(job.node_size, job.gpus)
+    psi = stage_parameters(job, job.shape.layers // job.pipeline, first=True, last=job.pipeline == 1)
+    trained = job.trained or psi
+    width = 4 if job.engine != "zero" and job.method == "full" else 2
+    converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)
+    copied = width * psi * (1 if job.engine == "fsdp2" else ranks) if converted else 0.0
+    states = 4 + OPTIMIZER_BYTES[job.optimizer]
+    share = trained / job.shard_ranks * ranks
+    weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
+    offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
+    shards = weights if job.offload == "all" else 0.0
+    swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
+    return Host(
+        resident(ranks, copied, shards), resident(ranks, 0.0, offloaded + shards), checkpoint(job, trained), swapped
+    )
+
+
+def checkpoint(job: Job, trained: float) -> float:
+    """Bytes of a checkpoint on disk, of `trained` parameters: in fp32 with the optimizer's states. Under DeepSpeed the model's
+    own file in half precision besides, and under ZeRO-1 and 2 the engine's copy of the same. A weight that two layers share is
+    kept once more by those two (deepspeed/runtime/engine.py saves a state_dict by names) and by FSDP2's sharded files.
+    """
+    zero = job.stage if job.engine == "zero" else 0
+    kept = (4 + OPTIMIZER_BYTES[job.optimizer] + {0: 0, 1: 4, 2: 4, 3: 2}[zero]) * trained
+    if job.shape.tied:
+        whole = 4 if job.engine == "fsdp2" and job.method == "full" else 0
+        kept += {0: whole, 1: 2, 2: 2, 3: 0}[zero] * job.shape.vocab * job.shape.hidden
+    return kept
+
+
+def gigabytes(checkpoint: float) -> str:
+    """`27.5 GB (27.5 to 27.8 in four runs of five)`"""
+    unit, name = (1e9, "GB") if checkpoint >= 1e8 else (1e6, "MB")
+    least, most = (factor * checkpoint / unit for factor in intervals()["disk"])
+    digits = 2 if checkpoint < 10 * unit else 1 if checkpoint < 100 * unit else 0
+    return f"{checkpoint / unit:,.{digits}f} {name} ({least:,.{digits}f} to {most:,.{digits}f} in four runs of five)"

@@ -1,0 +1,246 @@
+"""Time of an optimizer step, in parts, by formula. Seconds."""
+
+import math
+from dataclasses import dataclass, fields
+
+from ..choice.job import Job
+from ..models.adapter_costs import NORM_MOVED, adapter_op, norm_weights
+from ..models.layer import Op, layer_ops
+from .hardware import Gpu, gpu
+from .memory import LOGIT_BYTES, gathered_bytes, stage_layers, stage_parameters
+from .network import Links, links
+
+STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
+TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
+FILL = 300  # inner width that a tile's start and end cost
+FP8 = 1.7  # times as fast as bf16, of dense products; those of experts gain nothing in published runs
+CONTENTION = (
+    0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
+)
+STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
+GROUPED = (
+    0.8  # of a dense product's rate that those of many experts at once reach: the median of 12 published runs in bf16
+)
+ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
+DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
+CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
+NVME = 6e9  # bytes per second and node of local disks
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    compute: products, attention and what lies between; launches: waiting for Python where kernels are short
+    inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
+    offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
+    """
+
+    compute: float
+    launches: float
+    inside: float
+    across: float
+    bubble: float
+    optimizer: float
+    offload: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool = False, groups: float = 1) -> float:
+    """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
+    tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
+    waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
+    rate = g.product_rate * (GROUPED if groups > 1 else FP8 if fp8 else 1)
+    compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
+    memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
+    return max(compute, memory)
+
+
+def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
+    """(forward, backward) of one operation over a micro-batch of one rank."""
+    t, stream = job.tokens, g.hbm_gb_s * 1e9 * STREAM
+    share = job.tensor if op.split or job.sequence_parallel else 1
+    moved = (op.moved * t / share / stream, op.moved_back * t / share / stream)
+    if op.kind == "pointwise":
+        return moved
+    if op.kind == "attention":
+        if op.name == "scores":  # two products that nothing masks, one with the head's width inside
+            rate, factor = g.product_rate / (1 + FILL / job.shape.head_dim), 2.0
+        else:
+            rate, factor = g.attention_rate(job.attention), 2.5
+        forward = op.flops * t / job.tensor / rate
+        return forward + moved[0], factor * forward + moved[1]
+    inner, outer = map(float, op.shape)
+    times = op.flops / (2 * inner * outer)  # experts: how often a token goes through
+    if op.name in ("out", "down"):
+        inner /= job.tensor
+    else:
+        outer /= job.tensor
+    rows, groups = t * times, 1.0
+    if op.experts:
+        groups = op.experts / job.expert
+        rows = t * times / groups
+    forward = product_seconds(g, rows, inner, outer, job.fp8, groups)
+    back = product_seconds(g, rows, outer, inner, job.fp8, groups)
+    if job.method == "full":
+        back += product_seconds(g, inner, rows, outer, job.fp8, groups)
+    return forward, back
+
+
+def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
+    """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
+    s = job.shape
+    adapters = None
+    if job.method != "full":
+        adapters = adapter_op(s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout,
+                              dora=job.dora)  # fmt: skip
+    ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
+                         dropout=job.dropout, adapters=adapters))  # fmt: skip
+    both = [op_seconds(job, g, op) for op in ops]
+    forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
+    if job.dora:
+        forward += (
+            NORM_MOVED[job.adapter_copies]
+            * sum(norm_weights(s, job.targets, moe=moe))
+            / job.tensor
+            / (g.hbm_gb_s * 1e9 * STREAM)
+        )
+    scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
+    again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[
+        job.checkpointing
+    ]
+    if job.method == "qlora":
+        weights = s.moe_layer if moe else s.dense_layer
+        once = DEQUANTISE * weights / job.tensor / (g.hbm_gb_s * 1e9 * STREAM)
+        forward, backward = forward + once, backward + once * (1 + again / forward)
+    return forward, backward + again, again / forward
+
+
+def step_time(job: Job, device: Gpu | None = None) -> StepTime:
+    """An optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
+    g, s = device or gpu(job.gpu), job.shape
+    net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
+    stream = g.hbm_gb_s * 1e9 * STREAM
+    forward = backward = again = 0.0
+    for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
+        if count:
+            parts = layer_seconds(job, g, moe)
+            forward, backward, again = (
+                sum_ + part * count / s.layers for sum_, part in zip((forward, backward, again), parts, strict=True)
+            )
+    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / job.tensor)
+    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * s.vocab / job.tensor / stream
+    layers = stage_layers(job)
+    psi = [stage_parameters(job, n, first=i == 0, last=i == p - 1) for i, n in enumerate(layers)]
+    trained = job.trained / job.tensor / p if job.trained else max(psi)
+    add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
+    around, around_across = _tensor(job, net)
+    if job.context > 1:
+        around += _context(job, net, g, again > 0)
+        around_across = around_across or net.crosses(job.context, job.tensor)
+    if job.expert > 1:  # two exchanges forward and two backward
+        exchange = net.half(2 * s.hidden * t * s.top_k, job.expert, job.tensor)
+        around += 4 * exchange * s.moe_layers / s.layers
+        around_across = around_across or net.crosses(job.expert, job.tensor)
+    launching = job.conventions.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
+    waiting = max(0.0, launching - forward - backward - around)
+    per_micro = [n * (forward + backward + waiting + around) + add for n in layers]
+    per_micro[-1] += head
+    slowest = per_micro.index(max(per_micro))
+    n = layers[slowest]
+    compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
+    sends = 2 * net.send(2 * s.hidden * t / job.tensor, job.tensor * job.data) * m * job.virtual if p > 1 else 0.0
+    bubble = (p - 1) * per_micro[slowest] / job.virtual
+    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), psi[slowest], trained)
+    across = net.crosses(job.data * job.context, job.tensor)
+    stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
+    optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
+    tensor = m * n * around
+    inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
+    outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
+    offload = _offload(job, g, stepped, psi[slowest], compute)
+    whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
+    return StepTime(*(part / g.efficiency for part in whole))
+
+
+def _tensor(job: Job, net: Links) -> tuple[float, bool]:
+    """Seconds per layer and micro-batch of tensor parallelism, and whether it crosses nodes.
+
+    Gather before and scatter after attention and MLP, and the same backward: eight halves; computing whole layers again adds
+    four, and gathering again for the weights' gradients two.
+    """
+    if job.tensor == 1:
+        return 0.0, False
+    halves = 8 + 4 * (job.checkpointing == "full") + 2 * (job.sequence_parallel and not job.conventions.keep_gathered)
+    one = net.half(2 * job.shape.hidden * job.tokens, job.tensor)
+    return halves * one * (1 - job.conventions.tensor_hidden), net.crosses(job.tensor)
+
+
+def _context(job: Job, net: Links, g: Gpu, again: bool) -> float:
+    """Seconds per layer and micro-batch of context parallelism that attention does not hide.
+
+    Keys and values go round the ring, forward (and when that is computed again) and backward, there with their gradients (ring
+    attention, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel).
+    """
+    s = job.shape
+    around = net.half(2 * s.key_value_width * job.tokens * job.context / job.tensor, job.context, job.tensor)
+    forward = 4 * s.query_width * job.scored / 2 * job.tokens / job.tensor / g.attention_rate(job.attention)
+    return (1 + again) * max(0.0, around - forward) + max(0.0, 2 * around - 2.5 * forward)
+
+
+def _data(job: Job, net: Links, forward: float, backward: float, psi: float, trained: float) -> float:
+    """Seconds per step of data-parallel communication that computing does not hide."""
+    engine, ranks, m, stride = job.conventions, job.data * job.context, job.accumulation, job.tensor
+    if ranks == 1:
+        return 0.0
+    n, s = job.shard_ranks, job.shape
+    layers = s.layers / job.pipeline
+    if job.stage >= 3:
+        # ZeRO++ (arXiv 2306.10209, table 1): half of the weights' bytes and a quarter of the gradients'.
+        weights, reduced = gathered_bytes(job, psi) / layers, engine.reduced / (4 if job.quantised else 1)
+        gather = layers * net.half(weights / (2 if job.quantised else 1), n, stride)
+        if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
+            inside = layers * net.half(weights, job.hpz, stride)
+            gather = (gather + (2 * m - 1) * inside) / (2 * m)
+        scatter = layers * net.half(reduced * trained / layers, n, stride)
+        replicas = ranks // n
+        across = layers * net.all_reduce(engine.reduced * trained / n / layers, replicas, stride * n)
+        exposed = m * (max(0.0, gather - forward) + max(0.0, gather + scatter - backward)) + 2 * gather / layers
+        exposed += max(0.0, across - max(0.0, backward - gather - scatter))
+        return exposed + CONTENTION * m * min(2 * gather + scatter + across / m, forward + backward)
+    calls = max(1.0, engine.reduced * trained / engine.bucket) if engine.bucket else layers
+    payload = engine.reduced * trained / calls
+    if job.stage == 0:
+        reduce, gather = calls * net.all_reduce(payload, ranks, stride), 0.0
+    else:
+        reduce = calls * (net.all_reduce if engine.everywhere else net.half)(payload, ranks, stride)
+        tensors = 9 * layers if engine.per_tensor else calls
+        gather = tensors * net.half(engine.gathered * trained / tensors, ranks, stride)
+    if job.stage == 2:
+        reduce *= m
+    hidden = min(reduce, engine.hidden * backward * (m if job.stage == 2 else 1))
+    return reduce - hidden + gather
+
+
+def cpu_adam_seconds(job: Job) -> float:
+    """Seconds per step of the host's own optimizer step where states are offloaded: all of a node's shards."""
+    trained = job.trained or job.shape.parameters
+    return trained / job.shard_ranks * min(job.node_size, job.gpus) / CPU_ADAM if job.offload else 0.0
+
+
+def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
+    """Seconds per step that offloading adds: gradients down and weights up, the host's Adam, and weights up for every pass."""
+    if not job.offload:
+        return 0.0
+    pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
+    seconds = 4 * stepped / pcie + cpu_adam_seconds(job)
+    if job.offload in ("all", "nvme"):
+        shard = gathered_bytes(job, psi) / job.shard_ranks
+        rate = pcie if job.offload == "all" else NVME / here
+        seconds += max(0.0, 2 * job.accumulation * shard / rate - compute)
+    if job.offload == "nvme":
+        seconds += 2 * 12 * stepped * here / NVME
+    return seconds

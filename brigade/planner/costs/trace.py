@@ -1,0 +1,88 @@
+"""The second engine for memory: what the model's own code keeps, traced once without weights and remembered. Bytes.
+
+The formulas count operation by operation what autograd should keep (layer.py). A trace runs the model's real code instead,
+forward and backward, on tensors that have a shape and no data (traced_model.py), and so knows any architecture that
+Transformers knows. It sees what one process allocates: model states, gathered layers, buckets and CUDA's context stay
+formulas. This module reads and writes the memory of traces; it imports torch only where a trace is missing.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...data.cache import cache_directory
+from ...errors import UserError
+from ..choice.job import Job
+from ..models.layer import Attention
+from ..models.traced_activations import Asked, Traced
+
+Found = dict[str, Any]
+MODELS = Path(__file__).parents[1] / "models"
+CODE = [
+    Path(__file__),
+    *(MODELS / f"{name}.py" for name in ("traced_activations", "traced_model", "stand_ins", "shape_from_code")),
+]
+
+
+def asked(job: Job) -> Asked | None:
+    """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
+    split = job.tensor * job.pipeline * job.context * job.expert > 1
+    if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
+        return None
+    attention: Attention = "eager" if job.attention == "eager" else "flash2"
+    return Asked(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
+
+
+def trace(config: Mapping[str, Any], wanted: Asked, rows: int = 1) -> Traced:
+    """Of a model with this config.json. From the cache in milliseconds, else in seconds with torch.
+
+    Raises UserError for a model that Transformers cannot build or whose code cannot be traced.
+    """
+
+    def measure() -> Found:
+        from ..models.traced_model import measure
+
+        try:
+            return asdict(measure(config, wanted))
+        except UserError as error:  # remembered as well
+            return {"refused": [error.place, error.problem, error.cure]}
+
+    found = remembered(config, asdict(wanted) | {"kernels": sorted(wanted.kernels)}, measure)
+    if "refused" in found:
+        raise UserError(*found["refused"])
+    return Traced(found["kept"], tuple(found["layers"]), found["back"], found["loss"]).times(rows)
+
+
+def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], Found]) -> Found:
+    """make(), or what it returned before for the same config, versions of torch, transformers and this code, and `what`."""
+    code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in CODE]
+    text = json.dumps([config, versions(), code, what], sort_keys=True, default=str)
+    path = cache_directory() / "traces" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        pass
+    found = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as aside:
+            json.dump(found, aside)
+        Path(aside.name).replace(path)
+    except OSError:  # a cache that cannot be written costs time, not the answer
+        pass
+    return found
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in ("torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found

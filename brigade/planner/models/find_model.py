@@ -1,0 +1,82 @@
+"""Models by name: a recipe's folder, any folder or file with a config.json, or the Hub. No torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, did_you_mean
+from ...model.config_json import read_config
+from ...model.location import hub_is_away
+from ...recipe.files import REPOSITORY
+from .shape import FAMILIES, ModelShape
+from .shape_from_config import kind_of, shape_of
+
+RECIPES = REPOSITORY / "recipes"
+
+
+def known_config(name: str) -> Path | None:
+    """The config.json of the model of that name, if a recipe here has it: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    found = (p for p in sorted(RECIPES.glob("*/config.json")) if "".join(filter(str.isalnum, p.parent.name)) == plain)
+    return next(found, None)
+
+
+def known_shape(name: str) -> ModelShape | None:
+    """The model of that name, if a recipe here has its config.json."""
+    path = known_config(name)
+    return shape_of(read_config(path), str(path), path.parent.name) if path else None
+
+
+def config_of(name: str) -> Path:
+    """The config.json of a model by a recipe's folder, a folder or file, or its name on the Hub.
+
+    Raises UserError where there is none, or the Hub cannot be asked.
+    """
+    path = Path(name).expanduser()
+    try:
+        for candidate in (path, RECIPES / name):
+            if candidate.is_file():
+                return candidate
+            if (candidate / "config.json").is_file():
+                return candidate / "config.json"
+    except OSError as error:
+        raise UserError(f"model {name[:60]!r}", f"it cannot be looked up: {error.strerror}", "check the name") from None
+    if known := known_config(name.rpartition("/")[2]):
+        return known
+    # The Hub's names have an owner's before them, and none of its owners is a folder here.
+    if "/" not in name or name.count("/") > 1 or Path(name).parent.is_dir():
+        folders = [path.parent.name for path in RECIPES.glob("*/config.json")]
+        near = did_you_mean(name.rpartition("/")[2], folders)
+        raise UserError(f"model {name!r}", "no folder or recipe here has that name", near)
+    away = hub_is_away()
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:
+        why = away or (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model {name!r}", "no folder or recipe here has that name, and the Hub does not give its "
+                        f"config.json: {why}",
+                        "name a folder with a config.json, or check name, network and HF_TOKEN") from None  # fmt: skip
+
+
+def named_config(name: str) -> tuple[dict[str, Any], str, str]:
+    """(config.json, where it is, short name) of a model; name: as config_of takes it."""
+    path = config_of(name)
+    ours = Path(name).expanduser().exists() or path.is_relative_to(RECIPES)
+    return read_config(path), str(path) if ours else name, path.parent.name if ours else name
+
+
+def named_shape(name: str) -> ModelShape:
+    """The model's shape; name: as config_of takes it. An architecture that FAMILIES lacks is built once, without weights
+    (measured.py)."""
+    return described(*named_config(name))
+
+
+def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
+    """shape_of, or for an architecture that FAMILIES lacks the model's own dimensions."""
+    if kind_of(config, place)[0] in FAMILIES:
+        return shape_of(config, place, name)
+    from .shape_from_code import shape_from_model
+
+    return shape_from_model(config, name)

@@ -1,0 +1,43 @@
+"""What is traced of a model's code, and the bytes that it found. No torch."""
+
+from dataclasses import dataclass
+
+from .layer import Attention, Kernels
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is traced of a model: one row of `length` tokens; rows of a micro-batch are as many times as much.
+
+    autocast: bf16 products over fp32 weights and an fp32 residual stream, as DDP computes; else all in bf16, as ZeRO and FSDP2
+    checkpointing: every layer is computed again in the backward pass
+    attention: "eager", or a flash kernel, of which all keep the same
+    kernels: as of a Job; their Triton code is not traced, but what their autograd functions save is
+    """
+
+    length: int
+    autocast: bool = False
+    checkpointing: bool = False
+    attention: Attention = "flash2"
+    kernels: Kernels = frozenset()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Bytes of a micro-batch.
+
+    kept: by all layers from forward to backward pass, with what they share (embeddings, rotary tables, a mask)
+    layers: the same by kind of layer, of one layer, in the order in which the kinds appear
+    back: what the backward pass of a layer needs besides; with checkpointing, what computing it again keeps too
+    loss: what final norm, logits and loss add at their peak
+    """
+
+    kept: float
+    layers: tuple[float, ...]
+    back: float
+    loss: float
+
+    def times(self, rows: int) -> "Traced":
+        """A micro-batch of so many rows."""
+        each = tuple(one * rows for one in self.layers)
+        return Traced(self.kept * rows, each, self.back * rows, self.loss * rows)

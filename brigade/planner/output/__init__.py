@@ -1,0 +1,1 @@
+"""How a plan is shown, written and drawn."""

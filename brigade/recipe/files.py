@@ -1,0 +1,70 @@
+"""The files that a recipe names, and reading YAML. This module imports no torch."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
+
+
+def find(name: str, place: str, what: str) -> Path:
+    """A file or directory named by a user: as seen from here, or else from the repository's root.
+
+    Raises UserError at `place` when there is neither.
+    """
+    with suppress(OSError, RuntimeError):  # a name too long for the file system; ~somebody whom nobody knows
+        for candidate in (Path(name).expanduser(), REPOSITORY / name):
+            if candidate.exists():
+                return candidate
+    raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY}", "check the path's spelling")
+
+
+def is_directory(path: Path) -> UserError:
+    """Where a file is wanted: names the first files that the directory holds."""
+    inside = [str(file) for file in sorted([*path.glob("*.yaml"), *path.glob("*/*.yaml")])]
+    cure = f"name one of its files: {', '.join(inside[:4])}{', ...' * (len(inside) > 4)}" if inside else "name a file"
+    return UserError(str(path), "it is a directory, not a file", cure)
+
+
+TWICE = "stands twice in its table, and all but the last would be lost"
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """PyYAML takes the last of two equal keys without a word; this one refuses them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                problem = f"{key.value!r}, first on line {lines[key.value]}, {TWICE}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[str(key.value)] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping. Raises UserError with the line for anything else, and for a key that stands twice."""
+    if path.is_dir():
+        raise is_directory(path)
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachKeyOnce)
+    except OSError as error:
+        raise UserError(str(path), f"it cannot be read: {error.strerror}", "check the file's permissions") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = str(getattr(error, "problem", error))
+        problem = problem if problem.endswith(TWICE) else f"not YAML: {problem}"
+        cure = "keep one of them, with all that belongs under it" if problem.endswith(TWICE) else "mend that line"
+        raise UserError(f"{path}{line}", problem, cure) from None
+    if not isinstance(document, dict):
+        what = (
+            "is empty" if document is None else f"holds {'a list' if isinstance(document, list) else 'a single value'}"
+        )
+        raise UserError(str(path), f"it {what}, not keys and values", "see recipes/tiny/full.yaml")
+    return document

@@ -1,0 +1,234 @@
+"""A command line of train.py: the recipe it names, with its flags over it.
+
+Every key of a recipe is also a flag; a flag wins over the recipe. This module imports no torch.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+
+from ..errors import UserError, did_you_mean
+from .files import DEFAULT_RECIPE, find, read_yaml
+from .schema import OF_DATASETS, OTHER_NAMES, SECTION_OF, SECTIONS, Recipe, Source
+
+
+@dataclass
+class Settings:
+    """What one command asks for: a recipe with flags over it, and where the run lies.
+
+    sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
+    overridden: one line per recipe value that a flag replaced
+    argv: the flags as they were given, without what a launcher puts between them
+    """
+
+    recipe: Recipe
+    recipe_path: Path
+    output_dir: Path | None = None
+    resume_from_checkpoint: str | None = None
+    fresh: bool = False
+    rehearse: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+    overridden: list[str] = field(default_factory=list)
+    argv: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """`qwen3-8b-full` for recipes/qwen3-8b/full.yaml; a run's own run.yaml keeps its directory's name."""
+        if self.recipe_path.name == "run.yaml":
+            return self.recipe_path.parent.name
+        return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
+
+    def directory(self, strategy: str) -> Path:
+        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY; a rehearsal in one of its own."""
+        if self.rehearse:
+            return Path("outputs") / f"rehearsal-{self.name}-{strategy}" / "run"
+        return self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
+
+    def place(self, key: str) -> str:
+        """Where a key's value stands or would stand, for an error's first line."""
+        return self.sources.get(key) or f"{self.recipe_path}: {SECTION_OF[key]}.{key}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError("command line", message, "see `python train.py --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="train.py",
+        allow_abbrev=False,
+        description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--recipe", metavar="FILE", help="default: recipes/tiny/full.yaml")
+    run.add_argument("--output_dir", metavar="DIR", help="default: outputs/RECIPE-STRATEGY")
+    run.add_argument("--resume_from_checkpoint", metavar="DIR", help="default: the newest one in the output directory")
+    run.add_argument("--fresh", action="store_true", help="begin anew; an old output directory is moved aside")
+    run.add_argument("--rehearse", action="store_true", help="run the recipe here with tiny shapes and built-in data")
+    run.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # deepspeed injects it
+    for section, model in SECTIONS.items():
+        group = parser.add_argument_group(section)
+        for key, info in model.model_fields.items():
+            names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
+            # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
+            nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
+            default = info.get_default()
+            shown = (
+                "required" if info.is_required() else "optional" if default is None else f"default: {_told(default)}"
+            )
+            shown = f"{info.description or ''} ({shown})".strip().replace("%", "%%")
+            group.add_argument(*names, dest=key, metavar="VALUE", help=shown, **nargs)
+    return parser
+
+
+def load(argv: list[str]) -> Settings:
+    """The settings that a command line of train.py asks for.
+
+    Raises UserError, naming file or flag, key, value and cure.
+    """
+    argv = [_underscores(word) for word in argv]
+    parser = _parser()
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise _unknown_flag(unknown[0], parser)
+    given = {key: value for key, value in vars(options).items() if key in SECTION_OF and value is not None}
+    path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
+    document = read_yaml(path)
+    document.pop("run", None)  # run.yaml's record of hosts and versions
+    unknown_sections = set(document) - set(SECTIONS)
+    if unknown_sections:
+        name = sorted(map(str, unknown_sections))[0]
+        home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else OTHER_NAMES.get(name)
+        raise UserError(f"{path}: {name}", "there is no such section", home or did_you_mean(name, SECTIONS))
+    settings = Settings(
+        Recipe.model_construct(), path, Path(options.output_dir) if options.output_dir else None,
+        options.resume_from_checkpoint, options.fresh, options.rehearse,
+        argv=[word for word in argv if not word.startswith("--local_rank=")],
+    )  # fmt: skip
+    for key, text in given.items():
+        section = document.setdefault(SECTION_OF[key], {}) if document.get(SECTION_OF[key], {}) is not None else {}
+        if not isinstance(section, dict):
+            break  # validation below says so
+        value = _value(key, text)
+        if key in section and not _same(section[key], value):
+            settings.overridden.append(f"--{key} {text} (the recipe says {_short(str(section[key]))})")
+            # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
+            unset = section.get("reference_batch_size") is None and "reference_batch_size" not in given
+            if key == "global_batch_size" and unset:
+                section["reference_batch_size"] = section[key]
+        section[key] = value
+        document[SECTION_OF[key]] = section
+        settings.sources[key] = f"flag --{key}"
+    _one_strategy_flag(given, document, settings)
+    data = document.get("data")
+    if "train_file" in given and isinstance(data, dict) and not ("dataset_name" in given and data.get("dataset_name")):
+        for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
+            value = None if key in given else data.pop(key, None)
+            if value not in (None, Source.model_fields[key].default):
+                settings.overridden.append(f"--train_file replaces the recipe's {key}")
+    try:
+        settings.recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        raise _explain(error, settings, document) from None
+    return settings
+
+
+def _underscores(word: str) -> str:
+    """`--max-steps=3` as `--max_steps=3`: both spellings are in use."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _value(key: str, text: str) -> Any:
+    """A flag's value in YAML's notation, but names stay as they are: a commit of digits alone is no number."""
+    try:
+        value = yaml.safe_load(text) if text.strip() else text
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    wanted = SECTIONS[SECTION_OF[key]].model_fields[key].annotation
+    types = (wanted,) if get_origin(wanted) in (list, dict) else get_args(wanted) or (wanted,)
+    is_name = str in types and value is not None and not (isinstance(value, dict) and len(types) > 2)
+    return text if is_name else value
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether two values of a key are the same; 1e-5 is a text to YAML."""
+    try:
+        return ours == theirs or float(ours) == float(theirs)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def _told(value: Any) -> str:
+    """A default in a recipe's notation."""
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+
+
+def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any], settings: Settings) -> None:
+    """A strategy flag replaces the recipe's strategy as a whole; two of them contradict each other."""
+    pair = ("ds_config", "accelerate_config")
+    said = [key for key in pair if key in given]
+    if len(said) == 2:
+        raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
+    cluster = document.get("cluster")
+    if said and isinstance(cluster, dict):
+        other = pair[1 - pair.index(said[0])]
+        gone = cluster.pop(other, None)
+        if gone not in (None, "none"):
+            text = f"--{said[0]} {given[said[0]]} (the recipe says {other} {_short(str(gone))})"
+            settings.overridden.append(text)
+
+
+def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> UserError:
+    name = word.split("=")[0].lstrip("-")
+    if not word.startswith("-"):
+        return UserError("command line", f"unexpected word {word!r}", "flags are written --name value")
+    known = {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    cure = OTHER_NAMES.get(name) or did_you_mean(name, known)
+    return UserError(f"flag --{name}", "there is no such flag", cure)
+
+
+def _explain(error: ValidationError, settings: Settings, document: dict[str, Any]) -> UserError:
+    """The first of pydantic's complaints, in our words."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    section, key = location[0], location[1] if len(location) > 1 else ""
+    source = settings.sources.get(key, str(settings.recipe_path))
+    place = source if key in settings.sources else f"{source}: {section}.{key}" if key else f"{source}: {section}"
+    if first["type"] == "extra_forbidden":
+        home = SECTION_OF.get(key)
+        cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
+        return UserError(place, f"there is no such key (its value: {_short(repr(first['input']))})", cure)
+    if first["type"] == "missing":
+        return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
+    # A key that takes several types has one complaint for each of them.
+    others = [other for other in error.errors()[1:] if len(location) == len(other["loc"]) == 3
+              and other["loc"][:2] == first["loc"][:2]]  # fmt: skip
+    wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *others])))
+    value = document.get(section)
+    value = value.get(key) if isinstance(value, dict) else value
+    if value is None and not key:
+        return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
+    shown = "null" if value is None else _short(repr(value))
+    return UserError(place, f"{shown} is not {wanted}", f"give {wanted}")
+
+
+def _wanted(complaint: Any) -> str:
+    """What a value should be, in one of pydantic's complaints."""
+    if complaint["type"] == "model_type":
+        return "a section of keys and values"
+    said = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    said = re.split(r", (?:unable|got) ", said)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return f"a number {said}" if said.startswith(("greater ", "less ")) else said

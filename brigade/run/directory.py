@@ -1,0 +1,320 @@
+"""A run's directory: who it belongs to, what was resolved (run.yaml), where it stands, and whether it succeeded."""
+
+import json
+import platform
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from ..cluster import World, read_hostfile
+from ..distributed import consistency, ranks, supervised
+from ..errors import UserError
+from ..errors.console import counted
+from ..recipe.batch import Batch, length
+from ..recipe.files import REPOSITORY, find, read_yaml
+from ..recipe.flags import Settings
+from ..recipe.identity import computed, difference, identity, recorded
+from ..strategy import Strategy
+from . import best_checkpoint, owner
+
+RECORD = "run.yaml"
+SUCCESS = "success.json"
+_NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
+_ASIDE = "--fresh begins anew and moves"
+_PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
+
+
+@dataclass
+class Run:
+    """One run and its directory.
+
+    identity: its short name, a hash of what it computes
+    made_for: the recipe's own cluster in words, or ""
+    shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
+    base: digests of the weights that it begins with, by file (consistency.digests)
+    skipped: which checkpoints it does not continue from, and why
+    resized: whether the directory's run is the same but for its length (max_steps, num_train_epochs)
+    lengthened: how its last checkpoint goes on under a larger length, in words
+    aside: where --fresh moved the directory's earlier run, on the rank that did
+    owned: the open file whose lock says that this process has the directory
+    """
+
+    settings: Settings
+    strategy: Strategy
+    world: World
+    batch: Batch
+    identity: str
+    directory: Path
+    made_for: str = ""
+    shared: bool = True
+    base: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    resized: bool = False
+    lengthened: str = ""
+    aside: Path | None = None
+    owned: Any = None
+
+    @property
+    def finished(self) -> bool:
+        """True when train.py reached its end here; no launcher's exit code says that as surely."""
+        return not self.settings.fresh and not self.resized and (self.directory / SUCCESS).exists()
+
+
+def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
+    """The run that these settings ask for. Looks only, changes nothing.
+
+    Raises UserError when its directory holds another run, or something that is no run.
+    """
+    best_checkpoint.check(settings)
+    directory = settings.directory(strategy.name)
+    name = identity(settings.recipe, strategy.identity())
+    run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
+    if directory.exists() and not directory.is_dir():
+        raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
+    if settings.fresh or not directory.exists() or not _occupied(directory):
+        return run
+    record = directory / RECORD
+    if not record.exists():
+        if world.speaks:  # where hosts do not share the directory, claim() says so
+            raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
+        return run
+    old = read_yaml(record)
+    other, version_ = another_run(old, run)
+    if other:
+        again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
+        cure = f"continue it with that version ({version_})" if version_ else f"continue that run with {again}"
+        cure += f", or give this one another --output_dir ({_ASIDE} that run aside)"
+        raise UserError(str(directory), f"it holds another run: {other}", cure)
+    run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
+    run.identity = (old.get("run") or {}).get(
+        "identity", run.identity
+    )  # it keeps its name, whatever hash a later version makes
+    return run
+
+
+def _made_for(settings: Settings) -> str:
+    cluster = settings.recipe.cluster
+    words = []
+    if cluster.hostfile:
+        hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
+        words.append(f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})")
+    return ", ".join(words + ([cluster.gpu] if cluster.gpu else []))
+
+
+def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> None:
+    """After each rank agreed with itself: move an old run aside if --fresh, and write run.yaml. A collective.
+
+    model: consistency.of_model
+    Ends all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
+    that they must share, and when it cannot be written.
+    """
+    recipe = run.settings.recipe.model_dump(mode="json", exclude={"cluster"})
+    strategy = {"kind": run.strategy.kind} | run.strategy.as_cluster()
+    data, batch = {"fingerprint": fingerprint}, {"": str(run.batch)}
+    same = {"recipe": recipe, "strategy": strategy, "batch": batch, **model, "data": data}
+    consistency.check(same, run.world)
+    run.base = model.get("weights", {})
+    run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy)
+    hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
+    with ranks.agreed(run.world):
+        if run.world.speaks or (run.world.local_rank == 0 and not run.shared):
+            _claim(run, fingerprint, hosts)
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Every checkpoint-N in it, newest first, whole or not."""
+    found = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit())
+    return sorted(found, key=_step, reverse=True)
+
+
+def whole_checkpoints(directory: Path) -> dict[int, Path]:
+    """step -> checkpoint-N, of those that were written to their end: Trainer writes trainer_state.json last."""
+    return {_step(path): path for path in checkpoints(directory) if (path / "trainer_state.json").is_file()}
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
+    directory = run.directory
+    try:
+        occupied = _occupied(directory)
+        if not run.settings.fresh and occupied and not (directory / RECORD).exists():
+            raise UserError(
+                str(directory), _NO_RUN, "copy the first host's directory here, or give another --output_dir"
+            )
+        run.owned = owner.take(directory)
+        if run.finished:  # since open_run() looked
+            problem = "another process finished this run just now"
+            raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
+        if run.settings.fresh and occupied:
+            number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
+            run.aside = directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
+            directory.mkdir()
+            before, run.owned = run.owned, owner.take(directory)
+            owner.release(before, run.aside)
+        kept = _kept_before(run)
+        (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
+    except OSError as error:
+        raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
+                        "give another --output_dir") from None  # fmt: skip
+    recipe = run.settings.recipe.model_dump(mode="json")
+    recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
+    record = {
+        "identity": run.identity,
+        "data": fingerprint,
+        "strategy": {"kind": run.strategy.kind, "name": run.strategy.name, "from": run.strategy.source},
+        "batch": str(run.batch),
+        "learning_rate": run.batch.learning_rate,
+        "ranks": run.world.size,
+        "hosts": hosts,
+        "launcher": run.world.launcher,
+        "overridden": run.settings.overridden,
+        "command": shlex.join(["train.py", *run.settings.argv]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+        "commit": git_commit(),
+    }
+    _write_record(directory, {**recipe, "run": record | kept})
+
+
+def _occupied(directory: Path) -> bool:
+    return any(path.name != owner.FILE for path in directory.iterdir())
+
+
+def _kept_before(run: Run) -> dict[str, Any]:
+    """What run.yaml keeps when a run continues: what was measured, until it has measured anew, and how it was lengthened,
+    each time with the success that it had been."""
+    path, marker = run.directory / RECORD, run.directory / SUCCESS
+    old = (read_yaml(path).get("run") or {}) if path.exists() else {}
+    kept = {key: old[key] for key in ("promise", "lengthened") if key in old}
+    if run.lengthened and (run.resized or not path.exists()):
+        before = json.loads(marker.read_text()) if marker.exists() else {}
+        kept["lengthened"] = [*kept.get("lengthened", []), {"how": run.lengthened, **before}]
+    return kept
+
+
+def add_to_record(run: Run, key: str, value: Any) -> None:
+    """Add to run.yaml's record what is known only while the run goes on: `ds_config`, what DeepSpeed's engine really runs with
+    once every "auto" is filled; `promise`, predicted and measured figures."""
+    if run.world.speaks:
+        document = read_yaml(run.directory / RECORD)
+        document["run"][key] = json.loads(json.dumps(value, default=str))
+        _write_record(run.directory, document)
+
+
+def _write_record(directory: Path, document: dict[str, Any]) -> None:
+    text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
+    text += yaml.safe_dump(document, sort_keys=False, width=120)
+    temporary = directory / f".{RECORD}"
+    temporary.write_text(text)
+    temporary.replace(directory / RECORD)
+
+
+def check_data(run: Run, fingerprint: str) -> None:
+    """Raises UserError when the directory's run was trained on other data than there is now."""
+    record = run.directory / RECORD
+    if run.settings.fresh or not record.exists():
+        return
+    old = read_yaml(record).get("run") or {}
+    if old.get("data") != fingerprint:
+        began, now = old.get("commit"), git_commit()
+        version_ = f", or Brigade's way to encode it: {began} became {now}" if began != now else ""
+        problem = f"the data or the tokenizer changed since this run began{version_}"
+        cure = f"bring the old data back, or give another --output_dir ({_ASIDE} that run aside)"
+        raise UserError(str(record), problem, cure)
+
+
+def succeed(run: Run, state: Any, held_out_loss: float) -> None:
+    """As the very last thing, on one rank: write the marker that means success, and say where everything lies."""
+    if not run.world.speaks:
+        owner.release(run.owned, run.directory)
+        return
+    before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
+    figures = {
+        "identity": run.identity,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "steps": state.global_step,
+        "saved_step": best_checkpoint.saved_step(run.settings, state),
+        "held_out_loss_before": before,
+        "held_out_loss": held_out_loss,
+    }
+    temporary = run.directory / f".{SUCCESS}"
+    temporary.write_text(json.dumps(figures, indent=2) + "\n")
+    temporary.replace(run.directory / SUCCESS)
+    owner.release(run.owned, run.directory)
+    supervised.note(marker=True)
+    print(*best_checkpoint.story(run.settings, state, before, held_out_loss), sep="\n")
+    print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
+          f"the resolved run in {run.directory / RECORD}.", flush=True)  # fmt: skip
+
+
+def say_finished(run: Run) -> None:
+    """The run reached its end before; the same command asks for nothing more."""
+    supervised.note(marker=True)
+    key, value = length(run.settings.recipe.training.model_dump())
+    print(f"This run is finished: {run.directory} (--{key} above {value:g} lengthens it, --fresh begins it anew).")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def git_commit() -> str | None:
+    """The repository's commit, with a + when files differ from it; None outside of git."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
+    """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
+    version that began it, where this one does not know all its keys).
+
+    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
+    length is the same run: arguments.check_steps says whether it can be lengthened.
+    """
+    try:
+        recipe = recorded(old)
+    except ValidationError as error:
+        first, commit = error.errors()[0], (old.get("run") or {}).get("commit") or "run.yaml names it"
+        key = ".".join(map(str, first["loc"]))
+        problem = (
+            f"another version of Brigade began it: {key} is {first['input']!r} there, which this one does not know"
+        )
+        return problem, commit
+    there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
+    if not (there == here or {there, here} == {"single", "ddp"}):
+        return f"its strategy is {there} there and {here} here", None
+    values = [computed(one) for one in (recipe, run.settings.recipe)]
+    for tree in values:
+        for key in ("max_steps", "num_train_epochs"):
+            del tree["training"][key]
+    other = difference(*values) or difference(
+        *(_sharding(cluster) for cluster in (old.get("cluster"), run.strategy.as_cluster()))
+    )
+    return other and "{} is {!r} there and {!r} here".format(*other), None
+
+
+def _sharding(cluster: Any) -> dict[str, Any]:
+    """What of a run.yaml's `cluster:` decides how states are sharded; the mesh does not."""
+    cluster = cluster or {}
+    fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")
+    return {"cluster": {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}}

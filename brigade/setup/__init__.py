@@ -1,0 +1,1 @@
+"""What `make setup` runs: the system's packages and DeepSpeed's kernels."""

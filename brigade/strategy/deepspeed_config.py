@@ -1,0 +1,221 @@
+"""ds_configs: reading, checking against DeepSpeed's keys and the recipe, and filling Brigade's own "auto"s.
+
+`judge` and `against_recipe` are the rules over a ds_config, for lint, `launch` and the run alike; what only lint says of
+one is in lint/ds_config.py.
+"""
+
+import copy
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..errors.findings import Finding, raise_first, shown
+from ..recipe.files import TWICE, find
+from ..recipe.flags import Settings
+from .ds_keys import as_json, key_table, read_keys
+
+
+def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
+    """Name and content of a ds_config, from a file or given inline (as in run.yaml). Raises UserError."""
+    if isinstance(source, dict):
+        return place, copy.deepcopy(source)
+    path = find(source, place, "ds_config")
+    try:
+        config = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=functools.partial(_each_key_once, source)
+        )
+    except (ValueError, OSError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(
+            f"{source}{line}", f"not JSON: {problem}", "mend that line, or start from ds_configs/"
+        ) from None
+    if not isinstance(config, dict):
+        raise UserError(source, f"{shown(config, as_json)} is not an object", "start from ds_configs/zero3.json")
+    return source, config
+
+
+def _each_key_once(source: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As DeepSpeed reads a file: Python's JSON alone takes the last of two equal keys."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        key = next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position]))
+        raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
+    return table
+
+
+def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, Any]:
+    """The ds_config under DeepSpeed's first names, held against DeepSpeed and the recipe, with the owned keys that it
+    lacks as "auto".
+
+    (A key that is absent is not filled by Transformers: without gradient_clipping DeepSpeed clips at 1.0 whatever
+    max_grad_norm says.) Raises UserError with file, key, both values and the cure.
+    """
+    config, found = judge(config, name)
+    raise_first(itertools.chain(found, against_recipe(config, name, settings)))
+    for key in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    ):
+        config.setdefault(key, "auto")
+    for precision in ("bf16", "fp16"):
+        config.setdefault(precision, {}).setdefault("enabled", "auto")
+    return config
+
+
+def fill(
+    config: dict[str, Any], local_world_size: int, nvme_path: Path, optim: str, largest_shard: int = 10**8
+) -> dict[str, Any]:
+    """A copy with Brigade's own "auto"s replaced; Transformers fills those that the recipe owns.
+
+    zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
+    elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). And unless `optim` is an
+    AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
+    (accelerator.py:2373).
+    """
+    filled = copy.deepcopy(config)
+    if not optim.startswith("adamw"):
+        filled.setdefault("zero_force_ds_cpu_optimizer", False)
+    zero = filled["zero_optimization"]
+    if zero.get("zero_hpz_partition_size") == "auto":
+        zero["zero_hpz_partition_size"] = local_world_size
+    for block in ("offload_param", "offload_optimizer"):
+        if zero.get(block, {}).get("nvme_path") == "auto":
+            zero[block]["nvme_path"] = str(nvme_path)
+        if zero.get(block, {}).get("buffer_size") == "auto":
+            zero[block]["buffer_size"] = largest_shard
+    return filled
+
+
+def swaps_to_nvme(config: dict[str, Any]) -> bool:
+    zero = config["zero_optimization"]
+    return any((zero.get(block) or {}).get("device") == "nvme" for block in ("offload_param", "offload_optimizer"))
+
+
+def is_quantised(config: dict[str, Any]) -> bool:
+    """ZeRO++'s quantised weights or gradients, whose kernels are CUDA's alone."""
+    zero = config["zero_optimization"]
+    return any(zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights"))
+
+
+def value_at(config: Any, path: str, default: Any = None) -> Any:
+    """The value at a dotted path, or the default where a table on the way is missing or no table."""
+    for part in path.split("."):
+        config = config.get(part, default) if isinstance(config, dict) else default
+    return config
+
+
+def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Finding]]:
+    """A ds_config as DeepSpeed understands it, and what is wrong with it whatever the recipe says.
+
+    Each key has its first name in ds_keys.yaml, whatever spelling the file has, and a text has the type that DeepSpeed
+    reads in it, so that all who read it later (Transformers, accelerate, a run's identity) see one form.
+    """
+    found: list[Finding] = []
+    config = read_keys(config, name, found)
+    found += [*_stage_and_offload(config, name), *_together(config, name), *_owned(config, name)]
+    return config, found
+
+
+def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """What the recipe alone decides."""
+    accumulation = config.get("gradient_accumulation_steps", "auto")
+    if accumulation != "auto":
+        problem = f"{shown(accumulation)} is fixed here, but accumulation follows from global_batch_size and the number of ranks"
+        yield Finding("ds-accumulation", name, "gradient_accumulation_steps", problem, 'write "auto"')
+    gone = key_table()["removed_optimizers"]
+    for block, keys in (("optimizer", "optim, learning_rate, weight_decay"), ("scheduler", "lr_scheduler_type")):
+        if not config.get(block):
+            continue
+        kind = config[block].get("type") if isinstance(config[block], dict) else config[block]
+        if isinstance(kind, str) and kind in gone:
+            problem = f"DeepSpeed dropped {kind} in {gone[kind]['since']}"
+            yield Finding("ds-removed-optimizer", name, block, problem, f"{gone[kind]['use']} ({gone[kind]['issue']})")
+        else:
+            problem, cure = (
+                f"the recipe owns it, but {shown(kind)} stands here",
+                f"remove the block; the recipe's keys are {keys}",
+            )
+            yield Finding("ds-optimizer", name, block, problem, cure)
+    for block in ("tensor_parallel", "sequence_parallel_size", "expert_parallel"):
+        if config.get(block) not in (None, 1, {}):
+            problem = "train.py shards over data-parallel ranks only"
+            yield Finding("ds-parallelism", name, block, problem, "remove the key")
+
+
+def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    """Values that DeepSpeed refuses together."""
+    known = key_table()
+
+    def value(path: str) -> Any:  # an owned key that is absent is added as "auto"
+        return value_at(config, path, "auto" if path in known["owned_by_recipe"] else known["allowed"][path]["default"])
+
+    for entry in known["refused_together"]:
+        values = {path: value(path) for path in entry["keys"]}
+        if all(holds(values[path], wanted) for path, wanted in entry["keys"].items()):
+            first, *others = (f"{path} {shown(value, as_json)}" for path, value in values.items())
+            problem = f"DeepSpeed refuses {first} with {' and '.join(others)}"
+            at = next(iter(values))
+            yield Finding("ds-refused-together", name, at, problem, f"{entry['cure']} ({entry['issue']})")
+
+
+def holds(value: Any, wanted: Any) -> bool:
+    """Whether a value is the wanted one, or stands to it as said: {not: x}, {below: x}, {above: x}."""
+    relation, other = next(iter(wanted.items())) if isinstance(wanted, dict) else ("is", wanted)
+    if relation in ("is", "not"):
+        return (value == other and isinstance(value, bool) is isinstance(other, bool)) is (relation == "is")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and (value < other if relation == "below" else value > other)
+
+
+def _stage_and_offload(config: dict[str, Any], name: str) -> Iterator[Finding]:
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage") if isinstance(zero, dict) else zero
+    if type(stage) is not int or stage not in (1, 2, 3):
+        problem = f"{shown(stage)} is not 1, 2 or 3"
+        yield Finding("ds-stage", name, "zero_optimization.stage", problem, "see ds_configs/README.md")
+        return
+    for block in ("offload_optimizer", "offload_param"):
+        path = f"zero_optimization.{block}"
+        device = value_at(config, f"{path}.device", "none")
+        if block == "offload_param" and device != "none" and stage != 3:
+            problem = f"device {shown(device)} with stage {stage}: DeepSpeed offloads parameters under stage 3 alone"
+            yield Finding("ds-offload-stage", name, path, problem, "set stage 3, or remove the block")
+        elif device == "nvme" and stage != 3:
+            yield Finding("ds-offload-stage", name, path, "NVMe offload needs stage 3", "set stage 3 or cpu")
+        elif device == "nvme" and not value_at(config, f"{path}.nvme_path"):
+            problem, cure = "device 'nvme' without nvme_path", 'add "nvme_path": "auto", or a directory on the disk'
+            yield Finding("ds-nvme-path", name, path, problem, cure)
+
+
+def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
+    """Where a ds_config says something else than the recipe of what the recipe owns."""
+    training = settings.recipe.training
+    owned: dict[str, tuple[str, Any]] = {
+        "train_batch_size": ("global_batch_size", training.global_batch_size),
+        "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", training.per_device_train_batch_size),
+        "gradient_clipping": ("max_grad_norm", training.max_grad_norm),
+        "bf16.enabled": ("bf16", training.bf16),
+        "fp16.enabled": ("fp16", training.fp16),
+    }
+    for path, (key, wanted) in owned.items():
+        value = value_at(config, path, "auto")
+        if value != "auto" and value != wanted:
+            problem = (
+                f"{shown(value)} here, but {key} is {wanted!r} in {settings.sources.get(key, settings.recipe_path)}"
+            )
+            cure = f'write "auto" in the ds_config and set {key} in the recipe'
+            yield Finding("ds-contradicts-recipe", name, path, problem, cure)
+    norm = "zero_optimization.compute_grad_norm"
+    if value_at(config, norm) is False and training.max_grad_norm > 0:
+        problem = f"false, but max_grad_norm {training.max_grad_norm} clips by the norm: DeepSpeed refuses that"
+        yield Finding("ds-contradicts-recipe", name, norm, problem, "remove the line, or set max_grad_norm 0")
+    if value_at(config, "gradient_allreduce_op") == "sum":
+        problem = "sum adds up the gradients of all ranks, but the recipe's learning rate is for their mean"
+        yield Finding("ds-contradicts-recipe", name, "gradient_allreduce_op", problem, "remove the line")

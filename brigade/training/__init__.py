@@ -1,0 +1,1 @@
+"""Training: the engines, the trainer, and what watches them."""

@@ -1,0 +1,197 @@
+"""A rehearsal: any recipe on the machine at hand, with its own architecture, strategy and code path, but tiny shapes.
+
+It trains, saves, is interrupted, resumes, and shows by the bytes that each rank holds that the states are sharded.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..checkpoint.choosing import REHEARSAL
+from ..cluster import World
+from ..data.sources import BUILT_IN
+from ..distributed import ranks
+from ..errors import UserError
+from ..errors.console import console, counted
+from ..model.tiny import shrink
+from ..recipe.files import REPOSITORY
+from ..recipe.flags import Settings
+from ..run.directory import SUCCESS
+from ..strategy import Strategy, choose
+
+STEPS, SAVE_STEPS = 6, 3
+
+
+def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None:
+    """Rehearse `settings` on the ranks at hand, or on fresh ones when nothing launched this process.
+
+    Raises SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
+    """
+    with ranks.agreed(world):
+        strategy = choose(settings, world)
+    if world.launcher == "python":
+        raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
+    with ranks.agreed(world):
+        if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
+            raise UserError("flag --rehearse", f"{strategy.name} cannot shard over {counted(world.size, 'rank')}",
+                            "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
+        if strategy.kind == "hsdp":
+            strategy = replace(strategy, replicate=2, shard=world.size // 2)
+        folder = settings.directory(strategy.name).parent
+        config = shrink(model_config(settings))
+    ranks.start(world)
+    import torch
+
+    if world.speaks:
+        shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
+        recipe = tiny_recipe(settings, strategy, folder / "model", world)
+        notes = without_gpu(recipe) if not torch.cuda.is_available() else []
+        (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
+        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.", *notes, sep="\n")
+    ranks.barrier()
+
+    from .measured_states import StateBytes
+
+    states = StateBytes()
+    command = ["--recipe", str(folder / REHEARSAL), "--output_dir", str(folder / "run")]
+    first = _losses(main(command, callbacks=(states,)))
+    if world.speaks:
+        _interrupt(folder / "run")
+    ranks.barrier()
+    if world.speaks:
+        print(f"Interrupted after checkpoint-{SAVE_STEPS}; the same command again:")
+    second = _losses(main(command))
+    held = ranks.gather(states.states)
+    with ranks.agreed(world):
+        _judge(strategy, first, second, held, settings.recipe.training.optim)
+    if world.speaks:
+        _report(strategy, held)
+
+
+def model_config(settings: Settings) -> dict[str, Any]:
+    """The model's config.json: beside the recipe, in the model's own directory, or from the Hub."""
+    from ..model.location import load_config, location
+
+    for folder in (settings.recipe_path.parent, Path(location(settings))):
+        if (folder / "config.json").is_file():
+            return json.loads((folder / "config.json").read_text())
+    return load_config(settings).to_dict()
+
+
+def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:
+    """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
+    checkpointing, packing and strategy stay the recipe's."""
+    recipe = settings.recipe.model_dump(mode="json")
+    recipe["model"] |= {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": BUILT_IN,
+                        "revision": None, "trust_remote_code": False}  # fmt: skip
+    recipe["data"] = {"dataset_name": BUILT_IN, "chat_template": "chatml", "max_length": 64,
+                      "packing": settings.recipe.data.packing, "max_train_samples": 50, "max_eval_samples": 9}  # fmt: skip
+    recipe["training"] |= {
+        "global_batch_size": 4 * world.size, "reference_batch_size": None, "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 4, "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": None,
+        "eval_answers": min(settings.recipe.training.eval_answers, world.size),  # each rank one
+        "logging_steps": 1, "warmup_steps": 0, "report_to": [], "save_total_limit": None,
+    }  # fmt: skip
+    recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}
+    return recipe
+
+
+def without_gpu(recipe: dict[str, Any]) -> list[str]:
+    """Replace in place what a CPU cannot compute by the nearest that it can; one line for each replacement."""
+    said = []
+    if recipe["model"]["attn_implementation"] not in ("auto", "varlen", "sdpa", "eager"):
+        said.append(f"sdpa stands in for {recipe['model']['attn_implementation']}, which needs a GPU")
+        recipe["model"]["attn_implementation"] = "sdpa"
+    if recipe["training"]["fp16"]:
+        said.append("bf16 stands in for fp16, which is slow on a CPU")
+        recipe["training"] |= {"fp16": False, "bf16": True}
+    return said
+
+
+def _launch(count: int) -> int:
+    """Start this same command under torchrun on `count` ranks of this host; returns its exit code."""
+    script = str(REPOSITORY / "train.py")
+    arguments = sys.argv[1:]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", script]
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    import torch
+
+    if torch.cuda.device_count() < count:  # a rehearsal of two ranks fits on the CPU of any machine
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return subprocess.run([*command, *arguments], env=environment).returncode
+
+
+def _interrupt(run: Path) -> None:
+    """Leave the directory as a run that was killed after its first checkpoint would."""
+    (run / SUCCESS).unlink()
+    for leftover in (f"checkpoint-{STEPS}", "trainer_state.json", "model.safetensors", "adapter_model.safetensors"):
+        path = run / leftover
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _losses(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+PARTS = ("parameters", "gradients", "optimizer")
+
+
+def _judge(strategy: Strategy, first: list[float], second: list[float], held: list[Any],
+           optim: str = "adamw_torch_fused") -> None:  # fmt: skip
+    """Raises RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
+    more than the strategy's formula allows: then something that should be sharded is not."""
+    import torch
+
+    # On a CPU to the last bit; on a GPU attention's backward pass adds up in an order of its own.
+    tolerance = 1e-2 if torch.cuda.is_available() else 0.0
+    same = len(first) == len(second) and all(map(partial(math.isclose, rel_tol=tolerance), first, second))
+    if not same or len(first) != STEPS or not all(map(math.isfinite, first)):
+        raise RuntimeError(f"the resumed run's losses differ from the uninterrupted run's:\n{first}\n{second}")
+    for rank, states in enumerate(held):
+        for part, most in _allowed(strategy, states, rank, len(held), optim).items():
+            if getattr(states, part) > most:
+                problem = f"rank {rank} holds {getattr(states, part)} bytes of {part}, at most {most:.0f} are allowed"
+                raise RuntimeError(f"{strategy.name} does not shard as it should: {problem}")
+
+
+def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str) -> dict[str, float]:
+    """The most bytes of each part that a rank may hold: 1.1 of what the formula says of a sharded model, and from
+    every parameter one row or 1,024 elements whole (FSDP2 pads to rows, ZeRO-3 keeps small parameters whole)."""
+    from ..planner.costs.states import cut_parameters, model_states
+
+    sizes = [math.prod(shape) for shape in states.shapes]
+    frozen = sum(math.prod(shape) * width for shape, width in states.frozen)
+    shard = strategy.shard if strategy.kind == "hsdp" else count
+    hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
+    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim, frozen=frozen,
+                           cut=cut_parameters(sizes, shard)[rank % shard], hpz=int(hpz != 1))  # fmt: skip
+    whole = model_states(strategy.kind, sum(map(_row, states.shapes)), 1, states.half, optim,
+                         frozen=sum(_row(shape) * width for shape, width in states.frozen))  # fmt: skip
+    return {part: 1.1 * getattr(formula, part) + getattr(whole, part) for part in PARTS}
+
+
+def _row(shape: tuple[int, ...]) -> int:
+    size = math.prod(shape)
+    return min(size, max(1024, size // (*shape, 1)[0]))
+
+
+def _report(strategy: Strategy, held: list[Any]) -> None:
+    from rich.table import Table
+
+    table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"states under {strategy.name}")
+    for rank, states in enumerate(held):
+        table.add_row(str(rank), *(f"{getattr(states, part) / 1024:,.0f}" for part in PARTS))
+    console().print(table)
+    print("The rehearsal went well: trained, saved, resumed with the same losses.", flush=True)

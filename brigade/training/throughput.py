@@ -1,0 +1,143 @@
+"""Throughput, data waiting, balance between ranks and peak memory, measured between two log lines."""
+
+import resource
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..data.collate import About
+from ..distributed import ranks
+from ..planner.costs import hardware
+
+
+class Meter:
+    """Counts what happens between two calls of `report`; pauses during evaluation and checkpoints.
+
+    `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
+    first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; paused_ever: seconds since the start
+    """
+
+    def __init__(self, parameters: int, layers: int | None, hidden_size: int | None) -> None:
+        self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
+        self.device_name = device_name()
+        self.first: list[tuple[list[About], float]] = []
+        self.first_steps, self.paused_ever = 10, 0.0
+        self._peak = self._training_peak = self._reserved = 0.0
+        self.began: float | None = None
+        self.waited = self.paused = 0.0
+        self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
+
+    def start(self) -> None:
+        """Start the clock with the first step of training; later calls do nothing."""
+        if self.began is None:
+            self._see_memory(training=False)
+            self._reset()
+
+    def _reset(self) -> None:
+        self.began = time.perf_counter()
+        self.waited = self.paused = 0.0
+        self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
+
+    def count(self, micro_batches: list[About], waited: float) -> None:
+        """Add one optimizer step's micro-batches of this rank (padding and filler samples do not count)."""
+        self.steps += 1
+        self.waited += waited
+        if len(self.first) < self.first_steps:
+            self.first.append((micro_batches, waited))
+        for about in micro_batches:
+            self.tokens += about.tokens
+            self.squared_lengths += about.squared_lengths
+            self.supervised += about.supervised
+            self.slots += about.slots
+
+    @contextmanager
+    def pause(self):
+        """Time spent here is not training."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what it still computes belongs to the steps
+        began = time.perf_counter()
+        self._see_memory(training=True)
+        try:
+            yield
+        finally:
+            self._see_memory(training=False)
+            self.paused += time.perf_counter() - began
+            self.paused_ever += time.perf_counter() - began
+
+    def _see_memory(self, training: bool) -> None:
+        """Take down the peak since the last look, and whether it was training's or an evaluation's, and begin anew."""
+        now = peak_memory_gib()
+        self._peak = max(self._peak, now)
+        if training and self.began is not None:
+            self._training_peak = max(self._training_peak, now)
+        if torch.cuda.is_available():
+            self._reserved = max(self._reserved, torch.cuda.max_memory_reserved() / 2**30)
+            torch.cuda.reset_peak_memory_stats()
+
+    def training_peak_gib(self) -> float:
+        """GiB: peak_memory_gib() of training steps alone."""
+        self._see_memory(training=True)
+        return self._training_peak
+
+    def report(self) -> dict[str, float]:
+        """Figures since the last report, over all ranks; a collective. Then start anew.
+
+        tokens_per_second: over all ranks, padding excluded; ..._per_gpu: per rank
+        supervised_tokens_per_second: those of them that have a label; padding: percent of what was computed
+        step_time, data_time: seconds per optimizer step, and how much of it the slowest rank waited for data
+        token_spread: (most - fewest) / mean tokens of a rank, in percent; of several ranks alone
+        peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
+        reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
+        attended_length: mean over tokens of their sample's length
+        mfu: percent (estimate.hardware.flops_per_token states the convention); only where the GPU is known
+        """
+        now = time.perf_counter()
+        seconds = max(now - (self.began or now) - self.paused, 1e-9)
+        gpu = torch.cuda.is_available()
+        self._see_memory(training=True)
+        counted = (self.tokens, self.squared_lengths, self.waited, self._peak, self.supervised, self.slots)
+        rows = ranks.gather((*counted, self._reserved))
+        tokens = [row[0] for row in rows]
+        steps = max(self.steps, 1)
+        figures = {
+            "tokens_per_second": sum(tokens) / seconds,
+            "tokens_per_second_per_gpu": sum(tokens) / seconds / len(rows),
+            "supervised_tokens_per_second": sum(row[4] for row in rows) / seconds,
+            "padding": 100 * (1 - sum(tokens) / max(sum(row[5] for row in rows), 1)),
+            "step_time": seconds / steps,
+            "data_time": max(row[2] for row in rows) / steps,
+            "peak_memory_gib": max(row[3] for row in rows),
+        }
+        if len(rows) > 1:
+            figures["token_spread"] = 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1)
+        if gpu:
+            figures["reserved_memory_gib"] = max(row[6] for row in rows)
+        if sum(tokens):
+            figures["attended_length"] = sum(row[1] for row in rows) / sum(tokens)
+        if self.model_shape and sum(tokens):
+            needed = hardware.flops_per_token(*self.model_shape, attended_length=figures["attended_length"])
+            used = hardware.mfu(figures["tokens_per_second_per_gpu"], needed, self.device_name)
+            if used is not None:
+                figures["mfu"] = used
+        self._reset()
+        return figures
+
+
+def device_name() -> str:
+    """As its driver calls the GPU, or `cpu`."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def peak_memory_gib() -> float:
+    """GiB: the most that torch's allocator has had on the GPU since the last look, or the process's peak resident set."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def model_shape(config: Any) -> tuple[int | None, int | None]:
+    """(layers, hidden size) of a Hugging Face config, or None where it has no such thing."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None)

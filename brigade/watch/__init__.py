@@ -1,1 +1,0 @@
-"""Watching a run: throughput, memory, balance between ranks, progress, and what each rank holds."""
