@@ -54,10 +54,12 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     from brigade.model import adapters, load, packed_samples
     from brigade.model.location import check_beside, load_config
     from brigade.model.tokenizer import load_tokenizer
-    from brigade.training import arguments, preflight
+    from brigade.training import arguments, engines, preflight
+    from brigade.training.environment import prepare_environment
+    from brigade.training.schedule import check_steps
 
     with ranks.agreed(world):
-        arguments.prepare_environment(world, strategy)
+        prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
         preflight.check(settings, strategy, world)
         config = load_config(settings)
@@ -75,19 +77,22 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         weights = load.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
         checkpoint = choosing.choose(run, data.fingerprint, model_files["weights"])
-        arguments.check_steps(run, len(data.train), checkpoint)
+        check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
         from brigade.training.summary import introduce
-        from brigade.training.trainer import (
-            Trainer,  # not before the data is known to be good: it takes seconds to load
-        )
+        from brigade.training.trainer import Trainer  # takes seconds: not before the data is known to be good
 
-        args = arguments.training_arguments(run, len(data.train), resuming=checkpoint is not None)
-        model = load.load_model(settings, weights, arguments.load_dtype(settings, strategy))
-        trainer = Trainer(run, model, args, data, tokenizer, callbacks)
+        engine = engines.of(run)
+        args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
+        model = load.load_model(settings, weights, engine.load_dtype())
+        if settings.recipe.model.use_peft:
+            model = adapters.wrap(model, settings, weights)
+        if settings.recipe.training.torch_compile:
+            load.compile_layers(model)
+        trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
         stop.where = lambda: choosing.way_on(run, trainer.state)  # if it is interrupted
         if world.speaks:
             introduce(run, trainer, data, checkpoint)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean, numeric
 from ..errors.console import console
-from ..model.adapters import METHODS
 from ..planner.costs import calibration
+from ..recipe.method import METHODS
 
 if TYPE_CHECKING:
     from ..planner.choice.job import Method
@@ -128,11 +128,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw memory and speed of the strategies into a new FILE.png or FILE.html",
     )
-    batch = parser.add_argument_group("many configurations")
-    batch.add_argument(
-        "--table", type=Path, metavar="CSV", help="estimate each row (columns as benchmarks/data/published.csv)"
-    )
-    batch.add_argument("--out", type=Path, metavar="CSV", help="where --table writes the rows with their estimates")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -145,10 +140,6 @@ def run(options: argparse.Namespace) -> int:
         return _calibrate(options.calibrate)
     if options.check and not options.headers:
         raise UserError("flag --check", "it says how --headers works", "add --headers")
-    if options.table and options.plot:
-        raise UserError("flag --plot", "--table estimates rows and compares no strategies", "leave one of them out")
-    if options.table:
-        return _table(options)
     if options.headers:
         return _headers(options.check)
     if not options.model:
@@ -171,30 +162,6 @@ def _calibrate(folders: list[Path]) -> int:
         )
     print(*calibrate(folders, file), sep="\n")
     print(f"Wrote {file}: yours to edit, and to delete. {calibration.VARIABLE} names another, or none.")
-    return 0
-
-
-def _table(options: argparse.Namespace) -> int:
-    """Estimates for each row of a CSV, and how far they are from what the rows measured."""
-    from rich.table import Table
-
-    from benchmarks.published.table import predict_file, summary
-
-    if not options.out:
-        raise UserError("flag --table", "--out is missing", "say where the estimates go: --out estimates.csv")
-    rows = predict_file(options.table, options.out)
-    table = Table("set", "rows", "estimated", "memory: rows", "median", "p90", "speed: rows", "median", "p90",
-                  "failed, called unfit", "ran, called unfit")  # fmt: skip
-    for one in summary(rows):
-        cells = [one["set"], one["rows"], one["expressed"]]
-        for count, median, p90 in (one["memory"], one["speed"]):
-            cells += [count, f"{median:.1f}%" if count else "", f"{p90:.1f}%" if count else ""]
-        cells += [f"{one['failed_told']} of {one['failed']}", f"{one['ran_refused']} of {one['ran']}"]
-        table.add_row(*map(str, cells))
-    console().print(table)
-    print(
-        f"Wrote {options.out}. Errors are absolute, predicted against measured; a row without estimate says the reason."
-    )
     return 0
 
 

@@ -21,10 +21,7 @@ from . import ranks
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from ..strategy import Strategy
-
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # what from_pretrained loads, which prefers the first
-WHOLE_ON_EACH_HOST = ("single", "ddp")  # the others write a checkpoint in parts, from all hosts
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
 _VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, at any depth
 _BLOCK = 4096
@@ -74,8 +71,10 @@ def digests(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def is_shared(directory: Path, checkpoint: Path | None, world: World, strategy: "Strategy") -> bool:
+def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: str) -> bool:
     """Whether all hosts see one output directory; False: each has its own, in which it can keep whole checkpoints.
+
+    in_parts: the strategy that writes a part of each checkpoint from every host, "" where one host writes the whole
 
     The first rank of each host makes the directory where it is missing and leaves a note in it for a moment; then each looks
     whose notes it sees. Ends all ranks with one message where a host cannot write, where only some hosts share it or the
@@ -98,7 +97,7 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, strategy: 
     leaders = {rank: leader for rank, (_, leader) in enumerate(told) if leader}
     written = all(well for well, _ in told)
     found = [set(seen) for seen in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]
-    fault = error or (_fault(directory, leaders, found, strategy) if written else None)
+    fault = error or (_fault(directory, leaders, found, in_parts) if written else None)
     with suppress(OSError):
         note.unlink(missing_ok=True)
     for path in made if any(ranks.gather(fault is not None)) else []:
@@ -121,23 +120,22 @@ def _notes(directory: Path, token: str, wanted: int) -> list[int]:
 
 
 def _fault(
-    directory: Path, leaders: dict[int, tuple[str, str | None]], found: list[set[int]], strategy: "Strategy"
+    directory: Path, leaders: dict[int, tuple[str, str | None]], found: list[set[int]], in_parts: str
 ) -> UserError | None:
     """What is wrong with whose notes are seen where, if anything. leaders: rank -> host, checkpoint; found: by rank."""
-    whole = strategy.kind in WHOLE_ON_EACH_HOST
     first, checkpoint = next(iter(leaders.values()))
     shared = all(found[rank] == set(leaders) for rank in leaders)
-    if not shared and not (whole and all(found[rank] == {rank} for rank in leaders)):
+    if not shared and (in_parts or any(found[rank] != {rank} for rank in leaders)):
         away = [host for rank, (host, _) in leaders.items() if 0 not in found[rank]] or [
             host for host, _ in leaders.values()
         ]
         problem = f"{_names(away)} does not see what {first} writes there"
-        if whole:
+        if not in_parts:
             return UserError(str(directory), f"{problem}, while other hosts do",
                              "give an --output_dir that all hosts share, or one that is each host's own")  # fmt: skip
         return UserError(
             str(directory),
-            f"{problem}, and {strategy.name} writes a part of each checkpoint from every host",
+            f"{problem}, and {in_parts} writes a part of each checkpoint from every host",
             "give an --output_dir that all hosts share, or train with DDP (--ds_config none): it keeps whole checkpoints on each",
         )
     other = next(((host, theirs) for host, theirs in leaders.values() if theirs != checkpoint), None)

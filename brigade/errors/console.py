@@ -1,9 +1,13 @@
 """Where tables and lines go."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+
 import io
 import math
 import sys
-from typing import Any
 
 LINES = 30  # seconds between two lines of progress
 
@@ -55,3 +59,15 @@ def console(**options: Any) -> Any:
 def counted(number: int, thing: str) -> str:
     """`1 host`, `2 hosts`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def millions(parameters: int) -> str:
+    """`42 M`, `3.4 M`, `61,440`"""
+    if parameters < 1e6:
+        return f"{parameters:,}"
+    return f"{parameters / 1e6:,.{0 if parameters >= 1e7 else 1}f} M"
+
+
+def billions(parameters: int) -> str:
+    """`8.19 B`; below 0.1 B in millions"""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else millions(parameters)

@@ -1,14 +1,15 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
 
-import functools
 import logging
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import upstream
 from ..errors import UserError
+from ..errors.console import millions
 from ..recipe.flags import Settings
-from ..recipe.method import name
+from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
 
 if TYPE_CHECKING:
@@ -17,17 +18,6 @@ if TYPE_CHECKING:
 # On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
 # pass, which nobody here uses (models.load_base).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
-# What `plan --method` calls a method, and the keys of a recipe that ask for it.
-METHODS: dict[str, dict[str, bool]] = {
-    "full": {},
-    "lora": {"use_peft": True},
-    "rslora": {"use_peft": True, "use_rslora": True},
-    "dora": {"use_peft": True, "use_dora": True},
-    "qlora": {"use_peft": True, "load_in_4bit": True},
-    "qdora": {"use_peft": True, "load_in_4bit": True, "use_dora": True},
-}
 
 
 def described(section: ModelSection, model: Any) -> dict[str, str]:
@@ -54,7 +44,7 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     if section.load_in_4bit:
         states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
-    return {"method": f"{name(section)} r {section.lora_r} on {on} {said}: {share}"}
+    return {"method": f"{method_name(section)} r {section.lora_r} on {on} {said}: {share}"}
 
 
 def trains(adapters: int, whole: int, modules: list[str]) -> str:
@@ -89,18 +79,6 @@ def unlearned(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> di
     return {"chat tokens": f"{', '.join(found)}: a base model may not have learned them, and adapters do not; {cure}"}
 
 
-def millions(parameters: int) -> str:
-    """`42 M`, `3.4 M`, `61,440`"""
-    if parameters < 1e6:
-        return f"{parameters:,}"
-    return f"{parameters / 1e6:,.{0 if parameters >= 1e7 else 1}f} M"
-
-
-def billions(parameters: int) -> str:
-    """`8.19 B`; below 0.1 B in millions"""
-    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else millions(parameters)
-
-
 def empty_model(settings: Settings, config: Any) -> Any:
     """The model with its names and shapes, on the meta device: it takes no memory."""
     import torch
@@ -120,7 +98,7 @@ def linear_layers(model: Any) -> list[str]:
 
 def _reached(model: Any) -> dict[str, Any]:
     """Name -> module of all that texts reach in a model."""
-    from .load import beyond_texts
+    from .parts import beyond_texts
 
     outside = {module for part in beyond_texts(model).values() for module in part.modules()}
     return {name: module for name, module in model.named_modules() if module not in outside}
@@ -216,20 +194,6 @@ def _grouped(names: Any) -> str:
     return ", ".join(f"{name} ({count})" for name, count in Counter(n.rpartition(".")[2] for n in names).items())
 
 
-def _see_through_checkpointing() -> None:
-    """Let PEFT find adapters under FSDP2's activation checkpointing: it names their weights by their modules
-    (tuners_utils.py:1717), among them a wrapper that no state dict names, and checkpoints would hold no adapter."""
-    from peft.tuners import tuners_utils
-
-    found = tuners_utils._get_tuner_state_dict_key_prefixes
-    if not hasattr(found, "__wrapped__"):
-        tuners_utils._get_tuner_state_dict_key_prefixes = functools.wraps(found)(
-            lambda *args, **options: {
-                name.replace("_checkpoint_wrapped_module.", "") for name in found(*args, **options)
-            }
-        )
-
-
 def wrap(model: Any, settings: Settings, source: str) -> Any:
     """`model` with its weights frozen and adapters on it: a PeftModel. The same numbers on every rank and strategy.
 
@@ -239,7 +203,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    from .load import beyond_texts
+    from .parts import beyond_texts
     from .sizes import half_or_full
 
     section = settings.recipe.model
@@ -262,7 +226,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
-    _see_through_checkpointing()
+    upstream.find_adapters_under_checkpointing()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.recipe.training.seed)
         wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
 from ..errors import UserError, writing
 from ..recipe.flags import Settings
-from . import adapters, attention, base_weights
+from . import attention, base_weights
 from . import quantization as model_quantization
 from .location import _first_line, hub_is_away, load_config, location
+from .parts import beyond_texts
 from .quantization import _dequantised
 from .sizes import half_or_full
 
@@ -58,16 +60,11 @@ def _download(name: str, settings: Settings) -> str:
 
 
 def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
-    """The model from `source` in `dtype`, with adapters where the recipe asks for them. Under ZeRO-3 TrainingArguments
-    must exist by now: it is then loaded shard by shard, and never whole on one rank."""
+    """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
+    now: it is then loaded shard by shard, and never whole on one rank."""
     attention.register()
     chosen = attention.chosen(settings, load_config(settings))[0]
-    model = load_base(settings, source, dtype, attn_implementation=chosen)
-    if settings.recipe.model.use_peft:
-        model = adapters.wrap(model, settings, source)
-    if settings.recipe.training.torch_compile:
-        compile_layers(model)
-    return model
+    return load_base(settings, source, dtype, attn_implementation=chosen)
 
 
 def compile_layers(model: "PreTrainedModel") -> None:
@@ -106,34 +103,8 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
     base_weights.check_finite(model if _are_own() else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
-    # ZeRO-3's way of loading keeps renamings that matched nothing (integrations/deepspeed.py:485), and saving undoes them all.
-    if renamings := getattr(model, "_weight_conversions", None):
-        model._weight_conversions = [renaming for renaming in renamings if renaming.was_used()]
-    # Gemma 3 names a layer of a text encoder, too, which it does not have, and accelerate looks for each by its name.
-    there = {type(module).__name__ for module in model.modules()}
-    model._no_split_modules = [name for name in model._no_split_modules or () if name in there]
-    for module in model.modules():
-        # On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no
-        # gradient passes through them (nn/modules.py:614, autograd/_functions.py:422: a product without backward).
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+    upstream.mend_loaded(model)
     return model
-
-
-def beyond_texts(model: Any) -> dict[str, Any]:
-    """Name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and the two
-    ends. {} for a model of texts. Trained, it would get no gradient, which DDP takes for an error and weight decay does not."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if base.config.get_text_config() is base.config:
-        return {}
-    ends = (base.get_decoder(), base.get_input_embeddings(), base.get_output_embeddings())
-    reached = {id(parameter) for part in ends if part is not None for parameter in part.parameters()}
-    found: dict[str, Any] = {}
-    for name, module in base.named_modules():  # a module before those in it
-        held = {id(parameter) for parameter in module.parameters()}
-        if held and held.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return found
 
 
 def _are_own() -> bool:

@@ -4,12 +4,11 @@ Most of Transformers' models make their attention masks from position ids that s
 takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state can be told by nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from .. import upstream
 from ..errors import UserError
 from ..recipe.flags import Settings
 from . import attention
@@ -101,7 +100,7 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
         POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}  # fmt: skip
     attention.register()
     why = "nothing tells it where one begins"
-    with _unsharded(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         for name, more in ways.items():
             try:
@@ -120,16 +119,3 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-@contextmanager
-def _unsharded() -> Iterator[None]:
-    """Models are built whole meanwhile: where a ZeRO-3 configuration lives, Transformers would shard the tried one as well."""
-    from transformers.integrations import deepspeed
-
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept

@@ -121,7 +121,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     same = {"recipe": recipe, "strategy": strategy, "batch": batch, **model, "data": data}
     consistency.check(same, run.world)
     run.base = model.get("weights", {})
-    run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy)
+    run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
         if run.world.speaks or (run.world.local_rank == 0 and not run.shared):

@@ -45,6 +45,11 @@ class Strategy:
     def is_fsdp(self) -> bool:
         return self.kind in ("fsdp2", "hsdp")
 
+    @property
+    def writes_in_parts(self) -> str:
+        """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
+        return "" if self.kind in ("single", "ddp") else self.name
+
     def as_cluster(self) -> dict[str, Any]:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
         if self.is_deepspeed:

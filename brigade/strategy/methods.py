@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..recipe.flags import Settings
-from ..recipe.method import method, name
+from ..recipe.method import method_name, method_of
 from ..recipe.schema import ModelSection
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def check_keys(settings: Settings, strategy: "Strategy") -> None:
     if stray and not section.use_peft:
         raise UserError(settings.place(stray), f"{stray} is set, but use_peft is false: all weights would be trained",
                         "set use_peft: true, or leave the key out")  # fmt: skip
-    why = REFUSED.get((method(section), strategy.kind))
+    why = REFUSED.get((method_of(section), strategy.kind))
     if why:
         key = "use_dora" if section.use_dora else "load_in_4bit"
-        raise UserError(settings.place(key), f"{name(section)} does not run under {strategy.name}: {why}",
+        raise UserError(settings.place(key), f"{method_name(section)} does not run under {strategy.name}: {why}",
                         "use ZeRO-2, FSDP2 or DDP, or LoRA without the two together; docs/methods.md has them all")  # fmt: skip

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+
+from .. import upstream
 
 # Attributes of DeepSpeed 0.19.8's ZeRO optimizers (runtime/zero/stage_1_and_2.py and stage3.py) that hold gradients ...
 _GRADIENTS = (
@@ -73,13 +74,7 @@ class StateBytes(TrainerCallback):
         yield (parameter.grad for parameter in self.model.parameters())
         yield (master.grad for master in self._masters())
         yield (getattr(self.engine, name, None) for name in _GRADIENTS)
-        # FSDP2 keeps whole gradients where accelerate delays their reduction to the last micro-batch.
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                for group in module._get_fsdp_state()._fsdp_param_groups:
-                    for parameter in group.fsdp_params:
-                        yield parameter.unsharded_accumulated_grad
-                        yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+        yield from upstream.whole_gradients(self.model)
 
     def _masters(self) -> list[torch.Tensor]:
         return [master for name in _MASTERS for master in getattr(self.engine, name, ())]

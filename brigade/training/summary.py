@@ -6,7 +6,7 @@ from typing import Any
 from ..data import report
 from ..errors.console import console, counted
 from ..model import adapters, attention, packed_samples
-from ..model.load import beyond_texts
+from ..model.parts import beyond_texts
 from ..model.sizes import parameter_count
 from ..run.directory import Run
 from . import preflight

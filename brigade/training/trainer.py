@@ -1,21 +1,17 @@
 """Brigade's Trainer: sampling and evaluation that are exact at any world size, and a bridge to the engines' quirks."""
 
-import functools
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import fsdp_utils
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from ..checkpoint import choosing, nvme_resume
+from .. import upstream
+from ..checkpoint import choosing
 from ..data import report
 from ..data.collate import ABOUT, Collate, WithFiller
 from ..data.prepare import Prepared
@@ -26,12 +22,13 @@ from ..errors import UserError
 from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.sizes import parameter_count
-from ..run.directory import Run, add_to_record
-from . import finite, gradient_compression
+from ..run.directory import Run
+from . import finite
 from .compare_with_plan import PromiseKept
 from .early_stopping import EarlyStopping
+from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
-from .optimizers import clip_, whole_parameter_optimizer
+from .optimizers import whole_parameter_optimizer
 from .progress import Progress
 from .throughput import Meter, model_shape
 
@@ -45,7 +42,14 @@ class Trainer(EvaluatingTrainer):
     """
 
     def __init__(
-        self, run: Run, model: Any, args: Any, data: Prepared, tokenizer: Any, callbacks: tuple[Any, ...] = ()
+        self,
+        run: Run,
+        engine: OneProcess,
+        model: Any,
+        args: Any,
+        data: Prepared,
+        tokenizer: Any,
+        callbacks: tuple[Any, ...] = (),
     ) -> None:
         training = run.settings.recipe.training
         super().__init__(
@@ -61,23 +65,8 @@ class Trainer(EvaluatingTrainer):
             name = type(model).__name__
             raise UserError(run.settings.place("model_name_or_path"), f"{name} takes no num_items_in_batch, so its loss would "
                             "depend on accumulation and ranks", "choose a causal language model of Transformers")  # fmt: skip
-        fsdp_utils.fsdp2_load_full_state_dict = _send_weights_and_buffers
-        if self.is_fsdp_enabled and (args.bf16 or args.fp16):
-            # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
-            self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16 if args.bf16 else torch.float16,
-                reduce_dtype=torch.float32,
-                output_dtype=torch.float32,
-            )
-        if args.fp16 and args.use_cpu and not self.is_deepspeed_enabled:
-            # On a CPU accelerate casts and scales nothing, without a word (accelerator.py:568); torch 2.13 can do both there.
-            self.accelerator.native_amp, self.accelerator.scaler = True, torch.amp.GradScaler("cpu")
-        self.run, self.world = run, run.world
-        if not run.shared:
-            # Transformers 5.23 writes weights on rank 0 alone, save_on_each_node or not (distributed/mixin.py:345).
-            model.should_save_on_this_rank = lambda is_main_process: is_main_process
-        self.replicated = run.strategy.kind == "hsdp"
-        self.power_sgd: Any = None
+        self.run, self.world, self.engine = run, run.world, engine
+        engine.attach(self)
         self.windows_told = False
         self.pad_token_id = tokenizer.pad_token_id
         self.told = packed_samples.way(run.settings, model.config)
@@ -148,9 +137,7 @@ class Trainer(EvaluatingTrainer):
         known = END_TO_END.set(about and about.end_to_end)
         try:
             if self.told == packed_samples.MASKS and "attention_mask" not in inputs:
-                inputs["attention_mask"] = packed_samples.masks(
-                    self.model.config, inputs["position_ids"], self.model.dtype
-                )
+                inputs["attention_mask"] = packed_samples.masks(self.model.config, inputs["position_ids"], self.model.dtype)
             outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
             END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
@@ -158,9 +145,7 @@ class Trainer(EvaluatingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        # HSDP: gradients are reduced inside the group in each micro-step, across groups in the last alone.
-        if self.replicated:
-            model.set_requires_all_reduce(self.accelerator.sync_gradients)
+        self.engine.before_micro_step(self, model)
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _init_training_state(self, max_steps: int, *rest: Any) -> Any:
@@ -175,13 +160,7 @@ class Trainer(EvaluatingTrainer):
             ranks.barrier()  # the others look for windows where the host's first rank makes them
         self._purge_tensorboard()
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if self.is_deepspeed_enabled:
-            add_to_record(self.run, "ds_config", self.deepspeed.config)
-        if self.run.strategy.kind == "ddp":
-            hook = self.run.settings.recipe.training.ddp_comm_hook
-            self.power_sgd = gradient_compression.register(self.model_wrapped, hook, max_steps)
-            if self.power_sgd and resume_from_checkpoint:
-                gradient_compression.restore(self.power_sgd, Path(resume_from_checkpoint), self.world)
+        self.engine.begin(self, resume_from_checkpoint, max_steps)
         return prepared
 
     def _purge_tensorboard(self) -> None:
@@ -189,20 +168,17 @@ class Trainer(EvaluatingTrainer):
         again = self.state.global_step + 1 if self.state.global_step else 0
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and self.is_world_process_zero():
-                callback.tb_writer = callback._SummaryWriter(log_dir=callback.logging_dir, purge_step=again)
+                upstream.purge_tensorboard(callback, again)
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         return self._get_grad_norm(model, max_norm=self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None, max_norm: float = 0.0) -> Any:
-        """The gradient norm before clipping. DeepSpeed clips and measures by itself, in float64 on a CPU."""
-        if self.is_deepspeed_enabled:
+        """The gradient norm before clipping; clips where nothing has yet."""
+        if self.engine.clips_by_itself:
             return super()._get_grad_norm(model, grad_norm)
-        if grad_norm is None:
-            self.accelerator.unscale_gradients()
-            grad_norm = clip_(model.parameters(), max_norm)  # on the device: only logging waits for it
-        return grad_norm
+        return self.engine.clip(self, model, max_norm) if grad_norm is None else grad_norm
 
     # ---- watching and saving -------------------------------------------------------------------------------------
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -213,17 +189,9 @@ class Trainer(EvaluatingTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint and self.is_deepspeed_enabled:
-            nvme_resume.restore(self.deepspeed, checkpoint)
         if checkpoint:
-            # The checkpoint brings the rate of the run's length then: the first step of a lengthened one would still have it.
-            schedule: Any = self.lr_scheduler
-            rates = [
-                base * at(schedule.last_epoch) for base, at in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            ]
-            schedule._last_lr = rates
-            for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+            self.engine.load_states(self, checkpoint)
+            upstream.take_rates_of(self.lr_scheduler)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.run.directory / f"checkpoint-{self.state.global_step}"
@@ -240,8 +208,7 @@ class Trainer(EvaluatingTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if isinstance(self.train_dataset, Stream) and self.args.should_save:
             self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
-        if self.power_sgd:
-            gradient_compression.save(self.power_sgd, Path(output_dir), self.world)
+        self.engine.save_states(Path(output_dir))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
@@ -249,40 +216,12 @@ class Trainer(EvaluatingTrainer):
             self.model.generation_config.save_pretrained(output_dir or self.args.output_dir)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save in Hugging Face format. FSDP checkpoints stay sharded; only a model asked for by name is gathered."""
-        if self.is_fsdp_enabled and not _internal_call:
-            if self.run.settings.recipe.model.use_peft:  # the adapters' frozen base is not gathered for them
-                alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-                state = get_model_state_dict(self.model, options=alone)
-            else:
-                state = self.accelerator.get_state_dict(self.model)
-                for second_name in self.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
-                    state.pop(second_name, None)
-            self._save(output_dir, state_dict=state)
-        else:
+        """Save in Hugging Face format. Checkpoints stay as their engine shards them; a model asked for by name is whole."""
+        whole = None if _internal_call else self.engine.whole_state(self)
+        if whole is None:
             super().save_model(output_dir, _internal_call)
-
-
-_send_weights = fsdp_utils.fsdp2_load_full_state_dict
-
-
-@functools.wraps(_send_weights)
-def _send_weights_and_buffers(accelerator: Any, model: Any, full_sd: dict[str, torch.Tensor], **options: Any) -> Any:
-    """Give FSDP2's ranks what the first one has loaded. Accelerate 1.15 takes all that a state dict holds for shards
-    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there."""
-    buffers = {}
-    for name, value in model.state_dict().items():
-        of, _, name_there = name.rpartition(".")
-        if not isinstance(value, DTensor) and name_there in (module := model.get_submodule(of))._buffers:
-            buffers[name] = (module, name_there, value)
-            module._non_persistent_buffers_set.add(name_there)  # out of the state dict, until it is registered again
-    _send_weights(accelerator, model, full_sd, **options)
-    for name, (module, name_there, empty) in buffers.items():
-        whole = full_sd[name] if accelerator.is_main_process else torch.empty_like(empty, device="cpu")
-        whole = whole.to(accelerator.device)
-        torch.distributed.broadcast(whole, src=0)
-        module.register_buffer(name_there, whole)
-    return model
+        else:
+            self._save(output_dir, state_dict=whole)
 
 
 def _to(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

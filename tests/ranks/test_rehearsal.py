@@ -13,7 +13,8 @@ from benchmarks import parity
 from benchmarks.torchrun import REPOSITORY, torchrun
 from brigade.__main__ import main
 from brigade.planner.choice.job_of_recipe import strategy_of
-from brigade.recipe import flags, method
+from brigade.recipe import flags
+from brigade.recipe.method import method_of
 from brigade.training import rehearse
 
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
@@ -25,7 +26,7 @@ def rehearsed(path):
     settings = flags.load(["--recipe", str(REPOSITORY / path)])
     config, recipe = rehearse.model_config(settings), settings.recipe
     model, strategy = recipe.model, strategy_of(settings)
-    return (config["model_type"], config.get("tie_word_embeddings"), method.method(model), *model.lora_modules_to_save,
+    return (config["model_type"], config.get("tie_word_embeddings"), method_of(model), *model.lora_modules_to_save,
             strategy.name, recipe.training.activation_checkpointing, recipe.data.packing)  # fmt: skip
 
 

@@ -9,8 +9,9 @@ from transformers import CONFIG_MAPPING
 from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.model import adapters, quantization
-from brigade.model.load import beyond_texts, load_base
+from brigade.model.load import load_base
 from brigade.model.location import load_config
+from brigade.model.parts import beyond_texts
 from brigade.model.sizes import parameter_count
 from brigade.model.tiny import shrink
 from brigade.model.tokenizer import load_tokenizer

@@ -88,7 +88,9 @@ def test_who_shares_the_output_directory(name, on_hosts, tmp_path):
     def work(world):
         checkpoint = found[world.rank]
         directory = tmp_path / places[world.rank] / "outputs" / "run"
-        return consistency.is_shared(directory, None if checkpoint == "-" else checkpoint, world, strategy)
+        return consistency.is_shared(
+            directory, None if checkpoint == "-" else checkpoint, world, strategy.writes_in_parts
+        )
 
     for answer in on_hosts(work, 3):
         assert answer is expected if isinstance(expected, bool) else expected in str(answer)

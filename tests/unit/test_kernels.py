@@ -10,6 +10,7 @@ import pytest
 from torch.utils.file_baton import FileBaton
 
 from brigade.setup import kernels
+from brigade.upstream import locks
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def lock(tmp_path: Path, monkeypatch) -> Path:
     """Where torch locks a kernel; its locks are guarded for one test."""
     for name in ("try_acquire", "release"):
         monkeypatch.setattr(FileBaton, name, getattr(FileBaton, name))
-    kernels.guard_locks()
+    locks.end_with_their_holder()
     return tmp_path / "lock"
 
 
@@ -61,7 +62,7 @@ def test_where_nobody_can_tell_only_an_old_lock_goes(lock, whose, monkeypatch):
         kill_holder(lock)
         monkeypatch.setattr(kernels, "LOCAL", set())
     assert not FileBaton(lock).try_acquire()
-    long_ago = time.time() - 2 * 3600 * kernels.HOURS
+    long_ago = time.time() - 2 * 3600 * locks.HOURS
     os.utime(lock, (long_ago, long_ago))
     assert FileBaton(lock).try_acquire()
 

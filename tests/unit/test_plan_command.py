@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.model.adapters import METHODS
 from brigade.planner.choice.strategies import CHOICES, named
 from brigade.planner.output import header
 from brigade.recipe import flags
-from brigade.recipe.method import method as method_of
+from brigade.recipe.method import METHODS, method_of
 
 ROOT = Path(__file__).parents[2]
 

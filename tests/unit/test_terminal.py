@@ -12,7 +12,7 @@ import pytest
 
 from brigade.cluster import World
 from brigade.errors import console
-from brigade.training import arguments
+from brigade.training.environment import _silence
 
 ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]
@@ -44,7 +44,7 @@ def test_a_rank_loses_no_word_but_noise_and_says_whose_it_is(rank, mark, monkeyp
     try:
         with warnings.catch_warnings(record=True) as seen:
             for _ in range(2):  # as in a rehearsal: two runs in one process
-                arguments._silence(World(rank, 0, 2, 2, "host", "torchrun"))
+                _silence(World(rank, 0, 2, 2, "host", "torchrun"))
             print("1 row\n\nof mine", end="")
             print(".\nDeepSpeed deepspeed.ops.comm.deepspeed_shm_comm_op built successfully")
             print("half a line", end="", flush=True)

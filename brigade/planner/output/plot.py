@@ -14,8 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
 from ...errors import UserError
-from ...errors.console import counted
-from ...model.adapters import billions
+from ...errors.console import billions, counted
 from ..choice.estimate import intervals, of_time
 from ..choice.job import Job
 from ..choice.search import Candidate, Cluster, Wanted, candidates, chosen

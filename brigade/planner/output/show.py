@@ -85,7 +85,7 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
     """The best ten, and why each is not the one."""
     from rich.table import Table
 
-    from ...model.adapters import billions
+    from ...errors.console import billions
     from ..choice.search import reason
 
     shape, device = wanted.shape, ranked[0].estimate.gpu

@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 
 from ...errors import UserError
-from ...errors.console import figure
-from ...model.adapters import METHODS, billions
+from ...errors.console import billions, figure
 from ...model.config_json import read_config
 from ...recipe.files import REPOSITORY
+from ...recipe.method import METHODS
 from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, Source, here
 from ..choice.search import Candidate, Wanted

@@ -1,0 +1,195 @@
+"""The engines: what DDP, DeepSpeed, FSDP2 and HSDP are told, and where each has to be helped.
+
+One class each, whose methods stand in the order in which a run meets them: options of TrainingArguments, the Trainer, the first
+step, a micro-step, a checkpoint. The trainer calls these methods and knows no engine by name. What touches a private name of
+another package stands in upstream.py, with its line there.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import upstream
+from ..model.location import load_config
+from ..model.sizes import half_or_full, largest_parameter
+from ..run.directory import Run, add_to_record
+from ..strategy import deepspeed_config
+from ..upstream import nvme_resume
+from . import gradient_compression
+from .optimizers import clip_
+
+
+class OneProcess:
+    """No engine; also what is common to all of them."""
+
+    clips_by_itself = False
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
+
+    # ---- before the model is loaded --------------------------------------------------------------------------------
+    def load_dtype(self) -> torch.dtype:
+        """Weights in fp32, cast for the computation (autocast, MixedPrecisionPolicy). Those that stay frozen under adapters
+        need no fp32 anywhere."""
+        return half_or_full(self.run.settings) if self.run.settings.recipe.model.use_peft else torch.float32
+
+    def arguments(self) -> dict[str, Any]:
+        """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
+        if not self.training.activation_checkpointing:
+            return {}
+        # The reentrant form finds no input that requires a gradient where embeddings are frozen, and breaks DDP's hooks.
+        return {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+
+    def after_arguments(self, arguments: Any) -> None:
+        upstream.take_one_device(arguments)
+
+    # ---- the Trainer and its model ---------------------------------------------------------------------------------
+    def attach(self, trainer: Any) -> None:
+        """Once the Trainer exists, before it wraps its model."""
+        if self.training.fp16 and self.cpu:
+            upstream.scale_losses_on_cpus(trainer.accelerator)
+        if not self.run.shared:
+            upstream.save_on_the_first_rank_alone(trainer.model)
+
+    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+        """Once the model is wrapped, before the first of so many steps."""
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+    def before_micro_step(self, trainer: Any, model: Any) -> None:
+        """Before each forward and backward pass."""
+
+    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
+        """The gradients' norm before clipping; on the device, for only logging waits for it."""
+        trainer.accelerator.unscale_gradients()
+        return clip_(model.parameters(), max_norm)
+
+    # ---- a checkpoint ----------------------------------------------------------------------------------------------
+    def save_states(self, folder: Path) -> None:
+        """What belongs to a checkpoint besides what the Trainer writes there."""
+
+    def load_states(self, trainer: Any, checkpoint: str) -> None:
+        """What the Trainer leaves out when it loads optimizer states."""
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor] | None:
+        """The state dict to save, or None where the Trainer gathers it by itself."""
+        return None
+
+
+class DDP(OneProcess):
+    def arguments(self) -> dict[str, Any]:
+        # PowerSGD's memory belongs to buckets, and only with True are they the same in every process (compression.py).
+        return super().arguments() | {
+            "ddp_backend": "gloo" if self.cpu else None,
+            "ddp_find_unused_parameters": self.training.ddp_comm_hook == "power_sgd",
+        }
+
+    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+        self.power_sgd = gradient_compression.register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
+        if self.power_sgd and checkpoint:
+            gradient_compression.restore(self.power_sgd, Path(checkpoint), self.run.world)
+
+    def save_states(self, folder: Path) -> None:
+        if self.power_sgd:
+            gradient_compression.save(self.power_sgd, folder, self.run.world)
+
+
+class DeepSpeed(OneProcess):
+    """ZeRO-1, 2 and 3, with offload to the host's memory or to NVMe; all else is in the ds_config."""
+
+    clips_by_itself = True  # and measures the norm, in float64 on a CPU
+
+    def load_dtype(self) -> torch.dtype:
+        return half_or_full(self.run.settings)  # it keeps a master copy in fp32 of its own
+
+    def arguments(self) -> dict[str, Any]:
+        import deepspeed
+
+        # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
+        deepspeed.init_distributed(dist_backend="gloo" if self.cpu else "nccl", auto_mpi_discovery=False)
+        settings, world, config = self.run.settings, self.run.world, self.run.strategy.ds_config or {}
+        named = settings.recipe.cluster.nvme_path
+        nvme = Path(named).expanduser() if named else self.run.directory.resolve() / "nvme_offload"
+        swaps = deepspeed_config.swaps_to_nvme(config)
+        shard = -(-largest_parameter(load_config(settings)) // world.size) if swaps else 0
+        filled = deepspeed_config.fill(config, world.local_size, nvme, self.training.optim, shard)
+        return super().arguments() | {"deepspeed": filled}
+
+    def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
+        add_to_record(self.run, "ds_config", trainer.deepspeed.config)
+
+    def load_states(self, trainer: Any, checkpoint: str) -> None:
+        nvme_resume.restore(trainer.deepspeed, checkpoint)
+
+
+class FSDP2(OneProcess):
+    def arguments(self) -> dict[str, Any]:
+        # Sharded checkpoints: a full one would gather the model on rank 0 at every save. And the first rank's weights are sent
+        # to the others (model/load.py: _are_sent): eight copies of an 8B model in fp32 would take 260 GB of host memory.
+        defaults = {
+            "version": 2,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "SHARDED_STATE_DICT",
+            "cpu_ram_efficient_loading": True,
+            "activation_checkpointing": self.training.activation_checkpointing,
+        }
+        os.environ["ACCELERATE_USE_FSDP"] = "true"  # Transformers looks for it beside the option
+        return {
+            "ddp_backend": "gloo" if self.cpu else None,
+            "fsdp": True,
+            "fsdp_config": defaults | self.run.strategy.fsdp,
+            # Gradients are reduced in every micro-step: else each rank keeps them whole until the last, 4 bytes per parameter
+            # of the unsharded model (docs/states.md).
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+        }
+
+    def after_arguments(self, arguments: Any) -> None:
+        super().after_arguments(arguments)
+        if self.cpu:
+            upstream.shard_on_cpus()
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        upstream.send_buffers_with_weights()
+        if self.training.bf16 or self.training.fp16:
+            # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
+            trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = torch.distributed.fsdp.MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16 if self.training.bf16 else torch.float16,
+                reduce_dtype=torch.float32,
+                output_dtype=torch.float32,
+            )
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+        if self.run.settings.recipe.model.use_peft:  # the adapters' frozen base is not gathered for them
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+            alone = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+            return get_model_state_dict(trainer.model, options=alone)
+        state = trainer.accelerator.get_state_dict(trainer.model)
+        for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
+            state.pop(second_name, None)
+        return state
+
+
+class HSDP(FSDP2):
+    """FSDP2 within groups of ranks, DDP across them."""
+
+    def arguments(self) -> dict[str, Any]:
+        from accelerate import ParallelismConfig
+
+        strategy = self.run.strategy
+        mesh = ParallelismConfig(dp_replicate_size=strategy.replicate, dp_shard_size=strategy.shard)
+        return super().arguments() | {"parallelism_config": mesh}
+
+    def before_micro_step(self, trainer: Any, model: Any) -> None:
+        # Gradients are reduced inside the group in each micro-step, across groups in the last alone.
+        model.set_requires_all_reduce(trainer.accelerator.sync_gradients)
+
+
+ENGINES = {"single": OneProcess, "ddp": DDP, "zero1": DeepSpeed, "zero2": DeepSpeed, "zero3": DeepSpeed,
+           "fsdp2": FSDP2, "hsdp": HSDP}  # fmt: skip
+
+
+def of(run: Run) -> OneProcess:
+    return ENGINES[run.strategy.kind](run)

@@ -1,0 +1,107 @@
+"""The process before any engine is imported: its environment, and what it prints."""
+
+import io
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import upstream
+from ..cluster import World
+from ..distributed import ranks
+from ..setup import kernels
+from ..strategy import Strategy, accelerate_config
+from ..upstream import locks
+
+if TYPE_CHECKING:
+    pass
+
+
+# How lines and warnings begin that tell a user nothing, at these versions, and why.
+NOISE = {
+    "DeepSpeed deepspeed.ops.": "a kernel that was built, or found built; where building fails, it raises",
+}
+
+
+class _Marked(io.TextIOBase):
+    """Writes whole lines to `stream`, each after a mark, but for NOISE and empty ones."""
+
+    def __init__(self, stream: Any, mark: str) -> None:
+        self.stream, self.mark, self.begun = stream, mark, ""
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in lines:
+            if line.strip() and not line.startswith(tuple(NOISE)):
+                self.stream.write(f"{self.mark}{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        if self.begun:
+            self.write("\n")
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+
+def prepare_environment(world: World, strategy: Strategy) -> None:
+    """What the engines read from the environment, set once and before any of them is imported.
+
+    - ninja stands beside the interpreter; over ssh and without an activated environment that is not on PATH, and
+      without it every DeepSpeed build dies.
+    - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
+    - accelerate's own variables were read by strategy.choose.
+    - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
+    """
+    import torch
+
+    accelerate_config.clear_environment()
+    kernels.cache()
+    locks.end_with_their_holder()
+    upstream.forget_earlier_run()
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    # Else torch takes every core for every rank. accelerate looks at the variable.
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
+        os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    if world.launcher == "python" and strategy.kind != "single":
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(ranks.free_port()))  # fmt: skip
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
+    _silence(world)
+
+
+def _silence(world: World) -> None:
+    """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number."""
+    import logging
+    import warnings
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("DS_LOG_LEVEL", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    for beginning in NOISE:
+        warnings.filterwarnings("ignore", re.escape(beginning))
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    if world.speaks:
+        return
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    mark = f"rank {world.rank}: "
+    if not isinstance(sys.stdout, _Marked):
+        sys.stdout = _Marked(sys.stdout, mark)
+    if not (formatted := warnings.formatwarning)("", UserWarning, "", 0).startswith(mark):  # nor by an earlier run
+        warnings.formatwarning = lambda *args, **options: mark + formatted(*args, **options)
+        record = logging.getLogRecordFactory()
+
+        def marked(*args: Any, **options: Any) -> logging.LogRecord:
+            one = record(*args, **options)
+            one.msg = f"{mark}{one.msg}"
+            return one
+
+        logging.setLogRecordFactory(marked)
