@@ -72,8 +72,16 @@ def measure(cluster: Cluster, plan: Plan = PLAN, measured: int = MEASURED) -> li
         for name, k in ((name, k) for name, of in plan.items() for k in of if STRATEGIES[name].per_host == per_host):
             flags = flags_for(WARM_UP + 1 + measured, MICRO_BATCH * HOSTS * per_host * k, evaluated=8)
             flags += [*STRATEGIES[name].flags, "--model_name_or_path", str(model), "--bf16", "true"]
-            jobs.append({"strategy": name, "accumulation": k, "flags": flags, "rates": (None,), "warm_up": WARM_UP,
-                         "measured": measured})  # fmt: skip
+            jobs.append(
+                {
+                    "strategy": name,
+                    "accumulation": k,
+                    "flags": flags,
+                    "rates": (None,),
+                    "warm_up": WARM_UP,
+                    "measured": measured,
+                }
+            )
         print(f"{time.strftime('%H:%M:%S')} {per_host} rank(s) on each of {HOSTS} hosts ...", flush=True)
         rows += [_row(found, shape) for found in run(cluster, HOSTS, per_host, jobs)]
     return rows
@@ -83,8 +91,9 @@ def by_formula(name: str, accumulation: int, shape: ModelShape, gloo: bool = Tru
     of = STRATEGIES[name]
     # ZeRO-3 keeps parameters below ten times the hidden size whole: here the norms.
     whole = unreleased(shape) if of.kind == "fsdp2" else (2 * shape.layers + 1) * shape.hidden
-    return traffic(of.kind, shape.parameters, HOSTS, of.per_host, accumulation, shard=of.shard, hpz=of.hpz, whole=whole,
-                   gloo=gloo)  # fmt: skip
+    return traffic(
+        of.kind, shape.parameters, HOSTS, of.per_host, accumulation, shard=of.shard, hpz=of.hpz, whole=whole, gloo=gloo
+    )
 
 
 def _row(found: Row, shape: ModelShape) -> Row:
@@ -93,11 +102,19 @@ def _row(found: Row, shape: ModelShape) -> Row:
     name, k, (block,) = found["strategy"], found["accumulation"], found["blocks"]
     payload, formula = block["bytes"] - HEADER * block["packets"], by_formula(name, k, shape)
     return {
-        "strategy": name, "accumulation": k, "hosts": HOSTS, "ranks_per_host": STRATEGIES[name].per_host,
-        "parameters": shape.parameters, "steps": len(block["seconds"]), "sent": round(block["bytes"]),
-        "packets": round(block["packets"]), "payload": round(payload), "formula_gradients": round(formula.reduced),
-        "formula_weights": round(formula.gathered), "difference_percent": round(100 * (payload / formula.total - 1), 2),
-    }  # fmt: skip
+        "strategy": name,
+        "accumulation": k,
+        "hosts": HOSTS,
+        "ranks_per_host": STRATEGIES[name].per_host,
+        "parameters": shape.parameters,
+        "steps": len(block["seconds"]),
+        "sent": round(block["bytes"]),
+        "packets": round(block["packets"]),
+        "payload": round(payload),
+        "formula_gradients": round(formula.reduced),
+        "formula_weights": round(formula.gathered),
+        "difference_percent": round(100 * (payload / formula.total - 1), 2),
+    }
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
@@ -108,10 +125,32 @@ def table(rows: list[Row]) -> str:
         parts = row["formula_gradients"], row["formula_weights"]
         headers = 100 * (row["sent"] / row["payload"] - 1)
         figures = [f"{number / 1e6:.3f}" for number in (row["sent"], row["payload"], *parts, sum(parts))]
-        lines.append([row["strategy"], f"{row['hosts']} x {row['ranks_per_host']}", str(row["accumulation"]), figures[0],
-                      f"{headers:.2f} %", *figures[1:], f"{row['difference_percent']:+.2f} %"])  # fmt: skip
-    return markdown(["strategy", "hosts x ranks", "accumulation", "sent, MB", "headers", "payload, MB", "gradients by formula",
-                     "weights by formula", "together", "payload against formula"], lines)  # fmt: skip
+        lines.append(
+            [
+                row["strategy"],
+                f"{row['hosts']} x {row['ranks_per_host']}",
+                str(row["accumulation"]),
+                figures[0],
+                f"{headers:.2f} %",
+                *figures[1:],
+                f"{row['difference_percent']:+.2f} %",
+            ]
+        )
+    return markdown(
+        [
+            "strategy",
+            "hosts x ranks",
+            "accumulation",
+            "sent, MB",
+            "headers",
+            "payload, MB",
+            "gradients by formula",
+            "weights by formula",
+            "together",
+            "payload against formula",
+        ],
+        lines,
+    )
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -156,11 +195,17 @@ def write_page(rows: list[Row]) -> None:
     worst = max(rows, key=lambda row: abs(row["difference_percent"]))
     headers = [100 * (row["sent"] / row["payload"] - 1) for row in rows]
     values = {
-        "table": table(rows), "count": f"{rows[0]['parameters']:,}", "machine": rows[0]["machine"],
-        "versions": rows[0]["versions"], "header": str(HEADER), "warm_up": str(WARM_UP), "measured": str(MEASURED),
-        "headers_least": f"{min(headers):.2f}", "headers_most": f"{max(headers):.2f}",
+        "table": table(rows),
+        "count": f"{rows[0]['parameters']:,}",
+        "machine": rows[0]["machine"],
+        "versions": rows[0]["versions"],
+        "header": str(HEADER),
+        "warm_up": str(WARM_UP),
+        "measured": str(MEASURED),
+        "headers_least": f"{min(headers):.2f}",
+        "headers_most": f"{max(headers):.2f}",
         "worst": f"{abs(worst['difference_percent']):.2f} % ({worst['strategy']}, accumulation {worst['accumulation']})",
-    }  # fmt: skip
+    }
     text = Path(__file__).with_name("communication_page.md").read_text()
     for key, value in values.items():
         text = text.replace("{" + key + "}", value)

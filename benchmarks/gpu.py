@@ -41,8 +41,9 @@ def run_process(command: list[str], log: Path, **variables: str) -> tuple[str, s
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)} | variables
     with log.open("w") as out:
         try:
-            code = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=out, stderr=subprocess.STDOUT,
-                                  timeout=LIMIT).returncode  # fmt: skip
+            code = subprocess.run(
+                command, cwd=REPOSITORY, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT
+            ).returncode
         except subprocess.TimeoutExpired:
             return "failed", f"stopped after {LIMIT} seconds"
     text = log.read_text(errors="replace")
@@ -159,8 +160,13 @@ def measure(jobs: list[Job], options: argparse.Namespace) -> list[Row]:
     if status != "ok":
         raise RuntimeError(f"the models and the data could not be made: {text}")
     inputs = said(text)
-    shared = inputs["where"] | {"tiny": options.tiny, "steps_asked": options.steps, "code": code(), "commit": git_commit(),
-                                "data": {key: inputs["data"].get(key) for key in ("sha256", "dialogues")}}  # fmt: skip
+    shared = inputs["where"] | {
+        "tiny": options.tiny,
+        "steps_asked": options.steps,
+        "code": code(),
+        "commit": git_commit(),
+        "data": {key: inputs["data"].get(key) for key in ("sha256", "dialogues")},
+    }
     done = {identity(row) for row in read_rows(options.results) if row["status"] != "failed" and not options.again}
     due = sorted((job for job in jobs if identity(shared | job._asdict()) not in done), key=urgency)
     print(f"{inputs['where']['device']}: {len(due)} of {len(jobs)} rows to measure", flush=True)
@@ -169,8 +175,11 @@ def measure(jobs: list[Job], options: argparse.Namespace) -> list[Row]:
         if time.monotonic() - began > options.minutes * 60:
             print(f"{options.minutes:g} minutes are over: the same command measures the other {len(due) - len(rows)}")
             break
-        row = compare(job, options.work) if job.method == "attention" else train(
-            job, inputs, options.work, options.tiny, options.steps, 1 if options.tiny else WARM_UP)  # fmt: skip
+        row = (
+            compare(job, options.work)
+            if job.method == "attention"
+            else train(job, inputs, options.work, options.tiny, options.steps, 1 if options.tiny else WARM_UP)
+        )
         rows.append(
             {"measured": datetime.now().astimezone().isoformat(timespec="seconds")} | shared | job._asdict() | row
         )

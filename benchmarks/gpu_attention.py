@@ -150,8 +150,10 @@ def _worst(ours: tuple[list[Any], Row], theirs: tuple[list[Any], Row]) -> tuple[
     """The largest relative difference of any sample's logits, and of any parameter's gradient."""
     if ours[1].keys() != theirs[1].keys():
         raise RuntimeError(f"gradients of other parameters: {sorted(ours[1].keys() ^ theirs[1].keys())}")
-    return (max(map(_difference, ours[0], theirs[0])),
-            max(_difference(ours[1][name], gradient) for name, gradient in theirs[1].items()))  # fmt: skip
+    return (
+        max(map(_difference, ours[0], theirs[0])),
+        max(_difference(ours[1][name], gradient) for name, gradient in theirs[1].items()),
+    )
 
 
 def compare(family: str, how: str) -> Row:
@@ -171,11 +173,19 @@ def compare(family: str, how: str) -> Row:
             rounding = _worst(alone(build(family, "eager", precision, device), some, device), reference)
             model = build(family, how, precision, device)
             logits, gradients = _worst(together(model, some, how, device), reference)
-            row = {"logits": logits, "logits_allowed": LOGITS_FACTOR * rounding[0], "gradients": gradients,
-                   "gradients_allowed": GRADIENTS_FACTOR * rounding[1], "moved": moved(model, some, how, device)}  # fmt: skip
+            row = {
+                "logits": logits,
+                "logits_allowed": LOGITS_FACTOR * rounding[0],
+                "gradients": gradients,
+                "gradients_allowed": GRADIENTS_FACTOR * rounding[1],
+                "moved": moved(model, some, how, device),
+            }
         differences[precision] = row
-        wrong += [f"{precision} {key}: {row[key]:.1e}" for key in ("logits", "gradients")
-                  if not row[key] <= row[f"{key}_allowed"]]  # fmt: skip
+        wrong += [
+            f"{precision} {key}: {row[key]:.1e}"
+            for key in ("logits", "gradients")
+            if not row[key] <= row[f"{key}_allowed"]
+        ]
         wrong += [f"{precision}: a sample moves another by {row['moved']:.1e}"] if row["moved"] else []
     return {"status": "failed" if wrong else "ok", "reason": "; ".join(wrong), "differences": differences}
 

@@ -141,8 +141,10 @@ def write_data(folder: Path, tiny: bool) -> Row:
     peers_data.write_jsonl(folder / "heldout.jsonl", heldout[:HELD_OUT])
     places = {"train": "train.jsonl", "heldout": "heldout.jsonl"}
     return {key: str(folder / name) for key, name in places.items()} | {
-        "tokenizer": str(built.tokenizer), "sha256": digest, "dialogues": len(chats),
-    }  # fmt: skip
+        "tokenizer": str(built.tokenizer),
+        "sha256": digest,
+        "dialogues": len(chats),
+    }
 
 
 def where() -> Row:
@@ -181,8 +183,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(CONFIGS))
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    load = {name: {"folder": str(options.folder / name), "shape": write_model(name, options.folder / name, options.tiny)}
-              for name in options.models}  # fmt: skip
+    load = {
+        name: {"folder": str(options.folder / name), "shape": write_model(name, options.folder / name, options.tiny)}
+        for name in options.models
+    }
     data = write_data(options.folder / "data", options.tiny) if load else {}
     print(json.dumps({"where": where(), "models": load, "data": data}))
 

@@ -42,16 +42,29 @@ def summary(row: Row) -> str:
     if row["status"] != "ok":
         return f"{row['status']}: {row['reason']}"
     if row["method"] == "attention":
-        return "; ".join(f"{name} logits {d['logits']:.1e} gradients {d['gradients']:.1e} moved {d['moved']:.1e}"
-                         for name, d in row["differences"].items())  # fmt: skip
+        return "; ".join(
+            f"{name} logits {d['logits']:.1e} gradients {d['gradients']:.1e} moved {d['moved']:.1e}"
+            for name, d in row["differences"].items()
+        )
     used = f", MFU {row['mfu']:.1f} %" if row["mfu"] is not None else ""
     return f"{row['tokens_per_second']:,.0f} tokens/s, {row['step_time']:.3f} s/step{used}, {row['peak_memory_gib']:.1f} GiB"
 
 
 def runs(rows: list[Row]) -> str:
     """One table for each model and method: speed, memory, and how many times the base's speed."""
-    head = ["option", "flags", "tokens/s", "supervised tokens/s", "s/step", "x base", "MFU", "MFU of the work done",
-            "allocated", "reserved", "last loss"]  # fmt: skip
+    head = [
+        "option",
+        "flags",
+        "tokens/s",
+        "supervised tokens/s",
+        "s/step",
+        "x base",
+        "MFU",
+        "MFU of the work done",
+        "allocated",
+        "reserved",
+        "last loss",
+    ]
     tables = []
     for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows if row["method"] in NAMES):
         its = [row for row in rows if (row["model"], row["method"]) == (model, method)]
@@ -63,12 +76,22 @@ def runs(rows: list[Row]) -> str:
                 lines.append(line([*start, f"{row['status']}: {row['reason'].replace('|', '/')}", *[""] * 8]))
                 continue
             times = row["tokens_per_second"] / first["tokens_per_second"] if first.get("status") == "ok" else None
-            lines.append(line([
-                *start, figure(row["tokens_per_second"], 0), figure(row["supervised_tokens_per_second"], 0),
-                figure(row["step_time"], 3), figure(times, 2), figure(row["mfu"], 1, " %"),
-                figure(row["mfu_of_work_done"], 1, " %"), figure(row["peak_memory_gib"], 1, " GiB"),
-                figure(row["reserved_memory_gib"], 1, " GiB"), figure(row["last_loss"], 3),
-            ]))  # fmt: skip
+            lines.append(
+                line(
+                    [
+                        *start,
+                        figure(row["tokens_per_second"], 0),
+                        figure(row["supervised_tokens_per_second"], 0),
+                        figure(row["step_time"], 3),
+                        figure(times, 2),
+                        figure(row["mfu"], 1, " %"),
+                        figure(row["mfu_of_work_done"], 1, " %"),
+                        figure(row["peak_memory_gib"], 1, " GiB"),
+                        figure(row["reserved_memory_gib"], 1, " GiB"),
+                        figure(row["last_loss"], 3),
+                    ]
+                )
+            )
         tables.append("\n".join(lines))
     return "\n\n".join(tables) or "No run was measured here yet."
 

@@ -30,8 +30,15 @@ from benchmarks.torchrun import torchrun
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "hosts.csv"
 RANKS, STEPS = 2, 2
-MODEL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
-         "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 32000}  # fmt: skip
+MODEL = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32000,
+}
 STRATEGIES = {
     "DDP": ["--ds_config", "none"],
     **{f"ZeRO-{stage}": ["--ds_config", f"ds_configs/zero{stage}.json"] for stage in (1, 2, 3)},
@@ -125,10 +132,16 @@ def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
     before = [sample for sample in sampler.samples if sample[0] < first][-1]
     while_loading = [sample for sample in sampler.samples if first <= sample[0] <= last]
     checkpoint = sum(file.stat().st_size for file in (output / f"checkpoint-{STEPS}").rglob("*") if file.is_file())
-    return {"strategy": strategy, "method": method, "optimizer": optimizer, "ranks": RANKS,
-            "trained": marks[0]["trained"],
-            "loading_bytes": max(sample[1] for sample in while_loading) - before[1],
-            "mapped_bytes": max(sample[2] for sample in while_loading) - before[2], "checkpoint_bytes": checkpoint}  # fmt: skip
+    return {
+        "strategy": strategy,
+        "method": method,
+        "optimizer": optimizer,
+        "ranks": RANKS,
+        "trained": marks[0]["trained"],
+        "loading_bytes": max(sample[1] for sample in while_loading) - before[1],
+        "mapped_bytes": max(sample[2] for sample in while_loading) - before[2],
+        "checkpoint_bytes": checkpoint,
+    }
 
 
 def _work(job: Path) -> None:

@@ -68,8 +68,25 @@ def compare(model_type: str, folder: Path) -> dict[str, Any]:
     write_model(model_type, folder / model_type)
     output = folder / f"run-{model_type}"
     with contextlib.redirect_stdout(io.StringIO()):
-        train.main([*shared, "--model_name_or_path", str(folder / model_type), "--max_length", "512", "--max_steps", "6",
-                    "--eval_steps", "6", "--optim", "sgd", "--learning_rate", "0.1", "--output_dir", str(output)])  # fmt: skip
+        train.main(
+            [
+                *shared,
+                "--model_name_or_path",
+                str(folder / model_type),
+                "--max_length",
+                "512",
+                "--max_steps",
+                "6",
+                "--eval_steps",
+                "6",
+                "--optim",
+                "sgd",
+                "--learning_rate",
+                "0.1",
+                "--output_dir",
+                str(output),
+            ]
+        )
     run = json.loads((output / "success.json").read_text())["held_out_loss"]
     plain, tokens = plain_loss(output, folder / "heldout.jsonl")
     return {
@@ -99,8 +116,10 @@ def page(rows: list[dict[str, Any]]) -> str:
         "| architecture | the run's loss | by plain Transformers | tokens | relative difference |",
         "|---|---|---|---|---|",
     ]
-    lines += [f"| {row['architecture']} | {row['run']:.7f} | {row['plain']:.7f} | {row['tokens']} | {row['difference']:.1e} |"
-              for row in rows]  # fmt: skip
+    lines += [
+        f"| {row['architecture']} | {row['run']:.7f} | {row['plain']:.7f} | {row['tokens']} | {row['difference']:.1e} |"
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

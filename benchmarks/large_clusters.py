@@ -23,12 +23,21 @@ def main() -> None:
         path.write_text("".join(f"node{number} slots=8\n" for number in range(1, HOSTS + 1)))
         reads = "from pathlib import Path; from brigade.cluster import read_hostfile; read_hostfile(Path('{path}'))"
         commands = {
-            "launch --dry-run": ["-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", str(path), "--dry-run",
-                                 "--global_batch_size", str(8 * HOSTS)],
+            "launch --dry-run": [
+                "-m",
+                "brigade",
+                "launch",
+                "recipes/tiny/full.yaml",
+                "--hostfile",
+                str(path),
+                "--dry-run",
+                "--global_batch_size",
+                str(8 * HOSTS),
+            ],
             "lint, whole repository": ["-m", "brigade", "lint"],
             f"lint, {HOSTS} hosts": ["-m", "brigade", "lint", str(path)],
             f"read_hostfile, {HOSTS} hosts": ["-c", reads.format(path=path)],
-        }  # fmt: skip
+        }
         for name, words in commands.items():
             seconds = []
             for _ in range(TIMES):
@@ -41,10 +50,25 @@ def main() -> None:
 
 def launch(hostfile: Path, logs: Path) -> None:
     """Print how long a launch takes until all hosts have started, run and stopped, and what it needs for that."""
-    there = {"PATH": f"{REPOSITORY / 'testbed' / 'stand_in'}:{os.environ['PATH']}", "STAND_IN_SLOTS": "8",
-             "STAND_IN_LATENCY": "0.5"}  # fmt: skip
-    words = ["-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", str(hostfile), "--launcher", "torchrun",
-             "--global_batch_size", str(8 * HOSTS), "--log_dir", str(logs)]  # fmt: skip
+    there = {
+        "PATH": f"{REPOSITORY / 'testbed' / 'stand_in'}:{os.environ['PATH']}",
+        "STAND_IN_SLOTS": "8",
+        "STAND_IN_LATENCY": "0.5",
+    }
+    words = [
+        "-m",
+        "brigade",
+        "launch",
+        "recipes/tiny/full.yaml",
+        "--hostfile",
+        str(hostfile),
+        "--launcher",
+        "torchrun",
+        "--global_batch_size",
+        str(8 * HOSTS),
+        "--log_dir",
+        str(logs),
+    ]
     begun, most = time.monotonic(), 0
     with (logs.parent / "said").open("w+") as said:
         process = subprocess.Popen(

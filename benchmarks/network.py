@@ -75,8 +75,16 @@ class Group:
                 flags = flags_for(
                     WARM_UP[k] + len(self.rates) * (1 + measured), MICRO_BATCH * self.ranks * k, evaluated=8
                 )
-                found.append({"strategy": strategy, "accumulation": k, "flags": [*flags, *STRATEGIES[strategy][1]],
-                              "rates": self.rates, "warm_up": WARM_UP[k], "measured": measured})  # fmt: skip
+                found.append(
+                    {
+                        "strategy": strategy,
+                        "accumulation": k,
+                        "flags": [*flags, *STRATEGIES[strategy][1]],
+                        "rates": self.rates,
+                        "warm_up": WARM_UP[k],
+                        "measured": measured,
+                    }
+                )
         return found
 
 
@@ -91,9 +99,28 @@ QUICK = (Group(2, 1, ("1gbit", "50mbit"), {"DDP": (1,)}),)
 
 def flags_for(steps: int, global_batch: int, evaluated: int) -> list[str]:
     """The tiny recipe's model and data, for a number of steps."""
-    return ["--max_steps", str(steps), "--global_batch_size", str(global_batch), "--reference_batch_size", str(global_batch),
-            "--per_device_train_batch_size", str(MICRO_BATCH), "--max_length", str(LENGTH), "--logging_steps", "1000000",
-            "--max_eval_samples", str(evaluated), "--eval_steps", "null", "--save_steps", "null", "--report_to", ""]  # fmt: skip
+    return [
+        "--max_steps",
+        str(steps),
+        "--global_batch_size",
+        str(global_batch),
+        "--reference_batch_size",
+        str(global_batch),
+        "--per_device_train_batch_size",
+        str(MICRO_BATCH),
+        "--max_length",
+        str(LENGTH),
+        "--logging_steps",
+        "1000000",
+        "--max_eval_samples",
+        str(evaluated),
+        "--eval_steps",
+        "null",
+        "--save_steps",
+        "null",
+        "--report_to",
+        "",
+    ]
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------
@@ -105,14 +132,24 @@ def run(cluster: Cluster, hosts: int, per_host: int, jobs: list[dict[str, Any]],
         (folder / "jobs.json").write_text(json.dumps(jobs))
         processes = {}
         for rank in range(hosts * per_host):
-            place = {"RANK": rank, "LOCAL_RANK": rank % per_host, "WORLD_SIZE": hosts * per_host,
-                     "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": used[0].address, "MASTER_PORT": PORT}  # fmt: skip
+            place = {
+                "RANK": rank,
+                "LOCAL_RANK": rank % per_host,
+                "WORLD_SIZE": hosts * per_host,
+                "LOCAL_WORLD_SIZE": per_host,
+                "MASTER_ADDR": used[0].address,
+                "MASTER_PORT": PORT,
+            }
             variables: Any = {key: str(value) for key, value in place.items()}
             with (folder / f"rank{rank}.log").open("w") as log:
                 processes[rank] = used[rank // per_host].popen(
-                    [cluster.python, "-m", "benchmarks.network_worker", str(folder)], stdout=log, stderr=log,
-                    OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="eth0", **variables,
-                )  # fmt: skip
+                    [cluster.python, "-m", "benchmarks.network_worker", str(folder)],
+                    stdout=log,
+                    stderr=log,
+                    OMP_NUM_THREADS="1",
+                    GLOO_SOCKET_IFNAME="eth0",
+                    **variables,
+                )
         try:
             _serve(processes, used, folder / "wanted", time.monotonic() + timeout)
             if not (folder / "results.json").exists():
@@ -151,14 +188,24 @@ def rows_of(group: Group, results: list[Row], alone: list[Row]) -> list[Row]:
         by_formula *= (2 if "16" in strategy else 4) / found["compression"]
         for rate, block in zip(found["rates"], found["blocks"], strict=True):
             seconds = statistics.median(block["seconds"])
-            rows.append({
-                "hosts": group.hosts, "ranks_per_host": group.per_host, "strategy": strategy, "accumulation": k,
-                "rate": rate, "step_seconds": round(seconds, 4), "one_host_seconds": round(without, 4),
-                "fastest_step": round(min(block["seconds"]), 4), "slowest_step": round(max(block["seconds"]), 4),
-                "communication_percent": round(100 * (1 - without / seconds), 1),
-                "megabytes_sent": round(block["bytes"] / 1e6, 3), "megabytes_formula": round(by_formula / 1e6, 3),
-                "sequences": MICRO_BATCH * group.ranks * k, "parameters": found["parameters"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "hosts": group.hosts,
+                    "ranks_per_host": group.per_host,
+                    "strategy": strategy,
+                    "accumulation": k,
+                    "rate": rate,
+                    "step_seconds": round(seconds, 4),
+                    "one_host_seconds": round(without, 4),
+                    "fastest_step": round(min(block["seconds"]), 4),
+                    "slowest_step": round(max(block["seconds"]), 4),
+                    "communication_percent": round(100 * (1 - without / seconds), 1),
+                    "megabytes_sent": round(block["bytes"] / 1e6, 3),
+                    "megabytes_formula": round(by_formula / 1e6, 3),
+                    "sequences": MICRO_BATCH * group.ranks * k,
+                    "parameters": found["parameters"],
+                }
+            )
     return rows
 
 
@@ -184,12 +231,27 @@ def losses(cluster: Cluster) -> list[Row]:
     """Held-out loss before and after the same steps on the same data, for each compression; two ranks on one host."""
     _say("held-out losses")
     flags = [*flags_for(LOSS_STEPS, 2 * MICRO_BATCH, evaluated=100), "--ds_config", "none"]
-    jobs = [{"strategy": name, "accumulation": 1, "flags": [*flags, "--ddp_comm_hook", name], "rates": (None,),
-             "warm_up": 0, "measured": LOSS_STEPS - 1} for name in COMPRESSIONS]  # fmt: skip
-    return [{"ddp_comm_hook": found["strategy"], "steps": LOSS_STEPS, "held_out_loss_before": found["held_out"][0],
-             "held_out_loss": found["held_out"][-1],
-             "step_seconds": round(statistics.median(found["blocks"][0]["seconds"]), 4)}
-            for found in run(cluster, 1, 2, jobs)]  # fmt: skip
+    jobs = [
+        {
+            "strategy": name,
+            "accumulation": 1,
+            "flags": [*flags, "--ddp_comm_hook", name],
+            "rates": (None,),
+            "warm_up": 0,
+            "measured": LOSS_STEPS - 1,
+        }
+        for name in COMPRESSIONS
+    ]
+    return [
+        {
+            "ddp_comm_hook": found["strategy"],
+            "steps": LOSS_STEPS,
+            "held_out_loss_before": found["held_out"][0],
+            "held_out_loss": found["held_out"][-1],
+            "step_seconds": round(statistics.median(found["blocks"][0]["seconds"]), 4),
+        }
+        for found in run(cluster, 1, 2, jobs)
+    ]
 
 
 def _say(text: str) -> None:

@@ -79,8 +79,11 @@ def two(number: float) -> str:
 
 def link_use(rows: list[Row], rate: str) -> float:
     """Percent of the rate that the additional seconds of a step have carried, median over all cases."""
-    used = [100 * seconds_on_the_link(row) / (float(row["step_seconds"]) - float(row["one_host_seconds"]))
-            for row in rows if row["rate"] == rate and share(row) > 30]  # fmt: skip
+    used = [
+        100 * seconds_on_the_link(row) / (float(row["step_seconds"]) - float(row["one_host_seconds"]))
+        for row in rows
+        if row["rate"] == rate and share(row) > 30
+    ]
     return statistics.median(used)
 
 
@@ -95,16 +98,26 @@ def table(rows: list[Row]) -> str:
     lines = []
     for (_, _, strategy, k), of in cases(rows).items():
         at = {row["rate"]: f"{two(float(row['step_seconds']))} s, {share(row):.0f} %" for row in of}
-        lines.append([strategy, str(k), f"{float(of[0]['megabytes_sent']):.1f}", f"{float(of[0]['megabytes_formula']):.1f}",
-                      f"{two(float(of[0]['one_host_seconds']))} s", *(at[rate] for rate in rates)])  # fmt: skip
+        lines.append(
+            [
+                strategy,
+                str(k),
+                f"{float(of[0]['megabytes_sent']):.1f}",
+                f"{float(of[0]['megabytes_formula']):.1f}",
+                f"{two(float(of[0]['one_host_seconds']))} s",
+                *(at[rate] for rate in rates),
+            ]
+        )
     head = ["strategy", "accumulation", "MB sent", "by formula", "one host", *(NAMES.get(rate, rate) for rate in rates)]
     return markdown(head, lines)
 
 
 def halves(rows: list[Row]) -> str:
     """Below which rate communication is more than half of the step."""
-    lines = [[strategy, str(k), two(half_by_rule(of[0])), half_measured(of)]
-             for (_, _, strategy, k), of in cases(rows).items()]  # fmt: skip
+    lines = [
+        [strategy, str(k), two(half_by_rule(of[0])), half_measured(of)]
+        for (_, _, strategy, k), of in cases(rows).items()
+    ]
     return markdown(["strategy", "accumulation", "by the rule, Mbit/s", "measured, Mbit/s"], lines)
 
 
@@ -122,8 +135,15 @@ def gains(rows: list[Row]) -> str:
 
 def loss_table(rows: list[Row]) -> str:
     names = {"none": "fp32", "bf16": "bf16", "fp16": "fp16", "power_sgd": "PowerSGD"}
-    lines = [[names[row["ddp_comm_hook"]], f"{float(row['held_out_loss_before']):.3f}",
-              f"{float(row['held_out_loss']):.3f}", f"{two(float(row['step_seconds']))} s"] for row in rows]  # fmt: skip
+    lines = [
+        [
+            names[row["ddp_comm_hook"]],
+            f"{float(row['held_out_loss_before']):.3f}",
+            f"{float(row['held_out_loss']):.3f}",
+            f"{two(float(row['step_seconds']))} s",
+        ]
+        for row in rows
+    ]
     return markdown(["gradients sent as", "loss before", f"after {rows[0]['steps']} steps", "step on one host"], lines)
 
 
@@ -198,16 +218,26 @@ def _fill(text: str, rows: list[Row]) -> str:
 def write(results: Path) -> None:
     """Fill the template with what was measured, and draw."""
     rows, learned = _read(results / "network.csv"), _read(results / "network_losses.csv")
-    pairs, fours, wide = ([row for row in rows if (row["hosts"], row["ranks_per_host"]) == shape]
-                          for shape in (("2", "1"), ("2", "2"), ("4", "1")))  # fmt: skip
+    pairs, fours, wide = (
+        [row for row in rows if (row["hosts"], row["ranks_per_host"]) == shape]
+        for shape in (("2", "1"), ("2", "2"), ("4", "1"))
+    )
     apart = [(abs(float(row["megabytes_sent"]) / float(row["megabytes_formula"]) - 1), row["strategy"]) for row in rows]
     values = {
-        "machine": rows[0]["machine"], "versions": rows[0]["versions"], "count": f"{int(rows[0]['parameters']):,}",
-        "pairs": table(pairs), "fours": table(fours), "wide": table(wide), "halves": halves(pairs), "gains": gains(pairs),
-        "losses": loss_table(learned), "loss_steps": learned[0]["steps"],
-        "command": "python -m benchmarks.network", "use50": f"{link_use(rows, '50mbit'):.0f}",
+        "machine": rows[0]["machine"],
+        "versions": rows[0]["versions"],
+        "count": f"{int(rows[0]['parameters']):,}",
+        "pairs": table(pairs),
+        "fours": table(fours),
+        "wide": table(wide),
+        "halves": halves(pairs),
+        "gains": gains(pairs),
+        "losses": loss_table(learned),
+        "loss_steps": learned[0]["steps"],
+        "command": "python -m benchmarks.network",
+        "use50": f"{link_use(rows, '50mbit'):.0f}",
         "worst": f"{100 * max(apart)[0]:.0f} % ({max(apart)[1]})",
-    }  # fmt: skip
+    }
     values |= {f"loss_{row['ddp_comm_hook']}": f"{float(row['held_out_loss']):.3f}" for row in learned}
     text = _fill(Path(__file__).with_name("network_page.md").read_text(), rows)
     for key, value in values.items():

@@ -84,10 +84,15 @@ def main(folder: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main(flags, callbacks=(blocks,))
         compression = trainer.power_sgd.compression_stats()[0] if trainer.power_sgd else 1
-        results.append(job | {
-            "parameters": parameter_count(trainer.model), "blocks": blocks.results(), "compression": compression,
-            "held_out": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
-        })  # fmt: skip
+        results.append(
+            job
+            | {
+                "parameters": parameter_count(trainer.model),
+                "blocks": blocks.results(),
+                "compression": compression,
+                "held_out": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+            }
+        )
         forget(trainer)
         del trainer
     if world.speaks:

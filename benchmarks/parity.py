@@ -40,8 +40,10 @@ STRATEGIES: dict[str, list[str]] = {
     "hsdp": ["--accelerate_config", "accelerate_configs/hsdp_1x4.yaml"],
 }  # fmt: skip
 # Optimizers that need whole parameters, under the strategies that keep them whole.
-WHOLE_PARAMETER = {f"{kind}+{optim}": [*STRATEGIES[kind], "--optim", optim]
-                   for kind, optim in itertools.product(("ddp", "fsdp2"), ("lamb", "lars"))}  # fmt: skip
+WHOLE_PARAMETER = {
+    f"{kind}+{optim}": [*STRATEGIES[kind], "--optim", optim]
+    for kind, optim in itertools.product(("ddp", "fsdp2"), ("lamb", "lars"))
+}
 # Other architectures, tiny and random, under one strategy of each kind: a mixture of experts that keeps buffers in its state
 # dict, and a model of images and texts that is given texts alone.
 MODELS = ("deepseek_v3", "gemma3")
@@ -60,10 +62,26 @@ def cases(world_size: int, accumulations: tuple[int, ...] = ACCUMULATIONS) -> li
             continue
         optim, model = _optimizer_and_model(strategy)
         micro = GLOBAL_BATCH // world_size // accumulation
-        flags = ["--optim", optim, "--learning_rate", LEARNING_RATE[model or optim], *flags,
-                 "--per_device_train_batch_size", str(micro), "--per_device_eval_batch_size", str(1 + world_size)]  # fmt: skip
-        found.append({"name": f"{strategy}-w{world_size}-k{accumulation}", "strategy": strategy,
-                      "accumulation": accumulation, "model": model, "flags": flags})  # fmt: skip
+        flags = [
+            "--optim",
+            optim,
+            "--learning_rate",
+            LEARNING_RATE[model or optim],
+            *flags,
+            "--per_device_train_batch_size",
+            str(micro),
+            "--per_device_eval_batch_size",
+            str(1 + world_size),
+        ]
+        found.append(
+            {
+                "name": f"{strategy}-w{world_size}-k{accumulation}",
+                "strategy": strategy,
+                "accumulation": accumulation,
+                "model": model,
+                "flags": flags,
+            }
+        )
     return found
 
 
@@ -98,20 +116,37 @@ def write_inputs(folder: Path) -> list[str]:
     model = folder / "model"
     model.mkdir(parents=True, exist_ok=True)
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-               "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+    config |= {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
     (model / "config.json").write_text(json.dumps(config))
     for name, source, count in (("train", built.train, 67), ("heldout", built.heldout, 13)):
         short = (line for line in source.read_text().splitlines() if len(line) < 220)
         (folder / f"{name}.jsonl").write_text("\n".join(itertools.islice(short, count)) + "\n")
     recipe = {
         "model": {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": "python-docs"},
-        "data": {"train_file": str(folder / "train.jsonl"), "validation_file": str(folder / "heldout.jsonl"),
-                 "chat_template": "chatml", "max_length": 64},
-        "training": {"global_batch_size": GLOBAL_BATCH, "per_device_train_batch_size": 8, "max_steps": STEPS,
-                     "lr_scheduler_type": "constant", "max_grad_norm": 0, "eval_steps": STEPS // 2, "save_steps": None,
-                     "report_to": []},
-    }  # fmt: skip
+        "data": {
+            "train_file": str(folder / "train.jsonl"),
+            "validation_file": str(folder / "heldout.jsonl"),
+            "chat_template": "chatml",
+            "max_length": 64,
+        },
+        "training": {
+            "global_batch_size": GLOBAL_BATCH,
+            "per_device_train_batch_size": 8,
+            "max_steps": STEPS,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0,
+            "eval_steps": STEPS // 2,
+            "save_steps": None,
+            "report_to": [],
+        },
+    }
     (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     return ["--recipe", str(folder / "full.yaml")]
 
@@ -151,8 +186,10 @@ def run_cases(world_size: int, wanted: list[dict[str, Any]], folder: Path, timeo
     for case in wanted:
         result = folder / f"{case['name']}.json"
         if not result.exists():
-            raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n"
-                               f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")  # fmt: skip
+            raise RuntimeError(
+                f"case {case['name']} left no result (exit code {done.returncode}):\n"
+                f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            )
         results[case["name"]] = json.loads(result.read_text())
     return results
 
@@ -176,8 +213,9 @@ def _work(job: Path) -> None:
         undo()
         if world.speaks:
             history = trainer.state.log_history
-            result = {key: [entry[key] for entry in history if key in entry]
-                      for key in ("loss", "grad_norm", "eval_loss")}  # fmt: skip
+            result = {
+                key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")
+            }
             temporary = Path(todo["folder"]) / f".{case['name']}.json"
             temporary.write_text(json.dumps(result))
             temporary.rename(Path(todo["folder"]) / f"{case['name']}.json")
@@ -254,11 +292,16 @@ def main() -> None:
     first, last = reference["single+sgd"]["loss"][0], reference["single+sgd"]["loss"][-1]
     from brigade.run.directory import versions
 
-    text = (Path(__file__).with_name("parity_page.md").read_text()
-            .replace("{table}", table(results, reference, ACCUMULATIONS))
-            .replace("{steps}", str(STEPS))
-            .replace("{first}", f"{first:.3f}").replace("{last}", f"{last:.3f}")
-            .replace("{versions}", ", ".join(f"{name} {number}" for name, number in versions().items())))  # fmt: skip
+    text = (
+        Path(__file__)
+        .with_name("parity_page.md")
+        .read_text()
+        .replace("{table}", table(results, reference, ACCUMULATIONS))
+        .replace("{steps}", str(STEPS))
+        .replace("{first}", f"{first:.3f}")
+        .replace("{last}", f"{last:.3f}")
+        .replace("{versions}", ", ".join(f"{name} {number}" for name, number in versions().items()))
+    )
     options.out.write_text(text)
     print(f"wrote {options.out}")
 

@@ -117,8 +117,11 @@ def run_peer(name: str, data: Row, steps: int) -> Row:
     result = WORK / f"{name}.result.json"
     result.unlink(missing_ok=True)
     places = {key: data[key] for key in ("train", "model", "tokenizer")}
-    job = settings | places | {"attention": PEER_ATTENTION, "steps": steps, "output": str(WORK / name),
-                               "result": str(result)}  # fmt: skip
+    job = (
+        settings
+        | places
+        | {"attention": PEER_ATTENTION, "steps": steps, "output": str(WORK / name), "result": str(result)}
+    )
     (WORK / f"{name}.json").write_text(json.dumps(job, indent=1))
     command = [str(PEERS / "bin" / "python"), "-m", PEER_RUNS[name]["module"], str(WORK / f"{name}.json")]
     others = _run(command, WORK / f"{name}.log")
@@ -129,13 +132,28 @@ def recipe(data: Row, steps: int) -> Row:
     """What all of our runs share, as a recipe."""
     return {
         "model": {"model_name_or_path": data["model"], "tokenizer_name_or_path": data["tokenizer"]},
-        "data": {"train_file": data["train"], "validation_file": data["heldout"], "chat_template": "chatml",
-                 "max_length": MAX_LENGTH},
-        "training": {"global_batch_size": 2, "max_steps": steps + 1, "learning_rate": SHARED["learning_rate"],
-                     "adam_beta2": 0.999, "lr_scheduler_type": "constant", "max_grad_norm": 1.0,
-                     "optim": SHARED["optim"], "bf16": SHARED["bf16"], "seed": SHARED["seed"], "logging_steps": 1,
-                     "eval_answers": 0, "save_steps": None, "report_to": []},
-    }  # fmt: skip
+        "data": {
+            "train_file": data["train"],
+            "validation_file": data["heldout"],
+            "chat_template": "chatml",
+            "max_length": MAX_LENGTH,
+        },
+        "training": {
+            "global_batch_size": 2,
+            "max_steps": steps + 1,
+            "learning_rate": SHARED["learning_rate"],
+            "adam_beta2": 0.999,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 1.0,
+            "optim": SHARED["optim"],
+            "bf16": SHARED["bf16"],
+            "seed": SHARED["seed"],
+            "logging_steps": 1,
+            "eval_answers": 0,
+            "save_steps": None,
+            "report_to": [],
+        },
+    }
 
 
 def run_ours(flags: dict[str, str], data: Row, steps: int) -> Row:
@@ -166,15 +184,19 @@ def from_log(history: list[Row], steps: int) -> Row:
         )
     timed = entries[1:]
     seconds = sum(entry["step_time"] for entry in timed)
-    counts = {key: sum(entry[f"{key}_per_second"] * entry["step_time"] for entry in timed)
-              for key in ("tokens", "supervised_tokens")}  # fmt: skip
+    counts = {
+        key: sum(entry[f"{key}_per_second"] * entry["step_time"] for entry in timed)
+        for key in ("tokens", "supervised_tokens")
+    }
     return {
-        "steps": len(timed), "seconds": round(seconds, 3),
+        "steps": len(timed),
+        "seconds": round(seconds, 3),
         **{key: round(count) for key, count in counts.items()},
         **{f"{key}_per_second": round(count / seconds, 2) for key, count in counts.items()},
         "peak_memory_gib": round(max(entry["peak_memory_gib"] for entry in entries), 3),
-        "first_loss": entries[0]["loss"], "last_loss": entries[-1]["loss"],
-    }  # fmt: skip
+        "first_loss": entries[0]["loss"],
+        "last_loss": entries[-1]["loss"],
+    }
 
 
 # ---- rounds ------------------------------------------------------------------------------------------------------
@@ -190,12 +212,15 @@ def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
     if PEER_RUNS.keys() & set(names):
         prepare_peers()
     where = {
-        "measurement": datetime.now().astimezone().isoformat(timespec="seconds"), "kind": kind,
-        "only": bool(only), "device": machine(),
-        "threads": int(environment()["OMP_NUM_THREADS"]), "command": command(kind, pairs, steps),
+        "measurement": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "kind": kind,
+        "only": bool(only),
+        "device": machine(),
+        "threads": int(environment()["OMP_NUM_THREADS"]),
+        "command": command(kind, pairs, steps),
         "data": {key: data[key] for key in ("sha256", "dialogues")},
         "model": peers_data.MODEL | {"parameters": data["parameters"]},
-    }  # fmt: skip
+    }
     ours = versions()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for number in range(pairs):
@@ -204,8 +229,11 @@ def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
             whole = where | {"name": name, "round": number + 1, "versions": ours} | row
             with RESULTS.open("a") as file:
                 file.write(json.dumps(whole) + "\n")
-            print(f"{time.strftime('%H:%M:%S')} round {number + 1} {name}: {row['supervised_tokens_per_second']:.1f} "
-                  f"supervised tokens/s ({row['seconds']:.0f} s, others {row['others']:.0%})", flush=True)  # fmt: skip
+            print(
+                f"{time.strftime('%H:%M:%S')} round {number + 1} {name}: {row['supervised_tokens_per_second']:.1f} "
+                f"supervised tokens/s ({row['seconds']:.0f} s, others {row['others']:.0%})",
+                flush=True,
+            )
 
 
 def undisturbed(name: str, data: Row, steps: int) -> Row:
@@ -213,8 +241,9 @@ def undisturbed(name: str, data: Row, steps: int) -> Row:
     rows: list[Row] = []
     while not rows or (rows[-1]["others"] > QUIET and len(rows) < ATTEMPTS):
         wait_until_quiet()
-        rows.append(run_peer(name, data, steps) if name in PEER_RUNS else
-                    run_ours(OURS | ABLATION.get(name, {}), data, steps))  # fmt: skip
+        rows.append(
+            run_peer(name, data, steps) if name in PEER_RUNS else run_ours(OURS | ABLATION.get(name, {}), data, steps)
+        )
         print(f"{name}: others had {rows[-1]['others']:.0%} of the machine", flush=True)
     return min(rows, key=lambda row: row["others"])
 

@@ -86,8 +86,10 @@ def build(folder: Path) -> dict[str, Any]:
     parameters = write_model(folder / "model")
     places = {"train": "train.jsonl", "heldout": "heldout.jsonl", "model": "model", "tokenizer": "tokenizer"}
     return {key: str(folder / name) for key, name in places.items()} | {
-        "sha256": digest, "dialogues": DIALOGUES, "parameters": parameters,
-    }  # fmt: skip
+        "sha256": digest,
+        "dialogues": DIALOGUES,
+        "parameters": parameters,
+    }
 
 
 def describe(lengths: Sequence[int], supervised: Sequence[int], max_length: int) -> dict[str, Any]:
@@ -100,8 +102,9 @@ def describe(lengths: Sequence[int], supervised: Sequence[int], max_length: int)
     return {f"p{percent}": percentile(ranked, percent) for percent in (5, 25, 50, 75, 95, 99, 100)} | {
         "mean": round(sum(ranked) / len(ranked), 1),
         "longer_than_max_length": sum(length > max_length for length in ranked),
-        "tokens": kept, "supervised_share": round(sum(supervised) / kept, 4),
-    }  # fmt: skip
+        "tokens": kept,
+        "supervised_share": round(sum(supervised) / kept, 4),
+    }
 
 
 def percentile(ranked: Sequence[int], percent: float) -> int:

@@ -98,16 +98,21 @@ def ablation(rows: list[Row]) -> str:
         label = "nothing" if name == OURS else name
         lines.append(f"| {label} | {flags} | {spread(list(of.values()), 0)} | {memory:.1f} GiB | {factor} |")
     rounds, steps = max(row["round"] for row in rows), rows[0]["steps"]
-    notes = (f"Medians of {rounds} rounds (smallest to largest), each of {steps} steps. A factor whose spread holds 1 was not "
-             f"told apart from none. Printed by `{rows[0]['command']}`.")  # fmt: skip
+    notes = (
+        f"Medians of {rounds} rounds (smallest to largest), each of {steps} steps. A factor whose spread holds 1 was not "
+        f"told apart from none. Printed by `{rows[0]['command']}`."
+    )
     return "\n".join([*lines, "", notes])
 
 
 def verdict(rows: list[Row]) -> str:
     """How ours stands to the faster of TRL's two and to the padded Trainer, beside what was aimed at."""
     found = rates(rows)
-    faster = max((name for name in found if name.startswith("trl_")), default=None,
-                 key=lambda name: statistics.median(found[name].values()))  # fmt: skip
+    faster = max(
+        (name for name in found if name.startswith("trl_")),
+        default=None,
+        key=lambda name: statistics.median(found[name].values()),
+    )
     aims = {name: aim for name, aim in ((faster, 1.0), ("padded", 1.5)) if name in found}
     lines = []
     for name, aim in aims.items():
@@ -125,9 +130,14 @@ def preparing(results: Path) -> dict[str, str]:
     found = json.loads(results.read_text())
     ours, theirs = found["seconds"]["brigade"], found["seconds"]["datasets.map"]
     pairs = [their / our for our, their in zip(ours, theirs, strict=True)]
-    return {"prepared": f"{found['megabytes']:g} MB", "prepare": f"{statistics.median(ours):.1f} s", "pairs": str(len(pairs)),
-            "map": f"{statistics.median(theirs):.1f} s", "prepare_ratio": spread(pairs, 2),
-            "prepare_where": f"{found['machine']}, {found['date']}"}  # fmt: skip
+    return {
+        "prepared": f"{found['megabytes']:g} MB",
+        "prepare": f"{statistics.median(ours):.1f} s",
+        "pairs": str(len(pairs)),
+        "map": f"{statistics.median(theirs):.1f} s",
+        "prepare_ratio": spread(pairs, 2),
+        "prepare_where": f"{found['machine']}, {found['date']}",
+    }
 
 
 def write(results: Path) -> None:
@@ -143,13 +153,17 @@ def write(results: Path) -> None:
         "ablation": ablation(choices) if choices else "Not measured yet.",
         **preparing(RESULTS / "preparing.json"),
         "rounds": str(max((row["round"] for row in peers), default=0)),
-        "steps": str(some["steps"]), "others": f"{max(row['others'] for row in peers + choices or [some]):.0%}",
-        "device": some["device"], "threads": str(some["threads"]), "measured": some["measurement"][:10],
+        "steps": str(some["steps"]),
+        "others": f"{max(row['others'] for row in peers + choices or [some]):.0%}",
+        "device": some["device"],
+        "threads": str(some["threads"]),
+        "measured": some["measurement"][:10],
         "parameters": f"{some['model']['parameters'] / 1e6:.1f} million",
         "vocabulary": f"{some['model']['vocab_size']:,}",
         "dialogues": f"{some['data']['dialogues']:,}",
-        "versions": _versions(ours), "peers_versions": _versions(theirs),
-    }  # fmt: skip
+        "versions": _versions(ours),
+        "peers_versions": _versions(theirs),
+    }
     text = TEMPLATE.read_text()
     for key, value in values.items():
         text = text.replace("{" + key + "}", value)

@@ -33,8 +33,9 @@ def build(job: dict[str, Any]) -> Any:
         "completion_only_loss": False,
     }
     if job["packing"]:
-        config = SFTConfig(**shared, packing=True, packing_strategy="bfd", max_length=job["max_length"],
-                           assistant_only_loss=True)  # fmt: skip
+        config = SFTConfig(
+            **shared, packing=True, packing_strategy="bfd", max_length=job["max_length"], assistant_only_loss=True
+        )
         data = Dataset.from_json(job["train"])
     else:
         # Padding-free without packing enforces no length: TRL wants data that is cut already.
@@ -56,8 +57,10 @@ def isolation(job: dict[str, Any]) -> dict[str, float]:
     labels = batch.pop("labels")
     together = model(**batch, use_cache=False).logits[0]
     bounds = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), together.shape[0]]
-    apart = max(float((model(batch["input_ids"][:, begin:end], use_cache=False).logits[0] - together[begin:end]).abs().max())
-                for begin, end in itertools.pairwise(bounds))  # fmt: skip
+    apart = max(
+        float((model(batch["input_ids"][:, begin:end], use_cache=False).logits[0] - together[begin:end]).abs().max())
+        for begin, end in itertools.pairwise(bounds)
+    )
     batch["input_ids"][:, : bounds[1]] = 7
     moved = (
         float((model(**batch, use_cache=False).logits[0] - together)[bounds[1] :].abs().max()) if bounds[2:] else 0.0

@@ -50,8 +50,10 @@ def residuals() -> dict[str, list[tuple[Run, float]]]:
 def of_hosts() -> dict[str, list[tuple[Held, float]]]:
     """Predicted over measured: of a host's memory, and of checkpoints."""
     memory = [one for one in [*published(), *loading()] if one.predicted]
-    return {"host": [(one, one.predicted / one.measured) for one in memory],
-            "disk": [(one, one.predicted / one.measured) for one in checkpoints()]}  # fmt: skip
+    return {
+        "host": [(one, one.predicted / one.measured) for one in memory],
+        "disk": [(one, one.predicted / one.measured) for one in checkpoints()],
+    }
 
 
 def coverage(found: Rows, tail: float) -> float:
@@ -91,19 +93,31 @@ def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]])
         for name, members, ((low, high), covered) in ((n, m, held(m)) for n, m in (found | of_hosts()).items())
     )
     values = {
-        "by_set": by_set(), "by_source": leave_one_out(lambda run: run.source, "source"),
+        "by_set": by_set(),
+        "by_source": leave_one_out(lambda run: run.source, "source"),
         "memory_by_source": memory_left_out(),
         "by_model": leave_one_out(lambda run: run.model, "model"),
-        "sustained": "\n".join(f"| {chip} | {value:.2f} | {sum(run.chip == chip and run.fits_speed for run in runs())} |"
-                               for chip, value in sustained.items()),
-        "memory_all": spread(error for _, error in found["memory"]), "memory_told": spread(memory_told),
-        "speed_all": spread(speeds), "speed_left": spread(left), "intervals": widths,
-        "host_memory": memory_table(), "disk": disk_table(),
+        "sustained": "\n".join(
+            f"| {chip} | {value:.2f} | {sum(run.chip == chip and run.fits_speed for run in runs())} |"
+            for chip, value in sustained.items()
+        ),
+        "memory_all": spread(error for _, error in found["memory"]),
+        "memory_told": spread(memory_told),
+        "speed_all": spread(speeds),
+        "speed_left": spread(left),
+        "intervals": widths,
+        "host_memory": memory_table(),
+        "disk": disk_table(),
         **{f"book_{key}": str(value) for key, value in book.items() if isinstance(value, int)},
-        **{f"book_{key}": f"{value[1]:.1f}% median, {value[2]:.1f}% p90" for key, value in book.items()
-           if isinstance(value, tuple)},
-        "first_choices": first_choices(), "near_all": near["all"], "near_healthy": near["healthy"],
-    }  # fmt: skip
+        **{
+            f"book_{key}": f"{value[1]:.1f}% median, {value[2]:.1f}% p90"
+            for key, value in book.items()
+            if isinstance(value, tuple)
+        },
+        "first_choices": first_choices(),
+        "near_all": near["all"],
+        "near_healthy": near["healthy"],
+    }
     text = Path(__file__).with_name("planner_page.md").read_text()
     for key, value in values.items():
         text = text.replace("{" + key + "}", value)

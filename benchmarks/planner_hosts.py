@@ -52,8 +52,18 @@ def _cases() -> list[tuple[dict[str, str], Job]]:
         adapters = 0 if row["method"] == "full" else int(row["trained"])
         ranks = int(row["ranks"])
         method: Any = row["method"]
-        job = Job(shape, sequence=512, gpu="RTX 4090", data=ranks, node_size=ranks, engine=engine, stage=stage, method=method,
-                  trained=adapters, optimizer=row["optimizer"])  # fmt: skip
+        job = Job(
+            shape,
+            sequence=512,
+            gpu="RTX 4090",
+            data=ranks,
+            node_size=ranks,
+            engine=engine,
+            stage=stage,
+            method=method,
+            trained=adapters,
+            optimizer=row["optimizer"],
+        )
         found.append((row, job))
     return found
 

@@ -18,8 +18,14 @@ from brigade.planner.costs.hardware import Gpu
 DATA = Path(__file__).with_name("data")
 TABLES = ("published", "collected")
 # GPU kinds that share their `sustained`: the same chip at the same power.
-CHIPS = {"A100 40GB": "A100", "A100 80GB": "A100", "H100 80GB": "H100", "H200": "H100", "H100 94GB": "H100, 500 W",
-         "RTX 4090": "RTX 4090"}  # fmt: skip
+CHIPS = {
+    "A100 40GB": "A100",
+    "A100 80GB": "A100",
+    "H100 80GB": "H100",
+    "H200": "H100",
+    "H100 94GB": "H100, 500 W",
+    "RTX 4090": "RTX 4090",
+}
 HEALTHY = 20.0  # percent of MFU below which a run waits for something that no formula knows
 
 

@@ -21,9 +21,11 @@ def spread(errors: Iterable[float]) -> str:
 
 
 def by_set() -> str:
-    lines = ["| set | rows | estimated | memory: rows | median | p90 | bias | speed: rows | median | p90 | bias "
-             "| failed, called unfit | ran, called unfit |",
-             "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| set | rows | estimated | memory: rows | median | p90 | bias | speed: rows | median | p90 | bias "
+        "| failed, called unfit | ran, called unfit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for name in TABLES:
         rows = table.read(DATA / f"{name}.csv")
         for source in dict.fromkeys(row["set"] for row in rows):
@@ -95,8 +97,10 @@ def memory_left_out() -> str:
         plain[members[0].says_what] += simple
         lines.append(f"| {source} | {spread(map(memory_error, members))} | {table.quantiles(simple)[1]:.1f}% |")
     told = [run for run in measured if run.says_what]
-    lines.append(f"| **where the source says what it measured** | {spread(map(memory_error, told))} "
-                 f"| {table.quantiles(plain[True])[1]:.1f}% |")  # fmt: skip
+    lines.append(
+        f"| **where the source says what it measured** | {spread(map(memory_error, told))} "
+        f"| {table.quantiles(plain[True])[1]:.1f}% |"
+    )
     every = table.quantiles(plain[True] + plain[False])[1]
     return "\n".join([*lines, f"| **all** | {spread(map(memory_error, measured))} | {every:.1f}% |"])
 
@@ -110,8 +114,11 @@ def first_choices() -> str:
     lines = ["| set | cells | first choice within 10 % of the best | worst |", "|---|---|---|---|"]
     every: list[float] = []
     for source, members in cells.items():
-        shares = [_share_of_best([(estimated(run, {}).tokens_per_second_per_gpu, run.speed or 0.0) for run in cell])
-                  for cell in members.values() if len(cell) > 1]  # fmt: skip
+        shares = [
+            _share_of_best([(estimated(run, {}).tokens_per_second_per_gpu, run.speed or 0.0) for run in cell])
+            for cell in members.values()
+            if len(cell) > 1
+        ]
         if shares:
             lines.append(_near(source, shares))
         every += shares
@@ -142,12 +149,22 @@ def playbook() -> dict[str, Any]:
     for row in sane:
         cells[row["model"], row["nodes"]].append(row)
     shares = {
-        name: [_share_of_best([(float(row["pred_tok_s_gpu"]), float(row["tok_s_gpu"])) for row in cell])
-               for members in cells.values() if (cell := [row for row in members if float(row["mfu_pct"]) > least])]
+        name: [
+            _share_of_best([(float(row["pred_tok_s_gpu"]), float(row["tok_s_gpu"])) for row in cell])
+            for members in cells.values()
+            if (cell := [row for row in members if float(row["mfu_pct"]) > least])
+        ]
         for name, least in (("all", 0.0), ("healthy", HEALTHY))
-    }  # fmt: skip
-    return {"rows": len(rows), "told": len(told), "ok": len(ok), "sane": len(sane), "healthy": len(healthy),
-            "memory": table.quantiles(table.errors(row)[0] for row in sane),
-            "speed": table.quantiles(table.errors(row)[1] for row in healthy),
-            "speed_all": table.quantiles(table.errors(row)[1] for row in sane), "shares": shares,
-            "refused": sum(row["fits"] == "no" for row in ok)}  # fmt: skip
+    }
+    return {
+        "rows": len(rows),
+        "told": len(told),
+        "ok": len(ok),
+        "sane": len(sane),
+        "healthy": len(healthy),
+        "memory": table.quantiles(table.errors(row)[0] for row in sane),
+        "speed": table.quantiles(table.errors(row)[1] for row in healthy),
+        "speed_all": table.quantiles(table.errors(row)[1] for row in sane),
+        "shares": shares,
+        "refused": sum(row["fits"] == "no" for row in ok),
+    }

@@ -58,8 +58,12 @@ def write_corpus(path: Path, megabytes: float) -> None:
 
 
 def seconds(command: list[str], cache: Path) -> float:
-    environment = os.environ | {"BRIGADE_CACHE": str(cache), "HF_HOME": str(cache), "TOKENIZERS_PARALLELISM": "false",
-                                "HF_DATASETS_CACHE": str(cache)}  # fmt: skip
+    environment = os.environ | {
+        "BRIGADE_CACHE": str(cache),
+        "HF_HOME": str(cache),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_DATASETS_CACHE": str(cache),
+    }
     began = time.perf_counter()
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -80,9 +84,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         write_corpus(corpus, options.megabytes)
-        recipe = ["recipes/tiny/full.yaml", "--dataset_name=", "--train_file", str(corpus), "--max_length",
-                  str(MAX_LENGTH), "--dataset_num_proc", "2", "--packing",
-                  "--tokenizer_name_or_path", tokenizer]  # fmt: skip
+        recipe = [
+            "recipes/tiny/full.yaml",
+            "--dataset_name=",
+            "--train_file",
+            str(corpus),
+            "--max_length",
+            str(MAX_LENGTH),
+            "--dataset_num_proc",
+            "2",
+            "--packing",
+            "--tokenizer_name_or_path",
+            tokenizer,
+        ]
         commands = {
             "brigade": [sys.executable, "-m", "brigade", "prepare", *recipe],
             "datasets.map": [

@@ -31,8 +31,15 @@ PAGE = REPOSITORY / "docs" / "states.md"
 WORLD_SIZES = (1, 2, 4, 8)
 GLOBAL_BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer")
-MODEL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096}  # fmt: skip
+MODEL = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+}
 MICRO_BATCHES = 2  # per step: accumulation shows what a strategy keeps meanwhile
 # name -> kind, flags
 STRATEGIES: dict[str, tuple[str, list[str]]] = {
@@ -67,8 +74,17 @@ def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
     job = folder / "job.json"
     job.write_text(json.dumps({"shared": prepare(folder), "folder": str(folder)}))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}",
-               "-m", "benchmarks.states", "--job", str(job)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={world_size}",
+        "-m",
+        "benchmarks.states",
+        "--job",
+        str(job),
+    ]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout)
     if not (folder / "rows.json").exists():
         raise RuntimeError(f"{world_size} ranks left no results (exit code {done.returncode}):\n{done.stderr[-4000:]}")
@@ -86,8 +102,15 @@ def _work(job: Path) -> None:
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
         counter = StateBytes()
         output = Path(todo["folder"]) / "outputs" / f"{name}-{half}"
-        flags = [*flags, "--bf16", str(half).lower(), "--output_dir", str(output),
-                 "--per_device_train_batch_size", str(GLOBAL_BATCH // world.size // MICRO_BATCHES)]  # fmt: skip
+        flags = [
+            *flags,
+            "--bf16",
+            str(half).lower(),
+            "--output_dir",
+            str(output),
+            "--per_device_train_batch_size",
+            str(GLOBAL_BATCH // world.size // MICRO_BATCHES),
+        ]
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main([*todo["shared"], *flags], callbacks=(counter,))
         forget(trainer)
@@ -103,11 +126,15 @@ def _work(job: Path) -> None:
 def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:
     """Of the rank that holds most; `least_total` is of the one that holds least."""
     rank = max(range(len(held)), key=lambda r: sum(held[r]))
-    formula = model_states(kind, sum(sizes), len(held), half,
-                           cut=cut_parameters(sizes, len(held))[rank])  # fmt: skip
-    row: Row = {"strategy": name, "precision": "bf16" if half else "fp32", "world_size": len(held),
-                "micro_batches_per_step": MICRO_BATCHES, "model_parameters": sum(sizes),
-                "fullest_rank": rank}  # fmt: skip
+    formula = model_states(kind, sum(sizes), len(held), half, cut=cut_parameters(sizes, len(held))[rank])
+    row: Row = {
+        "strategy": name,
+        "precision": "bf16" if half else "fp32",
+        "world_size": len(held),
+        "micro_batches_per_step": MICRO_BATCHES,
+        "model_parameters": sum(sizes),
+        "fullest_rank": rank,
+    }
     row |= {f"{part}_measured": size for part, size in zip(PARTS, held[rank], strict=True)}
     row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
     row |= {"total_measured": sum(held[rank]), "total_formula": round(formula.total)}
@@ -125,14 +152,21 @@ def machine() -> str:
 # ---- the page ----------------------------------------------------------------------------------------------------
 def table(rows: list[Row]) -> str:
     """Bytes per parameter of the model, on the rank that holds most: measured, and by how much the formula is off."""
-    lines = ["| precision | strategy | ranks | parameters | gradients | optimizer | total | formula | difference |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| precision | strategy | ranks | parameters | gradients | optimizer | total | formula | difference |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         count = int(row["model_parameters"])
         figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
         figures.append(int(row["total_formula"]) / count)
-        cells = [row["precision"], row["strategy"], row["world_size"], *(f"{figure:.2f}" for figure in figures),
-                 f"{float(row['difference_percent']):+.2f} %"]  # fmt: skip
+        cells = [
+            row["precision"],
+            row["strategy"],
+            row["world_size"],
+            *(f"{figure:.2f}" for figure in figures),
+            f"{float(row['difference_percent']):+.2f} %",
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -140,8 +174,10 @@ def table(rows: list[Row]) -> str:
 def savings() -> str:
     """How many times less than DDP's 16 bytes per parameter one rank holds, by formula, at N ranks."""
     sizes, many = (1, 2, 4, 8, 16, 64, 512), 10**9  # a model so large that nothing but its size counts
-    lines = ["| precision | strategy | " + " | ".join(f"N = {n}" for n in sizes) + " | limit |",
-             "|---|---|" + "---|" * (len(sizes) + 1)]  # fmt: skip
+    lines = [
+        "| precision | strategy | " + " | ".join(f"N = {n}" for n in sizes) + " | limit |",
+        "|---|---|" + "---|" * (len(sizes) + 1),
+    ]
     limits = {"ZeRO-1": ("4x", "2x"), "ZeRO-2": ("8x", "4x"), "ZeRO-3": ("0.8 N", "0.67 N"), "FSDP2": ("N", "N")}
     for half, (name, limit) in itertools.product((True, False), limits.items()):
         kind, _ = STRATEGIES[name]
@@ -178,8 +214,11 @@ def draw(rows: list[Row], path: Path) -> None:
                 axis.plot(x, by_formula, "D", color="black", markeredgecolor="white", markersize=5, zorder=3)
             axis.annotate(f"{bottom:.1f}", (x, bottom), (0, 6), "data", "offset points", ha="center", fontsize=9)
         axis.set_xticks([x for x, _ in ticks], [str(n) for _, n in ticks])
-        axis.set_title("bf16 (DDP and FSDP2: fp32 weights, computing in bf16)" if precision == "bf16" else "fp32",
-                       loc="left", fontsize=11)  # fmt: skip
+        axis.set_title(
+            "bf16 (DDP and FSDP2: fp32 weights, computing in bf16)" if precision == "bf16" else "fp32",
+            loc="left",
+            fontsize=11,
+        )
         axis.margins(x=0.01)
         axis.set_ylabel("bytes per parameter on one rank")
         axis.set_ylim(0, 29)
@@ -191,8 +230,13 @@ def draw(rows: list[Row], path: Path) -> None:
     axes[1].set_xlabel("number of ranks")
     handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=colours[part]) for part in PARTS]
     handles.append(plt.Line2D([], [], marker="D", color="black", markeredgecolor="white", linestyle=""))
-    figure.legend(handles, [*(names[part] for part in PARTS), "the same by formula, added up"],
-                  loc="outside upper center", ncols=4, frameon=False)  # fmt: skip
+    figure.legend(
+        handles,
+        [*(names[part] for part in PARTS), "the same by formula, added up"],
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -202,11 +246,14 @@ def write_page(rows: list[Row]) -> None:
     text = Path(__file__).with_name("states_page.md").read_text()
     for key, value in {
         "command": "python -m benchmarks.states",
-        "table": table(rows), "savings": savings(), "machine": rows[0]["machine"], "versions": rows[0]["versions"],
+        "table": table(rows),
+        "savings": savings(),
+        "machine": rows[0]["machine"],
+        "versions": rows[0]["versions"],
         "count": f"{int(rows[0]['model_parameters']):,}",
         "worst": f"{abs(float(worst['difference_percent'])):.2f} % ({worst['strategy']}, {worst['precision']}, "
-                 f"{worst['world_size']} ranks)",
-    }.items():  # fmt: skip
+        f"{worst['world_size']} ranks)",
+    }.items():
         text = text.replace("{" + key + "}", value)
     PAGE.write_text(text)
     draw(rows, PAGE.with_suffix(".png"))

@@ -18,9 +18,13 @@ def torchrun(module: str, *arguments: str, ranks: int, timeout: float) -> subpro
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m", module]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
-        [*command, *arguments], cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE,
+        [*command, *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

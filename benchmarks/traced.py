@@ -25,8 +25,17 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "traced.jsonl"
 PAGE = REPOSITORY / "docs" / "traced.md"
 TEMPLATE = Path(__file__).with_name("traced_page.md")
-MODELS = ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-0.6b", "qwen3-8b", "gemma-3-1b-it", "phi-4", "qwen3-30b-a3b",
-          "gpt-oss-20b")  # fmt: skip
+MODELS = (
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "qwen3-0.6b",
+    "qwen3-8b",
+    "gemma-3-1b-it",
+    "phi-4",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+)
 LENGTH = 4096
 # name -> what of a Job is another than FSDP2 in bf16 with flash attention, torch's own kernels and no checkpointing
 CASES: dict[str, dict[str, Any]] = {
@@ -55,8 +64,14 @@ def rows() -> Iterator[Row]:
             wanted = asked(job)
             assert wanted
             kept, back = activation_bytes(job)
-            row: Row = {"model": model, "case": case, "length": LENGTH, "layers": shape.layers, "vocabulary": shape.vocab,
-                        "formula": {"kept": kept / LENGTH, "back": back / LENGTH, "loss": logit_bytes(job) / LENGTH}}  # fmt: skip
+            row: Row = {
+                "model": model,
+                "case": case,
+                "length": LENGTH,
+                "layers": shape.layers,
+                "vocabulary": shape.vocab,
+                "formula": {"kept": kept / LENGTH, "back": back / LENGTH, "loss": logit_bytes(job) / LENGTH},
+            }
             began = time.perf_counter()
             try:
                 found = measure(config, wanted)
@@ -65,13 +80,19 @@ def rows() -> Iterator[Row]:
                 continue
             figures = {"kept": found.kept / shape.layers, "back": found.back, "loss": found.loss}
             seconds = round(time.perf_counter() - began, 1)
-            yield row | {"traced": {name: value / LENGTH for name, value in figures.items()}, "seconds": seconds,
-                         "versions": versions()}  # fmt: skip
+            yield row | {
+                "traced": {name: value / LENGTH for name, value in figures.items()},
+                "seconds": seconds,
+                "versions": versions(),
+            }
 
 
 def table(results: list[Row]) -> str:
-    heads = [f"{part}: {engine}" if engine == "formula" else engine for part in ("kept per layer", "beside, backward", "loss")
-             for engine in ("formula", "traced", "off by")]  # fmt: skip
+    heads = [
+        f"{part}: {engine}" if engine == "formula" else engine
+        for part in ("kept per layer", "beside, backward", "loss")
+        for engine in ("formula", "traced", "off by")
+    ]
     lines = ["| model | case | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
     for row in results:
         cells = [row["model"], row["case"]]
@@ -95,11 +116,17 @@ def page(results: list[Row]) -> str:
     whole = [abs(_most(row, "formula") / _most(row, "traced") - 1) for row in traced]
     seconds = [row["seconds"] for row in traced]
     return TEMPLATE.read_text().format(
-        table=table(results), count=len(traced), length=f"{LENGTH:,}", median=f"{100 * statistics.median(errors):.1f}",
-        worst=f"{100 * max(errors):.1f}", whole=f"{100 * statistics.median(whole):.1f}",
-        whole_worst=f"{100 * max(whole):.1f}", slowest=f"{max(seconds):.0f}", typical=f"{statistics.median(seconds):.1f}",
+        table=table(results),
+        count=len(traced),
+        length=f"{LENGTH:,}",
+        median=f"{100 * statistics.median(errors):.1f}",
+        worst=f"{100 * max(errors):.1f}",
+        whole=f"{100 * statistics.median(whole):.1f}",
+        whole_worst=f"{100 * max(whole):.1f}",
+        slowest=f"{max(seconds):.0f}",
+        typical=f"{statistics.median(seconds):.1f}",
         versions=", ".join(f"{name} {number}" for name, number in results[0]["versions"].items()),
-    )  # fmt: skip
+    )
 
 
 def _most(row: Row, engine: str) -> float:

@@ -119,8 +119,11 @@ def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
     """
     nodes = env.get("SLURM_JOB_NODELIST")
     if not nodes:
-        raise UserError("launcher slurm", "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)",
-                        "salloc first, or submit a script: --write sbatch")  # fmt: skip
+        raise UserError(
+            "launcher slurm",
+            "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)",
+            "salloc first, or submit a script: --write sbatch",
+        )
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
     if listed.returncode:
         raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")

@@ -67,8 +67,11 @@ def _up(count: int) -> int:
             print(f"error: {error}", file=pipe)
             return 1
         names = " ".join(host.name for host in cluster)
-        print(f"up: {names}\n  ssh -F {cluster.ssh_config()} node1\n  hostfile for them: {cluster.hostfile(1)}\n"
-              "  python -m testbed do node2 throttle 200mbit\n  python -m testbed down", file=pipe)  # fmt: skip
+        print(
+            f"up: {names}\n  ssh -F {cluster.ssh_config()} node1\n  hostfile for them: {cluster.hostfile(1)}\n"
+            "  python -m testbed do node2 throttle 200mbit\n  python -m testbed down",
+            file=pipe,
+        )
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -44,8 +44,10 @@ class Cluster:
         names = [f"node{number}" for number in range(1, count + 1)]
         bare = (names[-1],) if bare is None and count > 1 else bare or ()
         with_environment = f"{Path(python).parent}:{BARE_PATH}"
-        self.hosts = [Host(self, number, name, BARE_PATH if name in bare else with_environment)
-                      for number, name in enumerate(names)]  # fmt: skip
+        self.hosts = [
+            Host(self, number, name, BARE_PATH if name in bare else with_environment)
+            for number, name in enumerate(names)
+        ]
         self._furnish()
 
     def __enter__(self) -> "Cluster":

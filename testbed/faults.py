@@ -68,9 +68,23 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 90) -> Attempt:
         fault.arrange(cluster)
     try:
         hostfile = fault.hostfile or str(cluster.hostfile(fault.slots))
-        command = [sys.executable, "-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", hostfile,
-                   "--launcher", fault.launcher, "--log_dir", str(folder / "logs"), *fault.words.split(), *LONG.split(),
-                   "--output_dir", str(folder / "run")]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "brigade",
+            "launch",
+            "recipes/tiny/full.yaml",
+            "--hostfile",
+            hostfile,
+            "--launcher",
+            fault.launcher,
+            "--log_dir",
+            str(folder / "logs"),
+            *fault.words.split(),
+            *LONG.split(),
+            "--output_dir",
+            str(folder / "run"),
+        ]
         before = {pid for host in cluster for pid in host.processes()}
         begun = time.monotonic()
         with (folder / "said").open("wb") as out:

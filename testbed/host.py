@@ -40,22 +40,47 @@ class Host:
         ready = self.directory / "ready"
         ready.unlink(missing_ok=True)
         spec = {
-            "name": self.name, "home": str(self.cluster.home), "shared": self.cluster.visible, "ready": str(ready),
+            "name": self.name,
+            "home": str(self.cluster.home),
+            "shared": self.cluster.visible,
+            "ready": str(ready),
             "log": str(self.directory / "sshd.log"),
             "files": {
-                "/etc/ssh": str(self.directory / "ssh"), "/etc/hosts": str(self.cluster.directory / "etc_hosts"),
+                "/etc/ssh": str(self.directory / "ssh"),
+                "/etc/hosts": str(self.cluster.directory / "etc_hosts"),
                 "/etc/resolv.conf": str(self.cluster.directory / "resolv.conf"),
                 "/etc/hostname": str(self.directory / "hostname"),
             },
-        }  # fmt: skip
+        }
         (self.directory / "spec.json").write_text(json.dumps(spec))
         # Each link of this chain dies with the one before it: nothing outlives the process that built the cluster.
-        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork",
-                   "--kill-child=KILL", "--mount-proc", self.cluster.python, "-m", "testbed.init",
-                   str(self.directory / "spec.json")]  # fmt: skip
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--net",
+            "--uts",
+            "--mount",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+            self.cluster.python,
+            "-m",
+            "testbed.init",
+            str(self.directory / "spec.json"),
+        ]
         with (self.directory / "boot.log").open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=self.cluster.project, stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=log, start_new_session=True)  # fmt: skip
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.cluster.project,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.pid = self._first_process()
         self._plug_in()
         deadline = time.monotonic() + 20
@@ -108,15 +133,42 @@ class Host:
     # ---- running things ----------------------------------------------------------------------------------------
     def command(self, words: str | Sequence[str], cwd: Path | str | None = None, **variables: str) -> list[str]:
         """The machine's command that runs `words` on this host with the few variables that a login has."""
-        login = {"HOME": str(Path.home()), "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", "LANG": "C.UTF-8",
-                 "PATH": self.path}  # fmt: skip
+        login = {
+            "HOME": str(Path.home()),
+            "USER": "root",
+            "LOGNAME": "root",
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+            "PATH": self.path,
+        }
         pairs = [f"{key}={value}" for key, value in (login | self.variables | variables).items()]
         inner = ["bash", "-c", words] if isinstance(words, str) else list(words)
-        return ["nsenter", "-t", str(self.pid), "-n", "-u", "-m", "-i", "-p", "--", "env", "-i", "-C",
-                str(cwd or self.cluster.project), *pairs, *inner]  # fmt: skip
+        return [
+            "nsenter",
+            "-t",
+            str(self.pid),
+            "-n",
+            "-u",
+            "-m",
+            "-i",
+            "-p",
+            "--",
+            "env",
+            "-i",
+            "-C",
+            str(cwd or self.cluster.project),
+            *pairs,
+            *inner,
+        ]
 
-    def run(self, words: str | Sequence[str], timeout: float = 60, check: bool = True, cwd: Path | str | None = None,
-            **variables: str) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    def run(
+        self,
+        words: str | Sequence[str],
+        timeout: float = 60,
+        check: bool = True,
+        cwd: Path | str | None = None,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
         """Run a shell line, or a list of words, on this host. Raises CalledProcessError unless check is False."""
         process = self.popen(words, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **variables)
         try:
@@ -129,11 +181,25 @@ class Host:
             raise RuntimeError(f"{words!r} on {self.name} ended with {process.returncode}:\n{out}\n{err}")
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def popen(self, words: str | Sequence[str], cwd: Path | str | None = None, stdin: Any = subprocess.DEVNULL,
-              stdout: Any = None, stderr: Any = None, text: bool = False, **variables: str) -> subprocess.Popen[Any]:  # fmt: skip
+    def popen(
+        self,
+        words: str | Sequence[str],
+        cwd: Path | str | None = None,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any = None,
+        stderr: Any = None,
+        text: bool = False,
+        **variables: str,
+    ) -> subprocess.Popen[Any]:
         """Start a shell line, or a list of words, on this host."""
-        return subprocess.Popen(self.command(words, cwd, **variables), stdin=stdin, stdout=stdout, stderr=stderr,
-                                text=text, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            self.command(words, cwd, **variables),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=text,
+            start_new_session=True,
+        )
 
     @staticmethod
     def send(process: subprocess.Popen[Any], number: int) -> None:

@@ -31,6 +31,8 @@ def missing(programs: dict[str, str] = PROGRAMS) -> list[str]:
         probe = "ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2"
         done = subprocess.run(["unshare", "--net", "sh", "-c", probe], capture_output=True, text=True)
         if done.returncode:
-            lacks.append(f"namespaces with bridge and veth: {done.stderr.strip() or 'the kernel refuses'}; "
-                         "in a container give it CAP_NET_ADMIN and CAP_SYS_ADMIN, or use a virtual machine")  # fmt: skip
+            lacks.append(
+                f"namespaces with bridge and veth: {done.stderr.strip() or 'the kernel refuses'}; "
+                "in a container give it CAP_NET_ADMIN and CAP_SYS_ADMIN, or use a virtual machine"
+            )
     return lacks

@@ -105,8 +105,10 @@ class Slurm:
         etc = self.directory / "etc"
         for path in (etc, self.directory / "state", *(self.directory / f"spool-{host.name}" for host in self.cluster)):
             path.mkdir(parents=True, exist_ok=True)
-        nodes = (f"NodeName={host.name} NodeAddr={host.address} CPUs={self.slots} Gres=gpu:{self.slots} State=UNKNOWN"
-                 for host in self.cluster)  # fmt: skip
+        nodes = (
+            f"NodeName={host.name} NodeAddr={host.address} CPUs={self.slots} Gres=gpu:{self.slots} State=UNKNOWN"
+            for host in self.cluster
+        )
         values = {"first": self.first.name, "directory": self.directory, "nodes": "\n".join(nodes)}
         (etc / "slurm.conf").write_text(CONF.format(**values))
         (etc / "cgroup.conf").write_text(CGROUP)
@@ -121,8 +123,15 @@ class Slurm:
             host.run(
                 f"mkdir -p -m 755 /run/munge; for gpu in /run/gpu{{0..{self.slots - 1}}}; do mknod $gpu c 1 3; done"
             )
-            self._daemon(host, "munged", "--foreground", f"--key-file={self.directory / 'munge.key'}",
-                         "--seed-file=/run/munge/seed", "--pid-file=/run/munge/pid", "--num-threads=2")  # fmt: skip
+            self._daemon(
+                host,
+                "munged",
+                "--foreground",
+                f"--key-file={self.directory / 'munge.key'}",
+                "--seed-file=/run/munge/seed",
+                "--pid-file=/run/munge/pid",
+                "--num-threads=2",
+            )
             if host is self.first:
                 self._daemon(host, "slurmctld", "-D")
             self._daemon(host, "slurmd", "-D", "-N", host.name)

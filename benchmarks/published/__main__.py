@@ -14,8 +14,19 @@ from brigade.errors.console import console, write_what_it_can
 
 from .table import predict_file, summary
 
-COLUMNS = ("set", "rows", "estimated", "memory: rows", "median", "p90", "speed: rows", "median", "p90", "failed, called unfit",
-           "ran, called unfit")  # fmt: skip
+COLUMNS = (
+    "set",
+    "rows",
+    "estimated",
+    "memory: rows",
+    "median",
+    "p90",
+    "speed: rows",
+    "median",
+    "p90",
+    "failed, called unfit",
+    "ran, called unfit",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

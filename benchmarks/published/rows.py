@@ -149,9 +149,24 @@ def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
     positions = (
         (size(row, "seq_len"), 0) if "mpt" in name else (family.positions,)
     )  # MPT learns as many as it is trained on
-    ways = [ModelShape(name, layers, hidden, size(row, "ffn", None if family.gated else 4 * hidden), heads, groups, width, vocab,
-                       tied=shared, family=replace(family, positions=learned), **experts)
-            for shared in (tied, not tied) for width in widths for learned in positions]  # fmt: skip
+    ways = [
+        ModelShape(
+            name,
+            layers,
+            hidden,
+            size(row, "ffn", None if family.gated else 4 * hidden),
+            heads,
+            groups,
+            width,
+            vocab,
+            tied=shared,
+            family=replace(family, positions=learned),
+            **experts,
+        )
+        for shared in (tied, not tied)
+        for width in widths
+        for learned in positions
+    ]
     off = [abs(shape.parameters / 1e9 / billions - 1) if billions else 0.0 for shape in ways]
     return ways[off.index(min(off))] if off[0] > 0.01 else ways[0]
 
@@ -196,8 +211,13 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         if re.search(pattern, text):
             traits["kernels"] = traits.get("kernels", EAGER) | fused
     usual: Loss = traits.pop("loss", "full")
-    loss: Loss = "fused" if re.search(FUSED_LOSS, text) else "chunked" if "chunk" in kernels else (
-        ("online" if re.search(ONLINE, framework) else "compiled") if "compile" in kernels else usual)  # fmt: skip
+    loss: Loss = (
+        "fused"
+        if re.search(FUSED_LOSS, text)
+        else "chunked"
+        if "chunk" in kernels
+        else (("online" if re.search(ONLINE, framework) else "compiled") if "compile" in kernels else usual)
+    )
     said = " ; ".join(row.get(column, "").lower() for column in ("kernels", "strategy"))
     traits["attention"] = first(ATTENTIONS, said, traits.get("attention", attention_of(shape)))
     micro, batch = size(row, "mbs"), integer(row, "gbs_seqs", 0)
@@ -225,13 +245,32 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     offload = offload_of(row, traits["engine"])
     if traits["engine"] == "zero" and stage == 0:
         traits["engine"] = "ddp"
-    job = Job(shape, sequence, micro, accumulation, stage=stage, data=data, tensor=tensor, pipeline=pipeline,
-               context=context, virtual=size(row, "vp", 1), shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
-               hpz=node if re.search(r"hpz|zero ?\+\+", strategy) else 0,
-               quantised=bool(re.search(r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|zero ?\+\+(?!.*hpz)", strategy)),
-               checkpointing=how, every=every, offload_activations=offloaded,
-               gpu=row["gpu"], link=row.get("inter_node", ""), loss=loss, expert=expert, fp8=precision == "fp8",
-               offload=offload, optimizer=optimizer, **traits)  # fmt: skip
+    job = Job(
+        shape,
+        sequence,
+        micro,
+        accumulation,
+        stage=stage,
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        virtual=size(row, "vp", 1),
+        shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
+        hpz=node if re.search(r"hpz|zero ?\+\+", strategy) else 0,
+        quantised=bool(re.search(r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|zero ?\+\+(?!.*hpz)", strategy)),
+        checkpointing=how,
+        every=every,
+        offload_activations=offloaded,
+        gpu=row["gpu"],
+        link=row.get("inter_node", ""),
+        loss=loss,
+        expert=expert,
+        fp8=precision == "fp8",
+        offload=offload,
+        optimizer=optimizer,
+        **traits,
+    )
     if job.gpus != gpus:
         raise Inexpressible(f"{data} (dp) x {tensor} (tp) x {pipeline} (pp) x {context} (cp) are not its {gpus} GPUs")
     return job
@@ -241,9 +280,12 @@ def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
     """What a Job says of a row's adapters."""
     framework, (rank, targets) = row["framework"].lower(), adapters_of(row)
     new = re.search(r"transformers ?(v|==)? ?([5-9]|\d\d)\b", framework)
-    return {"trained": lora_parameters(shape, rank, targets), "targets": targets,
-            "linear_experts": bool(re.search(TRANSFORMERS, framework)) and not new,
-            "adapter_dropout": bool(re.search(r"dropout[ =:]*0?\.\d*[1-9]", row.get("notes", "").lower()))}  # fmt: skip
+    return {
+        "trained": lora_parameters(shape, rank, targets),
+        "targets": targets,
+        "linear_experts": bool(re.search(TRANSFORMERS, framework)) and not new,
+        "adapter_dropout": bool(re.search(r"dropout[ =:]*0?\.\d*[1-9]", row.get("notes", "").lower())),
+    }
 
 
 def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:
@@ -283,8 +325,20 @@ def as_published(row: Mapping[str, str]) -> Mapping[str, str]:
     if row["model"] not in PLAYBOOK:
         raise Inexpressible(f"model {row['model']!r} is none of the table's {' and '.join(PLAYBOOK)}")
     return PLAYBOOK[row["model"]] | {
-        "n_gpus": row["gpus"], "gpu": "H100-80GB", "inter_node": "EFA (AWS P5, 3200Gb/s per node)", "framework": "nanotron v0.5",
-        "task": "pretrain", "strategy": "", "dp": row["dp"], "tp": row["tp"], "pp": row["pp"], "zero": row["zero"],
-        "mbs": row["mbs"], "grad_acc": row["grad_acc"], "gbs_seqs": row.get("gbs", ""),
-        "seq_len": "4096", "precision": "bf16", "optimizer": "AdamW",
-    }  # fmt: skip
+        "n_gpus": row["gpus"],
+        "gpu": "H100-80GB",
+        "inter_node": "EFA (AWS P5, 3200Gb/s per node)",
+        "framework": "nanotron v0.5",
+        "task": "pretrain",
+        "strategy": "",
+        "dp": row["dp"],
+        "tp": row["tp"],
+        "pp": row["pp"],
+        "zero": row["zero"],
+        "mbs": row["mbs"],
+        "grad_acc": row["grad_acc"],
+        "gbs_seqs": row.get("gbs", ""),
+        "seq_len": "4096",
+        "precision": "bf16",
+        "optimizer": "AdamW",
+    }

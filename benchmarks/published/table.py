@@ -66,10 +66,14 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
     if reason:
         return dict.fromkeys(PREDICTED, "") | {"reason": " ".join(reason.split())}
     return {
-        "pred_mem_gib": f"{held_gib(result, row):.2f}", "pred_mem_allocated_gib": f"{result.allocated_gib:.2f}",
-        "pred_step_time_s": f"{result.time.total:.4f}", "pred_tok_s_gpu": f"{result.tokens_per_second_per_gpu:.1f}",
-        "pred_mfu_pct": f"{result.mfu:.2f}", "fits": "yes" if result.fits else "no", "reason": "",
-    }  # fmt: skip
+        "pred_mem_gib": f"{held_gib(result, row):.2f}",
+        "pred_mem_allocated_gib": f"{result.allocated_gib:.2f}",
+        "pred_step_time_s": f"{result.time.total:.4f}",
+        "pred_tok_s_gpu": f"{result.tokens_per_second_per_gpu:.1f}",
+        "pred_mfu_pct": f"{result.mfu:.2f}",
+        "fits": "yes" if result.fits else "no",
+        "reason": "",
+    }
 
 
 def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
@@ -90,8 +94,11 @@ def read(path: Path) -> list[dict[str, str]]:
     if not rows:
         raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
     if missing := sorted((PUBLISHED if "n_gpus" in rows[0] else OF_PLAYBOOK) - rows[0].keys()):
-        raise UserError(str(path), f"it lacks the columns {', '.join(missing)}",
-                        "give the columns of benchmarks/data/published.csv or benchmarks/data/playbook_h100.csv")  # fmt: skip
+        raise UserError(
+            str(path),
+            f"it lacks the columns {', '.join(missing)}",
+            "give the columns of benchmarks/data/published.csv or benchmarks/data/playbook_h100.csv",
+        )
     return rows
 
 
@@ -161,11 +168,17 @@ def summary(rows: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
     for name, members in sets.items():
         memory, speed = zip(*(errors(row) for row in members), strict=True)
         told = [row for row in members if not row.get("reason")]
-        table.append({
-            "set": name, "rows": len(members), "expressed": len(told), "memory": quantiles(memory), "speed": quantiles(speed),
-            "failed": sum(row.get("status", "ok") != "ok" for row in told),
-            "failed_told": sum(row.get("status", "ok") != "ok" and row["fits"] == "no" for row in told),
-            "ran": sum(row.get("status", "ok") == "ok" for row in told),
-            "ran_refused": sum(row.get("status", "ok") == "ok" and row["fits"] == "no" for row in told),
-        })  # fmt: skip
+        table.append(
+            {
+                "set": name,
+                "rows": len(members),
+                "expressed": len(told),
+                "memory": quantiles(memory),
+                "speed": quantiles(speed),
+                "failed": sum(row.get("status", "ok") != "ok" for row in told),
+                "failed_told": sum(row.get("status", "ok") != "ok" and row["fits"] == "no" for row in told),
+                "ran": sum(row.get("status", "ok") == "ok" for row in told),
+                "ran_refused": sum(row.get("status", "ok") == "ok" and row["fits"] == "no" for row in told),
+            }
+        )
     return table

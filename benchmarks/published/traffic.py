@@ -34,8 +34,19 @@ class Traffic:
         return self.reduced + self.gathered
 
 
-def traffic(kind: str, parameters: float, nodes: int, node_size: int, accumulation: int = 1, *, half: bool = True,
-            shard: int = 0, hpz: int = 0, whole: float = 0, gloo: bool = False) -> Traffic:  # fmt: skip
+def traffic(
+    kind: str,
+    parameters: float,
+    nodes: int,
+    node_size: int,
+    accumulation: int = 1,
+    *,
+    half: bool = True,
+    shard: int = 0,
+    hpz: int = 0,
+    whole: float = 0,
+    gloo: bool = False,
+) -> Traffic:
     """What one of `nodes` nodes of `node_size` ranks sends per optimizer step of `accumulation` micro-batches.
 
     kind: ddp, zero1, zero2, zero3 or fsdp2; half: bf16 or fp16

@@ -148,8 +148,7 @@ def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     if other:
         cure = "give this run the same recipe and strategy"
         cure += f" (--recipe {beside})" if beside.is_file() else ""
-        raise UserError(_FLAG, f"{str(folder)!r} belongs to another run: {other}",
-                        f"{cure}, or leave the flag out")  # fmt: skip
+        raise UserError(_FLAG, f"{str(folder)!r} belongs to another run: {other}", f"{cure}, or leave the flag out")
 
 
 def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> None:

@@ -30,8 +30,15 @@ class Exported:
     base: str | None
 
 
-def export(settings: Settings, output: Path, destination: Path, *, step: int | None = None, merge: bool = False,
-           dtype: "torch.dtype | None" = None) -> Exported:  # fmt: skip
+def export(
+    settings: Settings,
+    output: Path,
+    destination: Path,
+    *,
+    step: int | None = None,
+    merge: bool = False,
+    dtype: "torch.dtype | None" = None,
+) -> Exported:
     """Write `destination`, a new or empty directory, from the directory of a run with these settings.
 
     dtype: of the weights that are written; default: as they were saved, and merged ones as the run loaded its base.
@@ -43,8 +50,9 @@ def export(settings: Settings, output: Path, destination: Path, *, step: int | N
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UserError(str(destination), "it is there already, and not empty", "name a new directory")
     if merge and not has_adapters:
-        raise UserError("flag --merge", f"{output} was trained without adapters: its model is whole already",
-                        "leave the flag out")  # fmt: skip
+        raise UserError(
+            "flag --merge", f"{output} was trained without adapters: its model is whole already", "leave the flag out"
+        )
     source = reading.find(output, step)
     config = load_config(settings)
     model: Any
@@ -142,8 +150,11 @@ def _merged(settings: Settings, config: Any, source: Path, dtype: "torch.dtype |
 
 def _same_names(source: Path, found: Any, wanted: Any) -> None:
     if odd := sorted(set(found) ^ set(wanted)):
-        raise UserError(str(source), f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}",
-                        "name another step: --step N")  # fmt: skip
+        raise UserError(
+            str(source),
+            f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}",
+            "name another step: --step N",
+        )
 
 
 def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> Any:

@@ -32,20 +32,29 @@ def find(output: Path, step: int | None) -> Path:
         return found[step]
     if (output / SUCCESS).exists():
         if not _reader(output):
-            raise UserError(str(output), "the run is finished, and its model is gone: no *.safetensors",
-                            f"copy it again where it was copied, or take another step: --step N ({steps})")  # fmt: skip
+            raise UserError(
+                str(output),
+                "the run is finished, and its model is gone: no *.safetensors",
+                f"copy it again where it was copied, or take another step: --step N ({steps})",
+            )
         return output
     if not found:
-        raise UserError(str(output), "the run is not finished, and it has no whole checkpoint yet",
-                        "wait for its first (save_steps), or start the run's command again")  # fmt: skip
+        raise UserError(
+            str(output),
+            "the run is not finished, and it has no whole checkpoint yet",
+            "wait for its first (save_steps), or start the run's command again",
+        )
     return found[max(found)]
 
 
 def check_run(output: Path) -> None:
     """Raises UserError for what is no run's output directory."""
     if not (output / RECORD).is_file():
-        raise UserError(str(output), f"there is no {RECORD} in it, so it is no run's output directory",
-                        "name the directory that train.py printed as its output")  # fmt: skip
+        raise UserError(
+            str(output),
+            f"there is no {RECORD} in it, so it is no run's output directory",
+            "name the directory that train.py printed as its output",
+        )
 
 
 def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.Tensor"]:
@@ -59,8 +68,12 @@ def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.T
 
     reader = _reader(folder)
     if reader is None:
-        raise UserError(str(folder), "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
-                        "no FSDP checkpoint (pytorch_model_fsdp_0)", "name another step: --step N")  # fmt: skip
+        raise UserError(
+            str(folder),
+            "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
+            "no FSDP checkpoint (pytorch_model_fsdp_0)",
+            "name another step: --step N",
+        )
     try:
         state = reader(folder)
         for name, tensor in state.items():
@@ -69,8 +82,9 @@ def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.T
         return state
     except (Exception, CheckpointException) as error:  # torch's is no Exception
         words = (str(error).strip().splitlines() or [""])[0][:200]
-        raise UserError(str(folder), f"it cannot be read: {type(error).__name__}: {words}",
-                        "name another step: --step N") from None  # fmt: skip
+        raise UserError(
+            str(folder), f"it cannot be read: {type(error).__name__}: {words}", "name another step: --step N"
+        ) from None
 
 
 def in_hugging_face_format(folder: Path) -> bool:

@@ -11,10 +11,18 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, help="output directory of a run")
     parser.add_argument("destination", type=Path, metavar="DEST", help="a new directory")
-    parser.add_argument("--step", type=numeric("step", 1), metavar="N",
-                        help="read checkpoint-N (default: the trained model; its newest one of an unfinished run)")  # fmt: skip
-    parser.add_argument("--merge", action="store_true", help="merge adapters into their base, to one whole model; 4-bit weights "
-                        "are dequantised for that: whole numbers again, rounded as they were trained on")  # fmt: skip
+    parser.add_argument(
+        "--step",
+        type=numeric("step", 1),
+        metavar="N",
+        help="read checkpoint-N (default: the trained model; its newest one of an unfinished run)",
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="merge adapters into their base, to one whole model; 4-bit weights "
+        "are dequantised for that: whole numbers again, rounded as they were trained on",
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights that are written (default: as they were saved)")
 
 

@@ -17,22 +17,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
     parser.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
-    parser.add_argument("--launcher", help="deepspeed, torchrun, accelerate or slurm (default: deepspeed for ZeRO, else "
-                        "torchrun; slurm inside an allocation)")  # fmt: skip
+    parser.add_argument(
+        "--launcher",
+        help="deepspeed, torchrun, accelerate or slurm (default: deepspeed for ZeRO, else "
+        "torchrun; slurm inside an allocation)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print each host's exact command, start nothing")
-    parser.add_argument("--write", choices=WRITERS, metavar="KIND",
-                        help=f"write a job file instead: {', '.join(WRITERS)}")  # fmt: skip
+    parser.add_argument(
+        "--write", choices=WRITERS, metavar="KIND", help=f"write a job file instead: {', '.join(WRITERS)}"
+    )
     parser.add_argument("--to", type=Path, metavar="FILE", help="where --write writes (-: standard output)")
     parser.add_argument(
         "--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)"
     )
-    parser.add_argument("--master_port", type=numeric("master_port", 1, below=65536), metavar="PORT",
-                        help="default: 29500, or a free one")  # fmt: skip
-    parser.add_argument("--start_timeout", type=numeric("start_timeout", 1, float), default=300, metavar="SECONDS",
-                        help="how long the last rank may be later than the first (default: 300)")  # fmt: skip
+    parser.add_argument(
+        "--master_port",
+        type=numeric("master_port", 1, below=65536),
+        metavar="PORT",
+        help="default: 29500, or a free one",
+    )
+    parser.add_argument(
+        "--start_timeout",
+        type=numeric("start_timeout", 1, float),
+        default=300,
+        metavar="SECONDS",
+        help="how long the last rank may be later than the first (default: 300)",
+    )
     parser.add_argument("--log_dir", type=Path, metavar="DIR", help="default: outputs/logs/RECIPE-STRATEGY/TIME")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME",
-                        help="hand on one more variable of this shell (HF_*, WANDB_*, NCCL_*, ... travel anyway)")  # fmt: skip
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="hand on one more variable of this shell (HF_*, WANDB_*, NCCL_*, ... travel anyway)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,9 +88,11 @@ def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -
     port = options.master_port or launchers.DEFAULT_PORT
     size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
     what = f"{size}, strategy {job.strategy.name}, launcher {launcher}"
-    lines = [f"# {what}, in {Path.cwd()}",
-             f"# Handed on: {', '.join(names)}",
-             "# When the hosts have answered, launch settles the address, the port, and GLOO_/NCCL_SOCKET_IFNAME."]  # fmt: skip
+    lines = [
+        f"# {what}, in {Path.cwd()}",
+        f"# Handed on: {', '.join(names)}",
+        "# When the hosts have answered, launch settles the address, the port, and GLOO_/NCCL_SOCKET_IFNAME.",
+    ]
     texts = launchers.files(launcher, job)
     known = {"{hostfile}": job.hostfile}  # the user's own file has what the run's copy has
     for name, text in texts.items():
@@ -92,7 +112,8 @@ def _launch(job, launcher: str, handed_on: dict[str, str], options: argparse.Nam
 
     allow_open_files(len(job.hosts))
     named = options.log_dir or Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}" / time.strftime(
-        "%Y%m%d-%H%M%S")  # fmt: skip
+        "%Y%m%d-%H%M%S"
+    )
     directory = named if options.log_dir else _unused(named)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")

@@ -17,8 +17,19 @@ if TYPE_CHECKING:
 
 
 # What a recipe says itself, and what becomes of a search: no flags beside a recipe's file.
-OF_SEARCH = ("method", "lora_r", "lora_modules_to_save", "max_length", "global_batch_size", "strategy", "micro_batch", "optim",
-             "liger", "write", "plot")  # fmt: skip
+OF_SEARCH = (
+    "method",
+    "lora_r",
+    "lora_modules_to_save",
+    "max_length",
+    "global_batch_size",
+    "strategy",
+    "micro_batch",
+    "optim",
+    "liger",
+    "write",
+    "plot",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,13 +116,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own = parser.add_argument_group("your own cluster")
     own.add_argument(
-        "--calibrate", nargs="+", type=Path, metavar="RUN",
+        "--calibrate",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
         help="output directories of runs: fold what they measured into factors for their GPU and network, and stop",
-    )  # fmt: skip
+    )
     own.add_argument(
-        "--calibration", type=Path, metavar="FILE",
+        "--calibration",
+        type=Path,
+        metavar="FILE",
         help="where the factors lie, with your own GPU kinds (default: $BRIGADE_CALIBRATION, ~/.config/brigade/calibration.yaml)",
-    )  # fmt: skip
+    )
     recipes = parser.add_argument_group("recipes")
     recipes.add_argument(
         "--write", type=Path, metavar="PATH", help="write the chosen strategy as a recipe: a folder, or a .yaml file"
@@ -133,8 +149,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.calibration:
         if not options.calibrate and not options.calibration.is_file():
-            raise UserError("flag --calibration", f"there is no file {str(options.calibration)!r}",
-                            "--calibrate RUN ... makes one")  # fmt: skip
+            raise UserError(
+                "flag --calibration", f"there is no file {str(options.calibration)!r}", "--calibrate RUN ... makes one"
+            )
         os.environ[calibration.VARIABLE] = str(options.calibration)
     if options.calibrate:
         return _calibrate(options.calibrate)
@@ -204,9 +221,12 @@ def _choose(options: argparse.Namespace) -> int:
     ranked = search.candidates(wanted, cluster, traces)
     if not ranked:
         names = " or ".join(choice.name for choice in wanted.choices)
-        raise UserError("flag --strategy", f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs "
-                        f"({wanted.shape.heads} attention heads, {wanted.shape.layers} layers, {wanted.shape.experts} experts)",
-                        "name another strategy, micro-batch or hostfile")  # fmt: skip
+        raise UserError(
+            "flag --strategy",
+            f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs "
+            f"({wanted.shape.heads} attention heads, {wanted.shape.layers} layers, {wanted.shape.experts} experts)",
+            "name another strategy, micro-batch or hostfile",
+        )
     if options.plot:
         from ..planner.output import plot
 
@@ -219,9 +239,12 @@ def _choose(options: argparse.Namespace) -> int:
         if all(candidate.choice.only for candidate in ranked):
             print("train.py runs none of these. Leave --strategy out to see what it runs.")
         else:
-            print(f"Nothing that train.py runs fits. The smallest change that does: {change}." if change else
-                  "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
-                  "take GPUs or hosts with more memory.")  # fmt: skip
+            print(
+                f"Nothing that train.py runs fits. The smallest change that does: {change}."
+                if change
+                else "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
+                "take GPUs or hosts with more memory."
+            )
         return 1
     show.describe(winner.estimate)
     if options.trace:
@@ -233,8 +256,15 @@ def _choose(options: argparse.Namespace) -> int:
         from ..planner.models.find_model import config_of
         from ..planner.output import write
 
-        found = write.write(winner, wanted, source_of(options.model), config_of(options.model), options.write,
-                            _rank(options), options.hostfile)  # fmt: skip
+        found = write.write(
+            winner,
+            wanted,
+            source_of(options.model),
+            config_of(options.model),
+            options.write,
+            _rank(options),
+            options.hostfile,
+        )
         print("\n".join(f"Wrote {path}" for path in found) or "The recipe is there already, unchanged.")
     return 0
 
@@ -252,12 +282,16 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     if options.hostfile:
         hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
     if options.network and len(hosts) == 1:
-        raise UserError("flag --network", "nothing goes between hosts where there is one",
-                        "leave it out, or give a --hostfile of several")  # fmt: skip
+        raise UserError(
+            "flag --network",
+            "nothing goes between hosts where there is one",
+            "leave it out, or give a --hostfile of several",
+        )
     sizes = sorted(set(hosts.values()))
     if len(sizes) > 1:
-        raise UserError(options.hostfile, f"its hosts have {' and '.join(map(str, sizes))} slots",
-                        "plan for hosts of one size")  # fmt: skip
+        raise UserError(
+            options.hostfile, f"its hosts have {' and '.join(map(str, sizes))} slots", "plan for hosts of one size"
+        )
     return Cluster(options.gpu, sizes[0], len(hosts), options.network, options.host_memory, options.nvme)
 
 
@@ -302,22 +336,38 @@ def _wanted(options: argparse.Namespace, gpus: int) -> "Wanted":
     method: Method = "full" if options.method == "full" else "qlora" if four_bits else "lora"
     if method == "qlora" and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
-        raise UserError("flag --method", f"{options.method} would quantise little: bitsandbytes takes linear layers, and "
-                        f"{share:.0%} of the weights are experts, which Transformers holds in 3D parameters",
-                        f"use --method {options.method[1:]}")  # fmt: skip
+        raise UserError(
+            "flag --method",
+            f"{options.method} would quantise little: bitsandbytes takes linear layers, and "
+            f"{share:.0%} of the weights are experts, which Transformers holds in 3D parameters",
+            f"use --method {options.method[1:]}",
+        )
     rank, whole = _rank(options), _whole(options, shape)
     trained = (
         trained_parameters(shape, rank, whole, dora=options.method.endswith("dora")) if options.method != "full" else 0
     )
     if options.micro_batch and batch % least and batch % gpus == 0:
-        raise UserError("flag --micro_batch", f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}",
-                        f"use --global_batch_size {-(-batch // least) * least}")  # fmt: skip
+        raise UserError(
+            "flag --micro_batch",
+            f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}",
+            f"use --global_batch_size {-(-batch // least) * least}",
+        )
     known = get_args(TrainingSection.model_fields["optim"].annotation)
     if options.optim not in known:
         raise UserError(
             "flag --optim", f"{options.optim!r} is none that train.py runs", did_you_mean(options.optim, known)
         )
-    return Wanted(shape, options.max_length, batch, method, options.method, trained,
-                  kernels=("Liger",) if options.liger else INSTALLED,
-                  margin=options.margin, whole=whole, choices=named(options.strategy, options.optim), optimizer=options.optim,
-                  micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES)  # fmt: skip
+    return Wanted(
+        shape,
+        options.max_length,
+        batch,
+        method,
+        options.method,
+        trained,
+        kernels=("Liger",) if options.liger else INSTALLED,
+        margin=options.margin,
+        whole=whole,
+        choices=named(options.strategy, options.optim),
+        optimizer=options.optim,
+        micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
+    )

@@ -21,15 +21,29 @@ _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 # What a template of ours must render exactly as the tokenizer's own before it stands in for it: (messages, tools,
 # add_generation_prompt). Where it refuses instead, it loses nothing.
-TOOL = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {
-    "type": "object", "properties": {"x": {"type": "string", "description": "X."}}, "required": ["x"]}}}  # fmt: skip
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "F.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "X."}},
+            "required": ["x"],
+        },
+    },
+}
 ASKED, THOUGHT = {"role": "user", "content": "Go on"}, {"reasoning_content": "\nHm.\nSo be it.\n"}
 
 
 def _calls(*numbers: int) -> dict[str, Any]:
     """Tool calls whose ids are of the nine letters and digits that Mistral's templates ask for."""
-    return {"tool_calls": [{"type": "function", "id": f"call0000{n}", "function": {"name": "f", "arguments": {"x": f"y{n}"}}}
-                           for n in numbers]}  # fmt: skip
+    return {
+        "tool_calls": [
+            {"type": "function", "id": f"call0000{n}", "function": {"name": "f", "arguments": {"x": f"y{n}"}}}
+            for n in numbers
+        ]
+    }
 
 
 def _answer(number: int) -> dict[str, Any]:
@@ -74,8 +88,11 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str,
     name = settings.recipe.data.chat_template
     place = settings.place("chat_template")
     known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-    error = UserError(place, "the chat template has no {% generation %} marks, so no token would be supervised",
-                      f"set chat_template to one of: {', '.join(known)}, or to a .jinja file")  # fmt: skip
+    error = UserError(
+        place,
+        "the chat template has no {% generation %} marks, so no token would be supervised",
+        f"set chat_template to one of: {', '.join(known)}, or to a .jinja file",
+    )
     if name in known:
         return (TEMPLATES / f"{name}.jinja").read_text(), None, ""
     if not name:
@@ -116,8 +133,14 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
     found: set[int] = set()
     for messages, tools, prompt in PROBES:
         with suppress(Exception):  # it refuses a system turn, or tools
-            whole = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, return_dict=True,
-                                                  add_generation_prompt=prompt, return_assistant_tokens_mask=True)  # fmt: skip
+            whole = tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=template,
+                return_dict=True,
+                add_generation_prompt=prompt,
+                return_assistant_tokens_mask=True,
+            )
             turns = itertools.groupby(
                 zip(whole["input_ids"], whole["assistant_masks"], strict=True), lambda pair: pair[1]
             )
@@ -165,6 +188,7 @@ def _as_text(probe: Any) -> Any:
 def _render(tokenizer: "PreTrainedTokenizerBase", probe: Any, template: str | None, **variables: Any) -> str | None:
     messages, tools, prompt = probe
     with suppress(Exception):  # it refuses a system turn, or tools
-        return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False,
-                                             add_generation_prompt=prompt, **variables)  # fmt: skip
+        return tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=prompt, **variables
+        )
     return None

@@ -75,9 +75,16 @@ class Encoded:
         first = int(np.searchsorted(self.of, row))
         token = int(self.lengths[:first].sum())
         dropped = self.dropped[self.dropped[:, 0] >= first] - [first, 0]
-        return replace(self, tokens=self.tokens[token:], supervised=self.supervised[token:], dropped=dropped,
-                       lengths=self.lengths[first:], fates=self.fates[first:], of=self.of[first:],
-                       about=self.about[first:])  # fmt: skip
+        return replace(
+            self,
+            tokens=self.tokens[token:],
+            supervised=self.supervised[token:],
+            dropped=dropped,
+            lengths=self.lengths[first:],
+            fates=self.fates[first:],
+            of=self.of[first:],
+            about=self.about[first:],
+        )
 
     def errors(self, most: int) -> list[UserError]:
         """Of the first bad rows, with their places."""
@@ -121,22 +128,29 @@ class Machine:
             raise self.encoder.no_template
         for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
             if given and name in self.leaves_out:
-                raise BadRow(f"it has {name}, and the chat template leaves them out",
-                             "name a chat_template that renders them, or remove them from the data")  # fmt: skip
+                raise BadRow(
+                    f"it has {name}, and the chat template leaves them out",
+                    "name a chat_template that renders them, or remove them from the data",
+                )
         try:
             text, spans = self._render(messages, tools)
             veiled = [m if m["role"] == "assistant" else m | {"content": self._veil(m["content"])} for m in messages]
             other = self._render(veiled, tools)[0] if veiled != messages else text
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
-                raise BadRow(f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none",
-                             "name a chat_template without it, e.g. chatml, or a tokenizer that has it") from None  # fmt: skip
+                raise BadRow(
+                    f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none",
+                    "name a chat_template without it, e.g. chatml, or a tokenizer that has it",
+                ) from None
             if isinstance(error, TemplateSyntaxError):  # no row's fault
                 raise UserError(f"the chat template, line {error.lineno}", str(error), "mend the template") from None
-            raise BadRow(f"the chat template: {error} (a chat that begins {str(messages)[:80]})",
-                         "mend the template or the chat") from None  # fmt: skip
-        thoughts = sum(any(thought.strip() not in text for key in THOUGHTS if isinstance(thought := message.get(key), str))
-                       for message in messages)  # fmt: skip
+            raise BadRow(
+                f"the chat template: {error} (a chat that begins {str(messages)[:80]})", "mend the template or the chat"
+            ) from None
+        thoughts = sum(
+            any(thought.strip() not in text for key in THOUGHTS if isinstance(thought := message.get(key), str))
+            for message in messages
+        )
         found = [
             (len(self.control.findall(message["content"])), message["role"] == "assistant") for message in messages
         ]
@@ -153,8 +167,13 @@ class Machine:
     def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        texts, spans = render_jinja_template([messages], tools=tools, chat_template=self.encoder.template,
-                                             return_assistant_tokens_mask=True, **self.encoder.variables)  # fmt: skip
+        texts, spans = render_jinja_template(
+            [messages],
+            tools=tools,
+            chat_template=self.encoder.template,
+            return_assistant_tokens_mask=True,
+            **self.encoder.variables,
+        )
         return texts[0], spans[0]
 
     @functools.cached_property

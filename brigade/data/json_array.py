@@ -64,8 +64,11 @@ def _elements(path: Path) -> Iterator[Any]:
             at = error.pos
         said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
         line = text.count("\n", 0, at) + 1
-        raise UserError(f"{path}, line {line}", f"not a JSON array of rows: {said}: {text[at : at + 40]!r}",
-                        "mend it there, or write one object a line (.jsonl)") from None  # fmt: skip
+        raise UserError(
+            f"{path}, line {line}",
+            f"not a JSON array of rows: {said}: {text[at : at + 40]!r}",
+            "mend it there, or write one object a line (.jsonl)",
+        ) from None
 
 
 def _after(text: str, at: int) -> int:

@@ -16,8 +16,9 @@ def split(
     return samples[~chosen], samples[chosen]
 
 
-def mix(parts: list[np.ndarray], weights: list[float | None], sizes: list[float], seed: int,
-        limit: int | None = None) -> np.ndarray:  # fmt: skip
+def mix(
+    parts: list[np.ndarray], weights: list[float | None], sizes: list[float], seed: int, limit: int | None = None
+) -> np.ndarray:
     """The training samples of all sources: all of them, or with weights as many as keep the shares and repeat none; at
     most `limit`, of which the shares hold too: without weights those of the sources' sizes, each source's first ones.
 

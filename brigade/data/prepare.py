@@ -55,16 +55,26 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
 
     data = settings.recipe.data
     if not tokenizer.is_fast:
-        raise UserError(settings.place("tokenizer_name_or_path"), f"{type(tokenizer).__name__} is not one of the Rust "
-                        "tokenizers, so nothing says which tokens are whose", "name one with a tokenizer.json")  # fmt: skip
+        raise UserError(
+            settings.place("tokenizer_name_or_path"),
+            f"{type(tokenizer).__name__} is not one of the Rust tokenizers, so nothing says which tokens are whose",
+            "name one with a tokenizer.json",
+        )
     variables = {name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     # How it was last called (padding, truncation) is part of its state, but of no sample.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     template, no_template, stands_in = chat_template.load(settings, tokenizer)
     encoder = encode.Encoder(
-        json.dumps(backend), template, no_template, variables,
-        tokenizer.eos_token_id, data.max_length, data.truncation, stands_in, data.skip_bad_rows,
-    )  # fmt: skip
+        json.dumps(backend),
+        template,
+        no_template,
+        variables,
+        tokenizer.eos_token_id,
+        data.max_length,
+        data.truncation,
+        stands_in,
+        data.skip_bad_rows,
+    )
     found = sources.origins(settings)
     _tell_apart(found)
     contents = [
@@ -81,13 +91,20 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
 
 def _tell_apart(found: list[sources.Origin]) -> None:
     """Raises UserError for a file that is trained on and held out, under whatever name."""
-    trained = {content: origin.train.place for origin in found if isinstance(origin.train, Files)
-               for content in origin.train.digests()}  # fmt: skip
+    trained = {
+        content: origin.train.place
+        for origin in found
+        if isinstance(origin.train, Files)
+        for content in origin.train.digests()
+    }
     for origin in found:
         if isinstance(origin.heldout, Files) and (same := trained.keys() & set(origin.heldout.digests())):
-            raise UserError(origin.heldout.place, f"it is held out, and has the content of {trained[same.pop()]}, which is "
-                            "trained on", "hold out other rows, or leave validation_file out: validation_split then holds "
-                            "some of the training rows out")  # fmt: skip
+            raise UserError(
+                origin.heldout.place,
+                f"it is held out, and has the content of {trained[same.pop()]}, which is trained on",
+                "hold out other rows, or leave validation_file out: validation_split then holds "
+                "some of the training rows out",
+            )
 
 
 def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Prepared:
@@ -147,8 +164,11 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
         else:
             rows, held = mixing.split(rows, writer.rows()[rows], share, data.max_eval_samples)
             if len(rows) and not len(held):
-                raise UserError(origin.train.place, "one row alone: nothing is left to hold out",
-                                "give a validation_file, more rows, or a higher max_train_samples if it is set")  # fmt: skip
+                raise UserError(
+                    origin.train.place,
+                    "one row alone: nothing is left to hold out",
+                    "give a validation_file, more rows, or a higher max_train_samples if it is set",
+                )
         for name, ids in (("training", rows), ("held-out", held)):
             if not len(ids):
                 raise UserError(
@@ -172,9 +192,11 @@ def _build(folder: Path, settings: Settings, encoder: encode.Encoder, found: lis
     used = [chosen[np.isin(chosen, rows)] for rows in train]
     beside = [mixing.beside(part, rows, lost) for part, rows, lost in zip(used, train, dropped, strict=True)]
     facts = writer.facts(chosen, np.concatenate(beside)) | {
-        "format": FORMAT, "sequences": len(sequences), "by_source": [len(part) for part in used],
+        "format": FORMAT,
+        "sequences": len(sequences),
+        "by_source": [len(part) for part in used],
         "shared": writer.shared(np.concatenate(heldout), chosen),
-    }  # fmt: skip
+    }
     writer.close()
     (folder / META).write_text(json.dumps(facts))  # last: its presence says that the rest is whole
 
@@ -191,17 +213,24 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
             break
         cursor = begins = part.after
     if writer.samples == first:
-        raise UserError(rows.place, "it yields no samples with a supervised token",
-                        "check that it has rows with answers, or raise max_length")  # fmt: skip
+        raise UserError(
+            rows.place,
+            "it yields no samples with a supervised token",
+            "check that it has rows with answers, or raise max_length",
+        )
     if not origin.heldout and next(stream.read(origin, encode.Machine(encoder), begins), None) is None:
-        raise UserError(rows.place, f"nothing is left to train on besides {writer.samples - first} samples that are held out",
-                        "set max_eval_samples lower, or name a validation_file")  # fmt: skip
+        raise UserError(
+            rows.place,
+            f"nothing is left to train on besides {writer.samples - first} samples that are held out",
+            "set max_eval_samples lower, or name a validation_file",
+        )
     writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
     return None if origin.heldout else begins
 
 
-def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer,
-                limit: int | None) -> tuple[np.ndarray, np.ndarray, float]:  # fmt: skip
+def _encode_all(
+    rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
     of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
     first, read = writer.samples, 0
@@ -226,8 +255,14 @@ def _encode_all(rows: Rows, columns: dict[str, str], settings: Settings, encoder
     return numbers, lost, size
 
 
-def encoded(rows: Rows, columns: dict[str, str], encoder: encode.Encoder, processes: int | None = None,
-            limit: int | None = None, cursor: Any = None) -> Iterator[encode.Encoded]:  # fmt: skip
+def encoded(
+    rows: Rows,
+    columns: dict[str, str],
+    encoder: encode.Encoder,
+    processes: int | None = None,
+    limit: int | None = None,
+    cursor: Any = None,
+) -> Iterator[encode.Encoded]:
     """The chunks of a split, tokenised in order. Small data is tokenised here, without further processes."""
     jobs = ((chunk, columns) for chunk in rows.chunks(cursor))
     processes = processes or min(os.cpu_count() or 1, 16)

@@ -36,8 +36,15 @@ def figures(
     )
 
 
-def window(samples: Samples, facts: dict[str, int], data: DataSection, training: TrainingSection, batch: Batch,
-           whole: bool, squares: bool = False) -> str:  # fmt: skip
+def window(
+    samples: Samples,
+    facts: dict[str, int],
+    data: DataSection,
+    training: TrainingSection,
+    batch: Batch,
+    whole: bool,
+    squares: bool = False,
+) -> str:
     """The figures of a stream's window; if not the whole of them what was cut or dropped, "" if nothing was."""
     words = _losses(facts)
     if whole:
@@ -63,19 +70,29 @@ def _shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str
 
 
 def _losses(facts: dict[str, int]) -> list[str]:
-    words = {"cut": "longer than max_length cut", "split": "longer texts split into several samples",
-             "dropped": "without a supervised token dropped", "empty": "empty texts skipped",
-             "skipped": "rows that cannot be used skipped (skip_bad_rows)",
-             "thoughts": "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
-                         "after the last question)",
-             "plain": "control tokens spelled out in questions, read as plain text",
-             "control": "control tokens spelled out in answers or texts, which stay control tokens",
-             "shared": "held-out samples that are trained on, too"}  # fmt: skip
+    words = {
+        "cut": "longer than max_length cut",
+        "split": "longer texts split into several samples",
+        "dropped": "without a supervised token dropped",
+        "empty": "empty texts skipped",
+        "skipped": "rows that cannot be used skipped (skip_bad_rows)",
+        "thoughts": "answers with reasoning_content or thinking that the chat template does not show (qwen3 and gpt-oss do "
+        "after the last question)",
+        "plain": "control tokens spelled out in questions, read as plain text",
+        "control": "control tokens spelled out in answers or texts, which stay control tokens",
+        "shared": "held-out samples that are trained on, too",
+    }
     return [f"{facts[key]:,} {said}" for key, said in words.items() if facts.get(key)]
 
 
-def padding(rows: Samples, training: TrainingSection, batch: Batch, steps: int = 200, shuffled: bool = False,
-            squares: bool = False) -> float:  # fmt: skip
+def padding(
+    rows: Samples,
+    training: TrainingSection,
+    batch: Batch,
+    steps: int = 200,
+    shuffled: bool = False,
+    squares: bool = False,
+) -> float:
     """Share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
 
     shuffled: the rows are in their order already

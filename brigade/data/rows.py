@@ -145,8 +145,11 @@ class Csv(Files):
                 try:
                     names = reader.fieldnames or ()
                     if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
-                        raise UserError(f"{path}, line 1", f"one column, {names[0]!r}: its cells are separated by {other!r}",
-                                        "write it with commas")  # fmt: skip
+                        raise UserError(
+                            f"{path}, line 1",
+                            f"one column, {names[0]!r}: its cells are separated by {other!r}",
+                            "write it with commas",
+                        )
                     for row in reader:
                         done += 1
                         if done <= skipped:
@@ -160,8 +163,9 @@ class Csv(Files):
                             rows = []
                 except (csv.Error, ValueError) as error:  # the reader counts a line when it has read it
                     line = reader.line_num + isinstance(error, csv.Error)
-                    raise UserError(f"{path}, line {line}", f"not CSV in UTF-8: {error}",
-                                    "mend that line, or quote its cells") from None  # fmt: skip
+                    raise UserError(
+                        f"{path}, line {line}", f"not CSV in UTF-8: {error}", "mend that line, or quote its cells"
+                    ) from None
                 if rows:
                     yield _Rows(rows, f"{path}, row", done - len(rows) + 1, (number, done))
             skipped = 0

@@ -10,11 +10,22 @@ from .rows import BadRow
 
 COLUMNS = ("messages", "prompt", "completion", "text", "tools")
 # ShareGPT's names beside OpenAI's.
-ROLES = {"system": "system", "developer": "developer", "user": "user", "human": "user", "assistant": "assistant",
-         "gpt": "assistant", "tool": "tool"}  # fmt: skip
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "tool": "tool",
+}
 # What other sets call the columns, for the cure of a row that has none of ours.
-USUAL = {"messages": ("conversations", "conversation", "dialogue", "chat"), "prompt": ("instruction", "question", "query"),
-         "completion": ("output", "response", "answer", "answers"), "text": ("content", "body", "article")}  # fmt: skip
+USUAL = {
+    "messages": ("conversations", "conversation", "dialogue", "chat"),
+    "prompt": ("instruction", "question", "query"),
+    "completion": ("output", "response", "answer", "answers"),
+    "text": ("content", "body", "article"),
+}
 UNTRAINED = ("weight", "train", "training")  # of a message, 0 or false: no loss on it, as OpenAI and axolotl write it
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 
@@ -53,8 +64,10 @@ def kind_of(row: Any, columns: dict[str, str]) -> str:
     joined = (
         "; `input` is then left out: join it to the instruction first" if {"instruction", "input"} <= row.keys() else ""
     )
-    raise BadRow(f"none of the columns {', '.join(map(repr, wanted))} here, only {there}",
-                 f"name yours in data.columns, e.g. columns: {offer}{joined}")  # fmt: skip
+    raise BadRow(
+        f"none of the columns {', '.join(map(repr, wanted))} here, only {there}",
+        f"name yours in data.columns, e.g. columns: {offer}{joined}",
+    )
 
 
 def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> Text | None:
@@ -74,15 +87,18 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> T
         name = columns.get("completion", "completion")
         completion = row.get(name)
         if completion is None:
-            raise BadRow(f"a prompt without a column {name!r}, only {', '.join(map(repr, row))}",
-                         "name yours in data.columns: {completion: answer}")  # fmt: skip
+            raise BadRow(
+                f"a prompt without a column {name!r}, only {', '.join(map(repr, row))}",
+                "name yours in data.columns: {completion: answer}",
+            )
         if isinstance(value, str) and isinstance(completion, str):
             if not completion:
                 raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
             return Text(value + completion, [(len(value), len(value) + len(completion))])
         if not isinstance(value, list) or not isinstance(completion, list):
-            raise BadRow(f"prompt is {shown(value)}, completion {shown(completion)}",
-                         "give two texts, or two lists of messages")  # fmt: skip
+            raise BadRow(
+                f"prompt is {shown(value)}, completion {shown(completion)}", "give two texts, or two lists of messages"
+            )
         if not any(_message(message)["role"] == "assistant" for message in completion):
             raise BadRow(
                 "the completion has no assistant turn, so nothing is supervised", "add the answer, or drop the row"
@@ -97,8 +113,11 @@ def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> T
     if all(answers):
         return text
     if len(text.spans) != len(answers):
-        raise BadRow(f"the chat template marks {len(text.spans)} parts of {len(answers)} assistant turns, and not all are to be "
-                     "supervised", "use a template that marks each turn once")  # fmt: skip
+        raise BadRow(
+            f"the chat template marks {len(text.spans)} parts of {len(answers)} assistant turns, and not all are to be "
+            "supervised",
+            "use a template that marks each turn once",
+        )
     return replace(text, spans=[span for span, wanted in zip(text.spans, answers, strict=True) if wanted])
 
 
@@ -121,8 +140,10 @@ def chat(messages: Any) -> list[Message]:
             continue
         if role not in MAY_FOLLOW.get(before, ("user", "assistant")):
             then = " or ".join(MAY_FOLLOW.get(before, ("user",)))
-            raise BadRow(f"roles do not alternate: message {number} is {role!r} after {before or 'the start'!r}",
-                         f"after {before or 'the start'} comes {then}: join or drop turns")  # fmt: skip
+            raise BadRow(
+                f"roles do not alternate: message {number} is {role!r} after {before or 'the start'!r}",
+                f"after {before or 'the start'} comes {then}: join or drop turns",
+            )
         before = role
     if not any(message["role"] == "assistant" for message in whole):
         raise BadRow(
@@ -144,8 +165,10 @@ def _message(message: Any) -> Message:
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise BadRow(f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text",
-                     "give each message a text content")  # fmt: skip
+        raise BadRow(
+            f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text",
+            "give each message a text content",
+        )
     ours = ("role", "from", "content", "value", "tool_calls", *UNTRAINED)
     rest = {k: v for k, v in message.items() if k not in ours and v is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
@@ -168,8 +191,10 @@ def _call(call: Any) -> dict[str, Any]:
     """A tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRow(f"a tool call without a function's name: {repr(call)[:60]}",
-                     'write {"function": {"name": ..., "arguments": {...}}}')  # fmt: skip
+        raise BadRow(
+            f"a tool call without a function's name: {repr(call)[:60]}",
+            'write {"function": {"name": ..., "arguments": {...}}}',
+        )
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:

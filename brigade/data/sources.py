@@ -36,16 +36,25 @@ def origins(settings: Settings) -> list[Origin]:
     if data.datasets is None:
         return [_origin(settings, data, "")]
     if data.dataset_name or data.train_file:
-        raise UserError(settings.place("datasets"), "both datasets and dataset_name or train_file are given",
-                        "list every source in datasets")  # fmt: skip
+        raise UserError(
+            settings.place("datasets"),
+            "both datasets and dataset_name or train_file are given",
+            "list every source in datasets",
+        )
     weights = [source.weight for source in data.datasets if source.weight is not None]
     place = settings.place("datasets")
     if weights and len(weights) < len(data.datasets):
-        raise UserError(place, f"{len(data.datasets) - len(weights)} of {len(data.datasets)} sources have no weight",
-                        "give every source a weight, or none")  # fmt: skip
+        raise UserError(
+            place,
+            f"{len(data.datasets) - len(weights)} of {len(data.datasets)} sources have no weight",
+            "give every source a weight, or none",
+        )
     if weights and abs(sum(weights) - 1) > 1e-6:
-        raise UserError(place, f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1",
-                        f"divide each by {sum(weights):g}")  # fmt: skip
+        raise UserError(
+            place,
+            f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1",
+            f"divide each by {sum(weights):g}",
+        )
     found = [_origin(settings, source, f"[{i}]") for i, source in enumerate(data.datasets)]
     names = [origin.name for origin in found]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -71,8 +80,9 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     heldout: Rows | None = _files(source.validation_file, place("validation_file")) if source.validation_file else None
     if source.dataset_name == BUILT_IN:
         if heldout:
-            raise UserError(place("validation_file"), f"{BUILT_IN} has held-out samples of its own",
-                            "remove validation_file")  # fmt: skip
+            raise UserError(
+                place("validation_file"), f"{BUILT_IN} has held-out samples of its own", "remove validation_file"
+            )
         built = builtin.ensure(cache_directory())
         train, heldout = JsonLines([built.train]), JsonLines([built.heldout])
     elif source.train_file:
@@ -94,16 +104,23 @@ def _files(name: str, place: str) -> "Rows":
         paths = [find(name, place, "data file")]
     for path in paths:
         if path.is_dir():
-            raise UserError(place, f"{str(path)!r} is a directory, not a file",
-                            f"name its files ({path}/*.jsonl), or give it as dataset_name if it is a saved data set")  # fmt: skip
+            raise UserError(
+                place,
+                f"{str(path)!r} is a directory, not a file",
+                f"name its files ({path}/*.jsonl), or give it as dataset_name if it is a saved data set",
+            )
     kinds = sorted({path.suffix for path in paths})
     if len(kinds) > 1 or kinds[0] not in FORMATS:
-        raise UserError(place, f"{name!r} is {' and '.join(kinds) or 'without an ending'}",
-                        f"give files of one kind: {', '.join(FORMATS)}")  # fmt: skip
+        raise UserError(
+            place,
+            f"{name!r} is {' and '.join(kinds) or 'without an ending'}",
+            f"give files of one kind: {', '.join(FORMATS)}",
+        )
     arrays = [path for path in paths if kinds[0] == ".json" and json_array.is_one(path)]
     if arrays and len(arrays) < len(paths):
-        raise UserError(place, f"{arrays[0]} is one JSON array, others of {name!r} are one object a line",
-                        "give files of one kind")  # fmt: skip
+        raise UserError(
+            place, f"{arrays[0]} is one JSON array, others of {name!r} are one object a line", "give files of one kind"
+        )
     if arrays:
         return json_array.JsonArrays(paths)
     return Parquet(paths) if kinds[0] == ".parquet" else Csv(paths) if kinds[0] == ".csv" else JsonLines(paths)
@@ -119,8 +136,11 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise UserError(place("dataset_name"), f"data set {name!r} does not load: {reason}",
-                        "check the name and the network, or give a train_file") from None  # fmt: skip
+        raise UserError(
+            place("dataset_name"),
+            f"data set {name!r} does not load: {reason}",
+            "check the name and the network, or give a train_file",
+        ) from None
 
     def table(key: str, split: str) -> Table:
         if split not in splits:

@@ -52,10 +52,18 @@ class Writer:
         cut, split = (int((fates == fate).sum() + (dropped == fate).sum()) for fate in (CUT, SPLIT))
         empty, bad = (int((dropped == fate).sum()) for fate in (EMPTY, BAD))
         about = dict(zip(ABOUT, self._all_about()[samples].sum(axis=0).tolist(), strict=True))
-        return {**{name: about[name] for name in ABOUT[:-1]},
-                "samples": len(samples), "tokens": int(lengths.sum()), "supervised": int(supervised.sum()),
-                "longest": int(lengths.max(initial=0)), "cut": cut, "split": split, "dropped": len(dropped) - empty - bad,
-                "empty": empty, "skipped": bad}  # fmt: skip
+        return {
+            **{name: about[name] for name in ABOUT[:-1]},
+            "samples": len(samples),
+            "tokens": int(lengths.sum()),
+            "supervised": int(supervised.sum()),
+            "longest": int(lengths.max(initial=0)),
+            "cut": cut,
+            "split": split,
+            "dropped": len(dropped) - empty - bad,
+            "empty": empty,
+            "skipped": bad,
+        }
 
     def _all_about(self) -> np.ndarray:
         return np.concatenate([np.zeros((0, len(ABOUT)), dtype=np.int64), *self._about])

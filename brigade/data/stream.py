@@ -43,11 +43,17 @@ def check(settings: Settings) -> None:
             settings.place("max_steps"), "a stream has no length, and max_steps is not set", "set max_steps"
         )
     if data.max_train_samples:
-        raise UserError(settings.place("max_train_samples"), "a stream is read for as long as the run goes",
-                        "remove it: max_steps x global_batch_size sequences are trained on")  # fmt: skip
+        raise UserError(
+            settings.place("max_train_samples"),
+            "a stream is read for as long as the run goes",
+            "remove it: max_steps x global_batch_size sequences are trained on",
+        )
     if data.datasets and len(data.datasets) > 1 and any(source.weight is None for source in data.datasets):
-        raise UserError(settings.place("datasets"), "streams have no sizes to mix by, and no weights are given",
-                        "give every source a weight")  # fmt: skip
+        raise UserError(
+            settings.place("datasets"),
+            "streams have no sizes to mix by, and no weights are given",
+            "give every source a weight",
+        )
 
 
 # ---- making windows ------------------------------------------------------------------------------------------------
@@ -62,8 +68,9 @@ def begin(heldout_ends: list[Any]) -> dict[str, Any]:
     }
 
 
-def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Machine, found: list[sources.Origin],
-          size: int) -> dict[str, Any]:  # fmt: skip
+def build(
+    folder: Path, state: dict[str, Any], settings: Settings, machine: Machine, found: list[sources.Origin], size: int
+) -> dict[str, Any]:
     """Make the window that begins at `state` in `folder`; returns the state of the next one."""
     recipe = settings.recipe
     writer = Writer(folder)
@@ -76,9 +83,11 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
         part = next(readers[number], None)
         if part is None:  # its end: from the beginning again, in the next window
             if state["cursors"][number] == state["begins"][number] and samples[number] == state["samples"][number]:
-                raise UserError(found[number].train.place, "it yields no training samples with a supervised token, besides "
-                                "those held out", "check that it has rows with answers, raise max_length, or name a "
-                                "validation_file")  # fmt: skip
+                raise UserError(
+                    found[number].train.place,
+                    "it yields no training samples with a supervised token, besides those held out",
+                    "check that it has rows with answers, raise max_length, or name a validation_file",
+                )
             cursors[number] = state["begins"][number]
             break
         writer.add(part)
@@ -91,8 +100,12 @@ def build(folder: Path, state: dict[str, Any], settings: Settings, machine: Mach
     order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(rows))
     writer.split("train", [rows[i] for i in order])
     writer.close()
-    following = state | {"number": state["number"] + 1, "first_row": state["first_row"] + len(rows), "cursors": cursors,
-                         "samples": samples}  # fmt: skip
+    following = state | {
+        "number": state["number"] + 1,
+        "first_row": state["first_row"] + len(rows),
+        "cursors": cursors,
+        "samples": samples,
+    }
     (folder / "window.json").write_text(json.dumps(state))
     facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
     (folder / FACTS).write_text(json.dumps(facts | {"sequences": len(rows), "number": state["number"]}))
@@ -208,8 +221,9 @@ class Stream:
                 (self.folder / f"position-{rank}").write_text(str(state["first_row"]))
         # Spawned: a fork would take along the engines' threads and the GPU's context.
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_produce, daemon=True, args=(
-            self.folder, state, self.settings, self.encoder, self.size, os.getpid()))  # fmt: skip
+        self._process = context.Process(
+            target=_produce, daemon=True, args=(self.folder, state, self.settings, self.encoder, self.size, os.getpid())
+        )
         # Ctrl-C is this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
         # Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
         resource_tracker.ensure_running()

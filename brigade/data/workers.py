@@ -34,8 +34,11 @@ def encoded(jobs: Iterator[Job], encoder: Encoder, processes: int, place: str) -
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise UserError(place, f"one of the {processes} processes that tokenise it was killed, most often for lack of memory",
-                        "set dataset_num_proc lower, or free memory") from None  # fmt: skip
+        raise UserError(
+            place,
+            f"one of the {processes} processes that tokenise it was killed, most often for lack of memory",
+            "set dataset_num_proc lower, or free memory",
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -51,8 +51,11 @@ def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", f
     `folder` (None: they are made from configuration and seed)."""
     # How it was last called (padding, truncation) is part of its state, but says nothing of it.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-    texts = {"tokenizer.json": backend, "special tokens": tokenizer.special_tokens_map,
-             "chat template": tokenizer.chat_template}  # fmt: skip
+    texts = {
+        "tokenizer.json": backend,
+        "special tokens": tokenizer.special_tokens_map,
+        "chat template": tokenizer.chat_template,
+    }
     return {
         "model's configuration": _without(_VOLATILE, config.to_dict()),
         "tokenizer": {name: _digest(json.dumps(text, default=str).encode()) for name, text in texts.items()},
@@ -67,8 +70,9 @@ def digests(folder: Path) -> dict[str, str]:
     files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     blocks = max(4, 64 // max(1, len(files)))
     return {path.name: _sampled(path, blocks) for path in files} | {
-        path.name: _digest(path.read_bytes()) for path in sorted(folder.glob("*.py"))  # of trust_remote_code
-    }  # fmt: skip
+        path.name: _digest(path.read_bytes())
+        for path in sorted(folder.glob("*.py"))  # of trust_remote_code
+    }
 
 
 def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: str) -> bool:
@@ -131,8 +135,11 @@ def _fault(
         ]
         problem = f"{_names(away)} does not see what {first} writes there"
         if not in_parts:
-            return UserError(str(directory), f"{problem}, while other hosts do",
-                             "give an --output_dir that all hosts share, or one that is each host's own")  # fmt: skip
+            return UserError(
+                str(directory),
+                f"{problem}, while other hosts do",
+                "give an --output_dir that all hosts share, or one that is each host's own",
+            )
         return UserError(
             str(directory),
             f"{problem}, and {in_parts} writes a part of each checkpoint from every host",

@@ -67,8 +67,12 @@ def _say_that_it_waits(world: World) -> None:
         cure = "does the same command run on every host, and does each reach that address?"
         if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
             cure = "if you meant one process: unset RANK WORLD_SIZE"
-        print(f"rank {world.rank} on {world.host} is waiting for {counted(world.size - 1, 'other rank')} at {_address()} since "
-              f"{PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}: {cure}", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"rank {world.rank} on {world.host} is waiting for {counted(world.size - 1, 'other rank')} at {_address()} since "
+            f"{PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}: {cure}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _address() -> str:

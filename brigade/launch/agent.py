@@ -151,8 +151,9 @@ class Agent:
 
         return {"ways": dict(await asyncio.gather(*map(attempt, addresses)))}
 
-    async def do_start(self, run: str, command: list[str], cwd: str, environment: dict[str, str],
-                       files: dict[str, str]) -> None:  # fmt: skip
+    async def do_start(
+        self, run: str, command: list[str], cwd: str, environment: dict[str, str], files: dict[str, str]
+    ) -> None:
         """Start the host's launcher. {name} in `command` stands for a file of `files`, which lives as long as the run."""
         if self.listener:
             self.listener.close()
@@ -169,9 +170,15 @@ class Agent:
         ours["PATH"] = ":".join(dict.fromkeys(filter(None, paths)))
         words = [places.get(word.strip("{}"), word) if word.startswith("{") else word for word in command]
         self.launcher = await asyncio.create_subprocess_exec(
-            *words, cwd=cwd, env=ours, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, limit=64 * LINE,
-        )  # fmt: skip
+            *words,
+            cwd=cwd,
+            env=ours,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            limit=64 * LINE,
+        )
         self._background(self._read_launcher())
         self._background(self._await_launcher())
 

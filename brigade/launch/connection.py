@@ -57,12 +57,20 @@ class Channel:
         # A session of its own: Ctrl-C is ours to handle, and ssh must live to carry the order to stop.
         try:
             self.process = await asyncio.create_subprocess_exec(
-                *self.transport, cwd=REPOSITORY, start_new_session=True, limit=64 * LINE,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+                *self.transport,
+                cwd=REPOSITORY,
+                start_new_session=True,
+                limit=64 * LINE,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
         except OSError as error:
-            raise UserError(self.host, f"{self.transport[0]} cannot be started here: {error.strerror}",
-                            "is it installed, and does `ulimit -u` allow a process for each host?") from None  # fmt: skip
+            raise UserError(
+                self.host,
+                f"{self.transport[0]} cannot be started here: {error.strerror}",
+                "is it installed, and does `ulimit -u` allow a process for each host?",
+            ) from None
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):
@@ -82,8 +90,11 @@ class Channel:
             async with asyncio.timeout(timeout):
                 answer = await future
         except (TimeoutError, Lost) as error:
-            raise UserError(self.host, f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}",
-                            f"does `ssh {self.host} hostname` answer?") from None  # fmt: skip
+            raise UserError(
+                self.host,
+                f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}",
+                f"does `ssh {self.host} hostname` answer?",
+            ) from None
         if "error" in answer:
             raise UserError(self.host, printable(str(answer["error"])), "mend that on the host, then start again")
         try:
@@ -189,8 +200,17 @@ def transport(host: str, launcher: str) -> list[str]:
     """The command that starts the agent of a host."""
     agent = [sys.executable, "-m", "brigade.launch.agent"]
     if launcher == "slurm":
-        return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", f"--chdir={REPOSITORY}",
-                "--unbuffered", "--kill-on-bad-exit=0", *agent]  # fmt: skip
+        return [
+            "srun",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--nodelist={host}",
+            "--overlap",
+            f"--chdir={REPOSITORY}",
+            "--unbuffered",
+            "--kill-on-bad-exit=0",
+            *agent,
+        ]
     if is_here(host):
         return agent
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"

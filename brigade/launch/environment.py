@@ -45,14 +45,20 @@ def forwarded(env: Mapping[str, str], extra: list[str]) -> dict[str, str]:
 
     Raises UserError for a name that env does not have, and for NAME=VALUE: every user of a host reads its command lines.
     """
-    chosen = {name: value for name, value in env.items()
-              if any(fnmatchcase(name, pattern) for pattern in FORWARDED)
-              and not any(fnmatchcase(name, pattern) for pattern in KEPT)}  # fmt: skip
+    chosen = {
+        name: value
+        for name, value in env.items()
+        if any(fnmatchcase(name, pattern) for pattern in FORWARDED)
+        and not any(fnmatchcase(name, pattern) for pattern in KEPT)
+    }
     for word in extra:
         name, equals, _ = word.partition("=")
         if equals:
-            raise UserError(f"flag --env {name}=...", "a value on a command line can be read by every user of this host",
-                            f"export {name}, then give --env {name}")  # fmt: skip
+            raise UserError(
+                f"flag --env {name}=...",
+                "a value on a command line can be read by every user of this host",
+                f"export {name}, then give --env {name}",
+            )
         if name not in env:
             raise UserError(f"flag --env {name}", f"{name} is not set here", f"export {name}")
         chosen[name] = env[name]

@@ -71,8 +71,13 @@ def first(failures: list[Failure]) -> Failure:
     failures = [failure for failure in failures if failure.kind != "follows"] or failures
     earliest = min(failures, key=lambda failure: failure.at)
     for kind in ("lost", "signal"):
-        causes = [failure for failure in failures if failure.kind == kind and failure.at - earliest.at < RACE
-                  and (kind == "lost" or -(failure.code or 0) in _CAUSES)]  # fmt: skip
+        causes = [
+            failure
+            for failure in failures
+            if failure.kind == kind
+            and failure.at - earliest.at < RACE
+            and (kind == "lost" or -(failure.code or 0) in _CAUSES)
+        ]
         if causes and earliest.kind in ("told", "exit", "launcher"):
             return min(causes, key=lambda failure: failure.at)
     return earliest

@@ -30,8 +30,14 @@ def look_around() -> dict[str, Any]:
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = str(Path("/proc/self/ns/net").readlink())  # containers of one machine are hosts too
-    return {"host": socket.gethostname(), "machine": f"{boot} {network}", "versions": versions, "project": project_hash(),
-            "gpus": gpus(), "addresses": addresses()}  # fmt: skip
+    return {
+        "host": socket.gethostname(),
+        "machine": f"{boot} {network}",
+        "versions": versions,
+        "project": project_hash(),
+        "gpus": gpus(),
+        "addresses": addresses(),
+    }
 
 
 def project_hash() -> str:

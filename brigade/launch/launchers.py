@@ -55,25 +55,56 @@ def choose(job: Job, named: str | None, in_slurm: bool) -> str:
         )
     if not LAUNCHERS[launcher].unequal and len(set(job.hosts.values())) > 1:
         slots = ", ".join(f"{host} {number}" for host, number in list(job.hosts.items())[:4])
-        raise UserError(f"{job.hostfile}", f"hosts have different numbers of slots ({slots}), and {launcher} counts the "
-                        "same on all", "use --launcher torchrun or deepspeed, or give all hosts the same slots")  # fmt: skip
+        raise UserError(
+            f"{job.hostfile}",
+            f"hosts have different numbers of slots ({slots}), and {launcher} counts the same on all",
+            "use --launcher torchrun or deepspeed, or give all hosts the same slots",
+        )
     return launcher
 
 
 def _torchrun(job: Job, place: Place) -> list[str]:
     slots = list(job.hosts.values())[place.number]
-    return ["--nnodes", str(len(job.hosts)), "--nproc_per_node", str(slots), "--node_rank", str(place.number),
-            "--master_addr", place.address, "--master_port", str(place.port)]  # fmt: skip
+    return [
+        "--nnodes",
+        str(len(job.hosts)),
+        "--nproc_per_node",
+        str(slots),
+        "--node_rank",
+        str(place.number),
+        "--master_addr",
+        place.address,
+        "--master_port",
+        str(place.port),
+    ]
 
 
 def _deepspeed(job: Job, place: Place) -> list[str]:
-    return ["--hostfile", "{hostfile}", "--no_ssh", "--node_rank", str(place.number), "--master_addr", place.address,
-            "--master_port", str(place.port)]  # fmt: skip
+    return [
+        "--hostfile",
+        "{hostfile}",
+        "--no_ssh",
+        "--node_rank",
+        str(place.number),
+        "--master_addr",
+        place.address,
+        "--master_port",
+        str(place.port),
+    ]
 
 
 def _accelerate(job: Job, place: Place) -> list[str]:
-    return ["launch", "--config_file", "{accelerate.yaml}", "--machine_rank", str(place.number),
-            "--main_process_ip", place.address, "--main_process_port", str(place.port)]  # fmt: skip
+    return [
+        "launch",
+        "--config_file",
+        "{accelerate.yaml}",
+        "--machine_rank",
+        str(place.number),
+        "--main_process_ip",
+        place.address,
+        "--main_process_port",
+        str(place.port),
+    ]
 
 
 @dataclass(frozen=True)

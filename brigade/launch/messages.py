@@ -65,8 +65,17 @@ class _Why(_Message):
     why: Text
 
 
-KINDS: dict[str, type[_Message]] = {"hello": _Hello, "answer": _Answer, "rank": _Rank, "launcher": _Output, "ended": _Ended,
-                                    "leaving": _Why, "beat": _Message, "stopped": _Message, "bye": _Message}  # fmt: skip
+KINDS: dict[str, type[_Message]] = {
+    "hello": _Hello,
+    "answer": _Answer,
+    "rank": _Rank,
+    "launcher": _Output,
+    "ended": _Ended,
+    "leaving": _Why,
+    "beat": _Message,
+    "stopped": _Message,
+    "bye": _Message,
+}
 
 
 class _Way(_Message):
@@ -98,8 +107,14 @@ class _There(_Message):
 
 
 # order -> its answer
-ANSWERS: dict[str, type[_Message]] = {"files": _Missing, "listen": _Port, "port": _Taken, "reach": _Ways, "start": _Message,
-                                      "marker": _There}  # fmt: skip
+ANSWERS: dict[str, type[_Message]] = {
+    "files": _Missing,
+    "listen": _Port,
+    "port": _Taken,
+    "reach": _Ways,
+    "start": _Message,
+    "marker": _There,
+}
 
 
 def checked(model: type[_Message], message: Any) -> dict[str, Any]:

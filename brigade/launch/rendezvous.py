@@ -67,21 +67,39 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
         for name, version in hello["versions"].items():
             theirs = first.hello["versions"].get(name)
             if version != theirs:
-                found.append(UserError(host, f"{name} {version}, but {theirs} on {first.host}",
-                                       "install requirements.txt on both: `make setup`"))  # fmt: skip
+                found.append(
+                    UserError(
+                        host,
+                        f"{name} {version}, but {theirs} on {first.host}",
+                        "install requirements.txt on both: `make setup`",
+                    )
+                )
         if hello["project"] != first.hello["project"]:
-            found.append(UserError(host, f"another clone than on {first.host} ({hello['project']}, {first.hello['project']})",
-                                   "bring both to the same commit: train.py or brigade/ differ"))  # fmt: skip
+            found.append(
+                UserError(
+                    host,
+                    f"another clone than on {first.host} ({hello['project']}, {first.hello['project']})",
+                    "bring both to the same commit: train.py or brigade/ differ",
+                )
+            )
         if hello["gpus"] is None:
             found.append(UserError(host, "its nvidia-smi fails or does not answer", "mend the driver there"))
             continue
         gpus = _usable(hello["gpus"], visible_devices)
         if bool(gpus) != bool(_usable(first.hello["gpus"], visible_devices)):
-            found.append(UserError(host, f"{gpus} GPUs, but {first.hello['gpus']} on {first.host}",
-                                   "does `nvidia-smi` work on both?"))  # fmt: skip
+            found.append(
+                UserError(
+                    host, f"{gpus} GPUs, but {first.hello['gpus']} on {first.host}", "does `nvidia-smi` work on both?"
+                )
+            )
         elif gpus and channel.slots > gpus:
-            found.append(UserError(host, f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs",
-                                   f"write `{host} slots={gpus}`"))  # fmt: skip
+            found.append(
+                UserError(
+                    host,
+                    f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs",
+                    f"write `{host} slots={gpus}`",
+                )
+            )
     _raise_all("do not fit together", found)
 
 
@@ -95,9 +113,15 @@ def _usable(gpus: int | None, visible_devices: str | None) -> int:
 async def check_files(channels: list[Channel], paths: list[str]) -> None:
     """Every host must have these files and programs. Raises UserError."""
     answers = await asyncio.gather(*(channel.ask("files", paths=paths) for channel in channels))
-    found = [UserError(channel.host, f"there is no {answer['missing'][0]} on it", "give every host the same files at the same "
-                       "paths: one file system, or copies") for channel, answer in zip(channels, answers, strict=True)
-             if answer["missing"]]  # fmt: skip
+    found = [
+        UserError(
+            channel.host,
+            f"there is no {answer['missing'][0]} on it",
+            "give every host the same files at the same paths: one file system, or copies",
+        )
+        for channel, answer in zip(channels, answers, strict=True)
+        if answer["missing"]
+    ]
     _raise_all("lack files", found)
 
 
@@ -136,16 +160,25 @@ async def find_way(channels: list[Channel], address: str | None, port: int | Non
 
 def _no_way(first: Channel, others: list[Channel], ways: list[dict[str, Any]], port: int) -> UserError:
     """Which hosts do not reach the first one, and what each of its addresses answered."""
-    cut_off = [(other.host, way) for other, way in zip(others, ways, strict=True)
-               if all("error" in attempt for attempt in way.values())]  # fmt: skip
+    cut_off = [
+        (other.host, way)
+        for other, way in zip(others, ways, strict=True)
+        if all("error" in attempt for attempt in way.values())
+    ]
     if not cut_off:
-        return UserError(first.host, "each of its addresses is reached by some hosts only",
-                         "give the one that is meant with --master_addr")  # fmt: skip
+        return UserError(
+            first.host,
+            "each of its addresses is reached by some hosts only",
+            "give the one that is meant with --master_addr",
+        )
     host, way = cut_off[0]
     tried = ", ".join(f"{address}: {attempt['error']}" for address, attempt in way.items())
     more = f" (and {counted(len(cut_off) - 1, 'more host')})" if len(cut_off) > 1 else ""
-    return UserError(f"{host}{more}", f"it cannot reach {first.host} on port {port} ({tried})",
-                     "open all ports between the hosts (ranks use several), or give the right --master_addr")  # fmt: skip
+    return UserError(
+        f"{host}{more}",
+        f"it cannot reach {first.host} on port {port} ({tried})",
+        "open all ports between the hosts (ranks use several), or give the right --master_addr",
+    )
 
 
 def _raise_all(what: str, results: Iterable[Any]) -> None:

@@ -44,8 +44,9 @@ class Board:
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(str(self.directory), f"no log can be written there: {error.strerror}",
-                            "name another --log_dir") from None  # fmt: skip
+            raise UserError(
+                str(self.directory), f"no log can be written there: {error.strerror}", "name another --log_dir"
+            ) from None
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show

@@ -123,11 +123,20 @@ class Launch:
             names = ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
             sockets = {name: interface for name in names if interface and name not in environment}
             place = launchers.Place(number, way.address, way.port)
-            started.append(channel.ask("start", run=run, command=launchers.command(self.options.launcher, self.job, place),
-                                       cwd=str(Path.cwd()), environment=environment | sockets,
-                                       files=launchers.files(self.options.launcher, self.job)))  # fmt: skip
-            self.board.set(channel.host, f"starting {ranks} by {self.options.launcher}, {interface or '?'} "
-                           f"to {way.address}:{way.port}")  # fmt: skip
+            started.append(
+                channel.ask(
+                    "start",
+                    run=run,
+                    command=launchers.command(self.options.launcher, self.job, place),
+                    cwd=str(Path.cwd()),
+                    environment=environment | sockets,
+                    files=launchers.files(self.options.launcher, self.job),
+                )
+            )
+            self.board.set(
+                channel.host,
+                f"starting {ranks} by {self.options.launcher}, {interface or '?'} to {way.address}:{way.port}",
+            )
         await asyncio.gather(*started)
 
     # ---- watch -------------------------------------------------------------------------------------------------
@@ -166,8 +175,15 @@ class Launch:
 
     @cached_property
     def _handlers(self) -> dict[str, Callable[..., None]]:
-        return {"rank": self._rank, "launcher": self._launcher, "ended": self._ended, "leaving": self._leaving,
-                "stopped": self._stopped, "bye": self._bye, "lost": self._lost}  # fmt: skip
+        return {
+            "rank": self._rank,
+            "launcher": self._launcher,
+            "ended": self._ended,
+            "leaving": self._leaving,
+            "stopped": self._stopped,
+            "bye": self._bye,
+            "lost": self._lost,
+        }
 
     def _rank(self, channel: Channel, rank: int, **what: Any) -> None:
         """Something of one rank: pid, out, stage, told, follows, marker or exit."""
@@ -253,8 +269,10 @@ class Launch:
         rank, host = late[0], self.ranks[late[0]].host
         for channel in self.channels:
             channel.tell("stacks", ranks=[late_one for late_one in late if self.ranks[late_one].host == channel.host])
-        text = (f"rank {', '.join(map(str, late[:8]))} did not get to the rendezvous within {self.options.start_timeout:.0f} s "
-                "(--start_timeout)")  # fmt: skip
+        text = (
+            f"rank {', '.join(map(str, late[:8]))} did not get to the rendezvous within {self.options.start_timeout:.0f} s "
+            "(--start_timeout)"
+        )
         self._fail(Failure(now, "hang", host, rank, text=text))
 
     # ---- stop --------------------------------------------------------------------------------------------------
@@ -296,8 +314,11 @@ class Launch:
     def _conclude(self) -> int:
         unsure = [channel.host for channel in self.channels if self.started and not channel.stopped]
         for host in unsure:
-            self.board.say(f"{host} does not say whether its ranks have ended; they end by themselves within {SILENCE:.0f} s "
-                           "of losing the line", sys.stderr)  # fmt: skip
+            self.board.say(
+                f"{host} does not say whether its ranks have ended; they end by themselves within {SILENCE:.0f} s "
+                "of losing the line",
+                sys.stderr,
+            )
         if self.succeeded:
             for failure in self.failures:  # a launcher's tear-down, say: the run is what counts
                 self.board.say(f"after the run's end: {failure.in_words()}", sys.stderr)
@@ -318,8 +339,9 @@ class Launch:
         name = self._log(failure.rank) if failure.rank is not None else f"launcher-{failure.host}"
         lines = first_failure.report(failure, self.board.tail(name), self.board.path(name))
         seconds, hosts = time.monotonic() - failure.at, counted(len(self.channels), "host")
-        lines.append(f"all ranks on {hosts} stopped {seconds:.1f} s after that; "
-                     f"logs of all ranks: {self.board.directory}")  # fmt: skip
+        lines.append(
+            f"all ranks on {hosts} stopped {seconds:.1f} s after that; logs of all ranks: {self.board.directory}"
+        )
         self.board.say("\n".join(lines), sys.stderr)
 
     # ---- words -------------------------------------------------------------------------------------------------

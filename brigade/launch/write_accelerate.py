@@ -49,8 +49,11 @@ def document(job: Job, launched: bool = False) -> dict[str, Any]:
             content["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
         elif several:
             if job.hostfile is None:
-                raise UserError("the hosts", "DeepSpeed's launcher reads hosts from a file, and there is none",
-                                "add --hostfile, or under Slurm: --write sbatch")  # fmt: skip
+                raise UserError(
+                    "the hosts",
+                    "DeepSpeed's launcher reads hosts from a file, and there is none",
+                    "add --hostfile, or under Slurm: --write sbatch",
+                )
             content["deepspeed_config"]["deepspeed_hostfile"] = job.hostfile
             content["deepspeed_config"]["deepspeed_multinode_launcher"] = "pdsh"
     if strategy.is_fsdp:
@@ -78,8 +81,11 @@ def _ds_config_file(job: Job) -> str:
         key = "accelerate_config"
         said = accelerate_config.read(cluster.accelerate_config, settings.place(key)).ds_config
     if not isinstance(said, str):
-        raise UserError(settings.place(key), "this ds_config is in no file, and accelerate's own ZeRO options hold few "
-                        "of its keys", "write it to a file, and name that: --ds_config my_zero3.json")  # fmt: skip
+        raise UserError(
+            settings.place(key),
+            "this ds_config is in no file, and accelerate's own ZeRO options hold few of its keys",
+            "write it to a file, and name that: --ds_config my_zero3.json",
+        )
     return said
 
 
@@ -93,8 +99,10 @@ def text(job: Job) -> str:
     several = len(job.hosts) > 1
     start = ["accelerate", "launch", "--config_file", name(job) + SUFFIX]
     here = "Start"
-    lines = ["What a run computes (precision, batch, clipping, ...) is the recipe's; this file says only where and how it "
-             "is sharded."]  # fmt: skip
+    lines = [
+        "What a run computes (precision, batch, clipping, ...) is the recipe's; this file says only where and how it "
+        "is sharded."
+    ]
     if several and job.strategy.is_deepspeed:
         here = "Start, on the first host (DeepSpeed's launcher reaches the others over ssh)"
         lines.append(

@@ -83,8 +83,11 @@ def _accelerator(job: Job) -> str | None:
     names = {key.casefold(): value for key, value in ACCELERATORS.items()}
     found = names.get(gpu.casefold().removeprefix("nvidia ").removeprefix("geforce "))
     if found is None:
-        raise UserError(job.settings.place("gpu"), f"no name of SkyPilot's is known for {gpu!r}",
-                        f"use one of: {', '.join(ACCELERATORS)}")  # fmt: skip
+        raise UserError(
+            job.settings.place("gpu"),
+            f"no name of SkyPilot's is known for {gpu!r}",
+            f"use one of: {', '.join(ACCELERATORS)}",
+        )
     return found
 
 

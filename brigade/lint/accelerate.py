@@ -59,8 +59,13 @@ def _keys(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
             problem = f"{shown(fsdp[key])}: FSDP2 has no such option"
             yield Finding("accelerate-fsdp1-option", name, f"fsdp_config.{key}", problem, instead)
     if str(fsdp.get("fsdp_state_dict_type")).upper() == "FULL_STATE_DICT":
-        yield Finding("accelerate-full-state-dict", name, "fsdp_config.fsdp_state_dict_type",
-                      "FULL_STATE_DICT gathers the whole model on rank 0 at every save", "write SHARDED_STATE_DICT")  # fmt: skip
+        yield Finding(
+            "accelerate-full-state-dict",
+            name,
+            "fsdp_config.fsdp_state_dict_type",
+            "FULL_STATE_DICT gathers the whole model on rank 0 at every save",
+            "write SHARDED_STATE_DICT",
+        )
 
 
 def _machines(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
@@ -85,8 +90,13 @@ def _machines(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     if processes and processes % machines:
         problem = f"num_processes {processes} over num_machines {machines}: {processes // machines} would start on each"
         near = processes // machines * machines
-        yield Finding("accelerate-processes", name, "num_processes", problem,
-                      f"set it to {near or machines} or {near + machines}: all ranks of all hosts")  # fmt: skip
+        yield Finding(
+            "accelerate-processes",
+            name,
+            "num_processes",
+            problem,
+            f"set it to {near or machines} or {near + machines}: all ranks of all hosts",
+        )
     sizes = mesh(document)
     if sizes and processes and sizes[0] * sizes[1] != processes:
         problem = f"dp_replicate_size {sizes[0]} x dp_shard_size {sizes[1]} is not num_processes {processes}"

@@ -101,9 +101,15 @@ def _read(name: str, path: Path) -> File:
         return broken("file-unreadable", "its bytes are no UTF-8 text", "name a text file")
     try:
         kind = recognise(path.name, text)
-        return _judge(File(name, kind), path, text) if kind else broken(
-            "file-kind", "neither hostfile nor ds_config, accelerate config, recipe or .deepspeed_env",
-            "start from a file of hostfiles/, ds_configs/, accelerate_configs/ or recipes/")  # fmt: skip
+        return (
+            _judge(File(name, kind), path, text)
+            if kind
+            else broken(
+                "file-kind",
+                "neither hostfile nor ds_config, accelerate config, recipe or .deepspeed_env",
+                "start from a file of hostfiles/, ds_configs/, accelerate_configs/ or recipes/",
+            )
+        )
     except UserError as error:
         return File(name, "broken", findings=[of_error("file-syntax", error, name, path)])
 

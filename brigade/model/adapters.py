@@ -142,14 +142,22 @@ def check_targets(settings: Settings, config: Any) -> None:
             continue
         fused = next((name for name, _ in model.named_parameters() if _fits(name, target)), None)
         other = next((name for name in modules if _fits(name, target)), None)
-        what = (f"{fused} is one parameter for all experts" if fused else
-                f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so")  # fmt: skip
+        what = (
+            f"{fused} is one parameter for all experts"
+            if fused
+            else f"{other} is a {type(modules[other]).__name__}"
+            if other
+            else "nothing in the model is called so"
+        )
         raise UserError(place, f"{target!r} fits no linear layer of {type(model).__name__}: {what}", cure)
     for wanted in section.lora_modules_to_save:
         if not any(_fits(module, wanted) for module in modules):
             owners = dict.fromkeys(name for name, module in modules.items() if [*module.parameters(recurse=False)])
-            raise UserError(settings.place("lora_modules_to_save"), f"{wanted!r} fits no module of {type(model).__name__}",
-                            f"its modules: {_grouped(owners)}")  # fmt: skip
+            raise UserError(
+                settings.place("lora_modules_to_save"),
+                f"{wanted!r} fits no module of {type(model).__name__}",
+                f"its modules: {_grouped(owners)}",
+            )
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight
     for key in ("lora_target_modules", "lora_modules_to_save") if tied else ():
@@ -160,8 +168,12 @@ def check_targets(settings: Settings, config: Any) -> None:
             if named != "all-linear"
             else None
         ):
-            raise UserError(settings.place(key), f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
-                            "trained apart, the two could not be saved as one", "leave it out")  # fmt: skip
+            raise UserError(
+                settings.place(key),
+                f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
+                "trained apart, the two could not be saved as one",
+                "leave it out",
+            )
     try:
         wrapped = wrap(model, settings, "")
     except ValueError as error:

@@ -103,9 +103,20 @@ def register() -> None:
         masking_utils.find_packed_sequence_indices = know
 
 
-def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0,
-           scaling: float | None = None, is_causal: bool | None = None, sliding_window: int | None = None,
-           cu_seq_lens_q: Any = None, max_length_q: int | None = None, **kwargs: Any) -> tuple[Any, None]:  # fmt: skip
+def varlen(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Any = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
     """Causal attention within each sample of a row.
 
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
@@ -119,8 +130,9 @@ def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, d
     from .cpu_attention import BlockedAttention, takes
 
     if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-                                      is_causal=is_causal, **kwargs)  # fmt: skip
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+        )
     if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
         half = torch.get_autocast_dtype(query.device.type)
         query, key, value = (tensor.to(half) for tensor in (query, key, value))
@@ -132,8 +144,9 @@ def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, d
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         ends = cu_seq_lens_q
-        found = varlen_attn(*rows, ends, ends, max_length_q, max_length_q, scale=scaling, window_size=window,
-                            enable_gqa=grouped)  # fmt: skip
+        found = varlen_attn(
+            *rows, ends, ends, max_length_q, max_length_q, scale=scaling, window_size=window, enable_gqa=grouped
+        )
         return found[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     parts = []
@@ -148,7 +161,9 @@ def varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, d
             places = torch.arange(q.shape[2], device=query.device)
             distance = places[:, None] - places[None]
             band = (distance >= 0) & (distance < sliding_window)
-        parts.append(torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=band, dropout_p=dropout, scale=scale, is_causal=band is None, enable_gqa=grouped
-        ))  # fmt: skip
+        parts.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=band, dropout_p=dropout, scale=scale, is_causal=band is None, enable_gqa=grouped
+            )
+        )
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

@@ -37,9 +37,14 @@ def check(source: str, trust_remote_code: bool) -> None:
         return
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            source, trust_remote_code=trust_remote_code, device_map="meta", dtype=torch.bfloat16, output_loading_info=True,
-            ignore_mismatched_sizes=True, quantization_config=Mxfp4Config(dequantize=True) if method else None,
-        )  # fmt: skip
+            source,
+            trust_remote_code=trust_remote_code,
+            device_map="meta",
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            quantization_config=Mxfp4Config(dequantize=True) if method else None,
+        )
     except RuntimeError as error:
         problem = (
             "weights of its experts are missing or of another shape" if "conversion" in str(error) else _line(error)
@@ -53,8 +58,12 @@ def check(source: str, trust_remote_code: bool) -> None:
     cure = f"{_AGAIN}, or save it with the save_pretrained() of {name}"
     if prefix:
         cure = f"their names begin with {prefix!r}: save the model inside the wrapper, with its save_pretrained()"
-    faults = {f"weights of {name} that its files lack": missing, "weights of another shape": other,
-              "tensors that are none of the model's": unknown, "weights in integers": whole}  # fmt: skip
+    faults = {
+        f"weights of {name} that its files lack": missing,
+        "weights of another shape": other,
+        "tensors that are none of the model's": unknown,
+        "weights in integers": whole,
+    }
     for what, keys in faults.items():
         if keys:
             raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
@@ -126,8 +135,12 @@ def _integers(file: Path) -> list[str]:
 
     try:
         with safe_open(file, framework="pt") as tensors:
-            return [name for name in tensors.keys() if tensors.get_slice(name).get_dtype()[0] in "IUB" and  # noqa: SIM118
-                    not tensors.get_slice(name).get_dtype().startswith("BF")]  # fmt: skip
+            return [
+                name
+                for name in tensors.keys()  # noqa: SIM118  (safe_open is no dict)
+                if tensors.get_slice(name).get_dtype()[0] in "IUB"
+                and not tensors.get_slice(name).get_dtype().startswith("BF")
+            ]
     except (SafetensorError, OSError) as error:
         raise UserError(str(file), f"it is damaged ({file.stat().st_size:,} bytes): {_line(error)}", _AGAIN) from None
 

@@ -31,8 +31,11 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     if not Path(source).is_dir():
         source = _download(source, settings)
     if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
-        raise UserError(settings.place("model_name_or_path"), f"{source!r} holds a config, but no weights "
-                        f"({' or '.join(WEIGHTS)})", "name a model with weights, or set from_scratch: true")  # fmt: skip
+        raise UserError(
+            settings.place("model_name_or_path"),
+            f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})",
+            "name a model with weights, or set from_scratch: true",
+        )
     base_weights.check(source, settings.recipe.model.trust_remote_code)
     return source
 
@@ -53,9 +56,11 @@ def _download(name: str, settings: Settings) -> str:
             if any(Path(folder).glob(pattern)):
                 break
     except Exception as error:
-        raise UserError(settings.place("model_name_or_path"), f"the weights of {name!r} cannot be had: "
-                        f"{hub_is_away() or _first_line(error)}",
-                        "check the name, the network and HF_TOKEN") from None  # fmt: skip
+        raise UserError(
+            settings.place("model_name_or_path"),
+            f"the weights of {name!r} cannot be had: {hub_is_away() or _first_line(error)}",
+            "check the name, the network and HF_TOKEN",
+        ) from None
     return folder
 
 

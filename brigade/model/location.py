@@ -59,8 +59,11 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
         )
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
         away = "" if Path(location(settings)).is_dir() else hub_is_away()
-        raise UserError(place, f"{model.model_name_or_path!r} has no usable config: {away or _first_line(error)}",
-                        "give a name on the Hub or a directory with a config.json") from None  # fmt: skip
+        raise UserError(
+            place,
+            f"{model.model_name_or_path!r} has no usable config: {away or _first_line(error)}",
+            "give a name on the Hub or a directory with a config.json",
+        ) from None
     check_causal(config, place)
     _check_length(settings, getattr(config, "max_position_embeddings", None))
     return config
@@ -95,8 +98,11 @@ def vocabulary(settings: Settings) -> int:
 def _check_length(settings: Settings, positions: int | None) -> None:
     length = settings.recipe.data.max_length
     if positions and length > positions:
-        raise UserError(settings.place("max_length"), f"{length} tokens, but the model has positions for {positions}",
-                        f"set max_length to at most {positions}")  # fmt: skip
+        raise UserError(
+            settings.place("max_length"),
+            f"{length} tokens, but the model has positions for {positions}",
+            f"set max_length to at most {positions}",
+        )
 
 
 def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
@@ -115,9 +121,12 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
         there = next((text[name] for name in names if text.get(name) is not None), None)
         here = next((value for name in names if (value := getattr(ours, name, None)) is not None), None)
         if there is not None and here is not None and there != here:
-            raise UserError(f"{beside}: {field}", f"{there!r} here, but {here!r} in the model that the recipe names, "
-                            f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied",
-                            "put the model's own config.json there, or remove it")  # fmt: skip
+            raise UserError(
+                f"{beside}: {field}",
+                f"{there!r} here, but {here!r} in the model that the recipe names, "
+                f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied",
+                "put the model's own config.json there, or remove it",
+            )
 
 
 def _first_line(error: Exception) -> str:

@@ -22,8 +22,9 @@ def check(settings: Settings, config: Any) -> None:
     """Raises UserError where a recipe packs samples that the model would let see each other."""
     if settings.recipe.data.packing and way(settings, config) == NOTHING:
         name, cause = type(config).__name__, why_nothing(settings, config)
-        raise UserError(settings.place("packing"), f"packed samples of {name} would see each other: {cause}",
-                        "set packing to false")  # fmt: skip
+        raise UserError(
+            settings.place("packing"), f"packed samples of {name} would see each other: {cause}", "set packing to false"
+        )
 
 
 def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
@@ -67,8 +68,13 @@ def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
 
     text = config.get_text_config()
     shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
-    known = {"config": text, "inputs_embeds": shape, "attention_mask": None, "past_key_values": None,
-             "position_ids": position_ids}  # fmt: skip
+    known = {
+        "config": text,
+        "inputs_embeds": shape,
+        "attention_mask": None,
+        "past_key_values": None,
+        "position_ids": position_ids,
+    }
     found = {"full_attention": create_causal_mask(**known)}
     if getattr(text, "sliding_window", None):
         found["sliding_attention"] = create_sliding_window_causal_mask(**known)
@@ -96,8 +102,11 @@ def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
     lengths = np.array([4, 3])
     told = {"position_ids": torch.from_numpy(positions(lengths))[None], "use_cache": False}
     rows = torch.tensor([[7, 8, 9, 10, 11, 12, 13], [17, 18, 19, 20, 11, 12, 13]])
-    ways = {LENGTHS: lambda: cumulative(lengths)} if by_lengths else {
-        POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}  # fmt: skip
+    ways = (
+        {LENGTHS: lambda: cumulative(lengths)}
+        if by_lengths
+        else {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}
+    )
     attention.register()
     why = "nothing tells it where one begins"
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():

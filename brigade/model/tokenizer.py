@@ -29,15 +29,21 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
             trust_remote_code=model.trust_remote_code,
         )
     except Exception as error:
-        raise UserError(settings.place("tokenizer_name_or_path"), f"no tokenizer at {name!r}: {_first_line(error)}",
-                        "name a tokenizer, or `python-docs` for the built-in one") from None  # fmt: skip
+        raise UserError(
+            settings.place("tokenizer_name_or_path"),
+            f"no tokenizer at {name!r}: {_first_line(error)}",
+            "name a tokenizer, or `python-docs` for the built-in one",
+        ) from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.tokenizer_name_or_path and not model.from_scratch:
         _check_belongs(settings, tokenizer)
     if len(tokenizer) > words:
-        raise UserError(settings.place("tokenizer_name_or_path"), f"{name!r} has {len(tokenizer)} tokens, but the model's "
-                        f"vocabulary {words}", "name the model's own tokenizer")  # fmt: skip
+        raise UserError(
+            settings.place("tokenizer_name_or_path"),
+            f"{name!r} has {len(tokenizer)} tokens, but the model's vocabulary {words}",
+            "name the model's own tokenizer",
+        )
     return tokenizer
 
 
@@ -48,13 +54,18 @@ def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> 
 
     model = settings.recipe.model
     try:
-        own = AutoTokenizer.from_pretrained(location(settings), revision=model.revision,
-                                            trust_remote_code=model.trust_remote_code)  # fmt: skip
+        own = AutoTokenizer.from_pretrained(
+            location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
     except Exception:  # a model without a tokenizer of its own
         return
     given = tokenizer.get_vocab()
     moved = next((token for token, number in own.get_vocab().items() if given.get(token) != number), None)
     if moved is not None:
-        raise UserError(settings.place("tokenizer_name_or_path"), f"{model.tokenizer_name_or_path!r} does not belong to "
-                        f"{model.model_name_or_path!r}: token {moved!r} is {own.get_vocab()[moved]} there, and here "
-                        f"{given.get(moved, 'missing')}", "leave the key out to take the model's own")  # fmt: skip
+        raise UserError(
+            settings.place("tokenizer_name_or_path"),
+            f"{model.tokenizer_name_or_path!r} does not belong to "
+            f"{model.model_name_or_path!r}: token {moved!r} is {own.get_vocab()[moved]} there, and here "
+            f"{given.get(moved, 'missing')}",
+            "leave the key out to take the model's own",
+        )

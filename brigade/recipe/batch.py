@@ -43,8 +43,11 @@ def batch_arithmetic(
     if size % ranks:
         unit = ranks if wanted == "auto" else ranks * wanted
         near = sorted({max(unit, size // unit * unit), math.ceil(size / unit) * unit})
-        raise UserError(place, f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
-                        f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}")  # fmt: skip
+        raise UserError(
+            place,
+            f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
+            f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}",
+        )
     share = size // ranks
     if wanted == "auto":
         micro = max(m for m in range(1, min(fits, share) + 1) if share % m == 0)

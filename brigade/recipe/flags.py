@@ -107,10 +107,14 @@ def load(argv: list[str]) -> Settings:
         home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else OTHER_NAMES.get(name)
         raise UserError(f"{path}: {name}", "there is no such section", home or did_you_mean(name, SECTIONS))
     settings = Settings(
-        Recipe.model_construct(), path, Path(options.output_dir) if options.output_dir else None,
-        options.resume_from_checkpoint, options.fresh, options.rehearse,
+        Recipe.model_construct(),
+        path,
+        Path(options.output_dir) if options.output_dir else None,
+        options.resume_from_checkpoint,
+        options.fresh,
+        options.rehearse,
         argv=[word for word in argv if not word.startswith("--local_rank=")],
-    )  # fmt: skip
+    )
     for key, text in given.items():
         section = document.setdefault(SECTION_OF[key], {}) if document.get(SECTION_OF[key], {}) is not None else {}
         if not isinstance(section, dict):
@@ -214,8 +218,11 @@ def _explain(error: ValidationError, settings: Settings, document: dict[str, Any
     if first["type"] == "missing":
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
     # A key that takes several types has one complaint for each of them.
-    others = [other for other in error.errors()[1:] if len(location) == len(other["loc"]) == 3
-              and other["loc"][:2] == first["loc"][:2]]  # fmt: skip
+    others = [
+        other
+        for other in error.errors()[1:]
+        if len(location) == len(other["loc"]) == 3 and other["loc"][:2] == first["loc"][:2]
+    ]
     wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *others])))
     value = document.get(section)
     value = value.get(key) if isinstance(value, dict) else value

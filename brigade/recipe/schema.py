@@ -267,6 +267,13 @@ def marked_apart(info: Any) -> bool:
     """Whether a key says how a run is watched or executed, and stays out of its identity."""
     extra = info.json_schema_extra
     if extra is None:  # Annotated[...] | None keeps the mark inside the union
-        extra = next((e for arg in getattr(info.annotation, "__args__", ()) for m in getattr(arg, "__metadata__", ())
-                      if (e := getattr(m, "json_schema_extra", None))), None)  # fmt: skip
+        extra = next(
+            (
+                e
+                for arg in getattr(info.annotation, "__args__", ())
+                for m in getattr(arg, "__metadata__", ())
+                if (e := getattr(m, "json_schema_extra", None))
+            ),
+            None,
+        )
     return extra == _APART_FROM_IDENTITY

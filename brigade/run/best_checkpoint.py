@@ -13,8 +13,10 @@ from ..recipe.flags import Settings
 def check(settings: Settings) -> None:
     """Raises UserError when evaluations and checkpoints do not meet where the recipe needs both."""
     training = settings.recipe.training
-    wanted = {"load_best_model_at_end": training.load_best_model_at_end,
-              "early_stopping_patience": training.early_stopping_patience}  # fmt: skip
+    wanted = {
+        "load_best_model_at_end": training.load_best_model_at_end,
+        "early_stopping_patience": training.early_stopping_patience,
+    }
     key = next((key for key, value in wanted.items() if value), None)
     if key is None:
         return
@@ -25,8 +27,12 @@ def check(settings: Settings) -> None:
         raise UserError(place, f"{key} needs checkpoints, but save_steps is null", "set save_steps")
     if saved and saved % evaluated:
         near = -(-saved // evaluated) * evaluated
-        raise UserError(settings.place("save_steps"), f"{key} needs the held-out loss of every checkpoint, but save_steps "
-                        f"{saved} is no multiple of eval_steps {evaluated}", f"set save_steps to {near}")  # fmt: skip
+        raise UserError(
+            settings.place("save_steps"),
+            f"{key} needs the held-out loss of every checkpoint, but save_steps "
+            f"{saved} is no multiple of eval_steps {evaluated}",
+            f"set save_steps to {near}",
+        )
 
 
 def saved_step(settings: Settings, state: Any) -> int:

@@ -164,8 +164,9 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         kept = _kept_before(run)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
     except OSError as error:
-        raise UserError(str(directory), f"the output directory cannot be written: {error.strerror}",
-                        "give another --output_dir") from None  # fmt: skip
+        raise UserError(
+            str(directory), f"the output directory cannot be written: {error.strerror}", "give another --output_dir"
+        ) from None
     recipe = run.settings.recipe.model_dump(mode="json")
     recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
     record = {
@@ -253,8 +254,11 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     owner.release(run.owned, run.directory)
     supervised.note(marker=True)
     print(*best_checkpoint.story(run.settings, state, before, held_out_loss), sep="\n")
-    print(f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
-          f"the resolved run in {run.directory / RECORD}.", flush=True)  # fmt: skip
+    print(
+        f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
+        f"the resolved run in {run.directory / RECORD}.",
+        flush=True,
+    )
 
 
 def say_finished(run: Run) -> None:

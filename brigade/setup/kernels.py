@@ -19,8 +19,10 @@ from pathlib import Path
 
 from ..upstream import locks
 
-BUILDERS = {"ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host",
-            "CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states"}  # fmt: skip
+BUILDERS = {
+    "ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host",
+    "CPUAdamBuilder": "cpu_adam: the optimizer of offloaded states",
+}
 WITH_LIBAIO = {"AsyncIOBuilder": "async_io: offload to NVMe"}
 
 

@@ -24,8 +24,11 @@ def missing() -> dict[str, str]:
 
 def main() -> int:
     if sys.version_info < (3, 11):
-        print(f"error: Python {sys.version.split()[0]} at {sys.executable} is too old\n"
-              "  cure: install Python 3.11 or newer, and name it: make PYTHON=python3.11 ...", file=sys.stderr)  # fmt: skip
+        print(
+            f"error: Python {sys.version.split()[0]} at {sys.executable} is too old\n"
+            "  cure: install Python 3.11 or newer, and name it: make PYTHON=python3.11 ...",
+            file=sys.stderr,
+        )
         return 2
     lacks = missing()
     for package, what in lacks.items():

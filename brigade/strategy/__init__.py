@@ -83,8 +83,12 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     plain = Strategy("single" if world.size == 1 else "ddp", "single" if world.size == 1 else "ddp", "the world size")
 
     if all(named not in (None, "none") for named in (cluster.ds_config, cluster.accelerate_config)):
-        raise UserError(f"{settings.recipe_path}: cluster", f"ds_config {_label(cluster.ds_config)} and accelerate_config "
-                        f"{_label(cluster.accelerate_config)} both name a strategy", "keep one of them")  # fmt: skip
+        raise UserError(
+            f"{settings.recipe_path}: cluster",
+            f"ds_config {_label(cluster.ds_config)} and accelerate_config "
+            f"{_label(cluster.accelerate_config)} both name a strategy",
+            "keep one of them",
+        )
     launched = accelerate_config.from_environment(env) if not by_flag else None
     if launched:
         strategy = _from_accelerate(launched, "accelerate launch", plain, settings)

@@ -33,8 +33,12 @@ NOT_BESIDE_A_DS_CONFIG = (
 SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
 _TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
 # What an option means that is not given. accelerate's launcher hands on all of them, a file holds few: one run.
-_FSDP_DEFAULTS = {"reshard_after_forward": True, "cpu_offload": False, "cpu_ram_efficient_loading": True,
-                  "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}  # fmt: skip
+_FSDP_DEFAULTS = {
+    "reshard_after_forward": True,
+    "cpu_offload": False,
+    "cpu_ram_efficient_loading": True,
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+}
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,13 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     kind = str(document.get("distributed_type") or "NO")
     if "distributed_type" not in document or kind not in _TYPES:
         found = shown(kind) if "distributed_type" in document else "it is missing"
-        yield Finding("accelerate-distributed-type", name, "distributed_type", f"{found}, so this names no strategy of ours",
-                      "set MULTI_GPU, FSDP or DEEPSPEED; a ds_config is given with --ds_config")  # fmt: skip
+        yield Finding(
+            "accelerate-distributed-type",
+            name,
+            "distributed_type",
+            f"{found}, so this names no strategy of ours",
+            "set MULTI_GPU, FSDP or DEEPSPEED; a ds_config is given with --ds_config",
+        )
     tables = {}
     for section in SECTIONS:
         tables[section] = document.get(section) or {}
@@ -91,8 +100,13 @@ def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: s
         yield from _number(zero, "zero_stage", 2, name, "deepspeed_config")
         return
     if not isinstance(file, str):
-        yield Finding("file-missing", name, "deepspeed_config.deepspeed_config_file",
-                      f"{shown(file)} is no file's name", "name a file of ds_configs/")  # fmt: skip
+        yield Finding(
+            "file-missing",
+            name,
+            "deepspeed_config.deepspeed_config_file",
+            f"{shown(file)} is no file's name",
+            "name a file of ds_configs/",
+        )
     twice = {f"deepspeed_config.{key}": zero[key] for key in NOT_BESIDE_A_DS_CONFIG if key in zero}
     if document.get("mixed_precision") is not None:
         twice["mixed_precision"] = document["mixed_precision"]
@@ -192,8 +206,13 @@ def _fsdp_findings(options: Mapping[str, Any], mesh: Mapping[str, Any], name: st
         cure = "write true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
         yield Finding("accelerate-fsdp2-value", name, "fsdp_config.fsdp_reshard_after_forward", problem, cure)
     if str(options.get("fsdp_state_dict_type")).upper() == "LOCAL_STATE_DICT":
-        yield Finding("accelerate-fsdp2-value", name, "fsdp_config.fsdp_state_dict_type",
-                      "FSDP2 has no LOCAL_STATE_DICT", "write SHARDED_STATE_DICT")  # fmt: skip
+        yield Finding(
+            "accelerate-fsdp2-value",
+            name,
+            "fsdp_config.fsdp_state_dict_type",
+            "FSDP2 has no LOCAL_STATE_DICT",
+            "write SHARDED_STATE_DICT",
+        )
     sizes = _sizes(mesh)
     for key in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
         at = f"parallelism_config_{key}"

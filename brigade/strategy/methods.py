@@ -12,8 +12,16 @@ if TYPE_CHECKING:
 
 
 # Keys that mean nothing without use_peft.
-_KEYS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora", "use_dora",
-         "load_in_4bit")  # fmt: skip
+_KEYS = (
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "lora_modules_to_save",
+    "use_rslora",
+    "use_dora",
+    "load_in_4bit",
+)
 
 
 # Methods that a kind of strategy cannot carry, and why: seen running (docs/methods.md).
@@ -30,10 +38,16 @@ def check_keys(settings: Settings, strategy: "Strategy") -> None:
     section, defaults = settings.recipe.model, ModelSection.model_fields
     stray = next((key for key in _KEYS if getattr(section, key) != defaults[key].default), None)
     if stray and not section.use_peft:
-        raise UserError(settings.place(stray), f"{stray} is set, but use_peft is false: all weights would be trained",
-                        "set use_peft: true, or leave the key out")  # fmt: skip
+        raise UserError(
+            settings.place(stray),
+            f"{stray} is set, but use_peft is false: all weights would be trained",
+            "set use_peft: true, or leave the key out",
+        )
     why = REFUSED.get((method_of(section), strategy.kind))
     if why:
         key = "use_dora" if section.use_dora else "load_in_4bit"
-        raise UserError(settings.place(key), f"{method_name(section)} does not run under {strategy.name}: {why}",
-                        "use ZeRO-2, FSDP2 or DDP, or LoRA without the two together; docs/methods.md has them all")  # fmt: skip
+        raise UserError(
+            settings.place(key),
+            f"{method_name(section)} does not run under {strategy.name}: {why}",
+            "use ZeRO-2, FSDP2 or DDP, or LoRA without the two together; docs/methods.md has them all",
+        )

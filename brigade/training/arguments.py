@@ -26,13 +26,20 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
     evaluated, workers = training.per_device_eval_batch_size, training.dataloader_num_workers
     if training.optim not in optimizers.NAMES:
         options |= {"optim": training.optim, "optim_args": training.optim_args}
-    options |= {"save_strategy": "steps", "save_steps": training.save_steps} if training.save_steps else {
-        "save_strategy": "no"}  # fmt: skip
+    options |= (
+        {"save_strategy": "steps", "save_steps": training.save_steps}
+        if training.save_steps
+        else {"save_strategy": "no"}
+    )
     if training.eval_steps:
         # The metric alone keeps the best checkpoint from rotation.
-        options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps, "metric_for_best_model": "eval_loss",
-                    "load_best_model_at_end": training.load_best_model_at_end,
-                    "restore_callback_states_from_checkpoint": True}  # fmt: skip
+        options |= {
+            "eval_strategy": "steps",
+            "eval_steps": training.eval_steps,
+            "metric_for_best_model": "eval_loss",
+            "load_best_model_at_end": training.load_best_model_at_end,
+            "restore_callback_states_from_checkpoint": True,
+        }
     arguments = TrainingArguments(
         output_dir=str(run.directory),
         per_device_train_batch_size=batch.micro,

@@ -45,12 +45,16 @@ class PromiseKept(TrainerCallback):
         self.meter.first, self.meter.first_steps = [], 0  # done with
         slots, tokens = sum(about.slots for about in usual), max(1, sum(about.tokens for about in usual))
         row = {
-            "tokens": slots / len(usual), "attended": sum(about.squared_lengths for about in usual) / tokens,
+            "tokens": slots / len(usual),
+            "attended": sum(about.squared_lengths for about in usual) / tokens,
             "labelled": sum(about.logits for about in usual) / slots,
             "row": sum(about.slots * about.row for about in usual) / slots,
-            "largest": max(about.slots for about in every), "most_labelled": max(about.logits for about in every),
-            "seconds": seconds, "waited": waited, "allocated": self.meter.training_peak_gib(),
-        }  # fmt: skip
+            "largest": max(about.slots for about in every),
+            "most_labelled": max(about.logits for about in every),
+            "seconds": seconds,
+            "waited": waited,
+            "allocated": self.meter.training_peak_gib(),
+        }
         of_ranks = ranks.gather(row)
         if self.run.world.speaks:
             self._tell({key: max(other[key] for other in of_ranks) for key in row})
@@ -79,8 +83,17 @@ class PromiseKept(TrainerCallback):
     def _job(self, kind: str) -> Job:
         run, recipe = self.run, preflight.recipe_here(self.run.settings)
         implementation = self.config._attn_implementation
-        job = job_of_run.job_of_run(recipe, run.strategy, run.batch, run.world.size, run.world.local_size, self.config.to_dict(),
-                              kind, trained=self.trained if recipe.model.use_peft else 0, place="the model's config")  # fmt: skip
+        job = job_of_run.job_of_run(
+            recipe,
+            run.strategy,
+            run.batch,
+            run.world.size,
+            run.world.local_size,
+            self.config.to_dict(),
+            kind,
+            trained=self.trained if recipe.model.use_peft else 0,
+            place="the model's config",
+        )
         return replace(job, attention=job_of_run.ATTENTION.get(implementation, "flash2"))
 
     def _as_seen(self, job: Job, seen: dict[str, float]) -> tuple[Job, Job]:

@@ -28,8 +28,10 @@ class EarlyStopping(TrainerCallback, ExportableState):
         if self.without >= self.patience:
             control.should_training_stop = True
             if state.is_world_process_zero:
-                tqdm.write(f"Stopping at step {state.global_step} of {state.max_steps}: no held-out loss below "
-                           f"{self.best:.4f} in {counted(self.without, 'evaluation')}.")  # fmt: skip
+                tqdm.write(
+                    f"Stopping at step {state.global_step} of {state.max_steps}: no held-out loss below "
+                    f"{self.best:.4f} in {counted(self.without, 'evaluation')}."
+                )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Also where a run resumes that had stopped, and died before its model was saved.

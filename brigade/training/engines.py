@@ -187,8 +187,15 @@ class HSDP(FSDP2):
         model.set_requires_all_reduce(trainer.accelerator.sync_gradients)
 
 
-ENGINES = {"single": OneProcess, "ddp": DDP, "zero1": DeepSpeed, "zero2": DeepSpeed, "zero3": DeepSpeed,
-           "fsdp2": FSDP2, "hsdp": HSDP}  # fmt: skip
+ENGINES = {
+    "single": OneProcess,
+    "ddp": DDP,
+    "zero1": DeepSpeed,
+    "zero2": DeepSpeed,
+    "zero3": DeepSpeed,
+    "fsdp2": FSDP2,
+    "hsdp": HSDP,
+}
 
 
 def of(run: Run) -> OneProcess:

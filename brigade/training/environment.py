@@ -69,8 +69,14 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
         os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     if world.launcher == "python" and strategy.kind != "single":
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-                          MASTER_PORT=str(ranks.free_port()))  # fmt: skip
+        os.environ.update(
+            RANK="0",
+            LOCAL_RANK="0",
+            WORLD_SIZE="1",
+            LOCAL_WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(ranks.free_port()),
+        )
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
     _silence(world)

@@ -43,8 +43,9 @@ class EvaluatingTrainer(transformers.Trainer):
         """
         model, began = self._model_in_use(), time.perf_counter()
         device = self.args.device
-        sums = torch.zeros(len(self.eval_dataset), 2, device=device,
-                           dtype=torch.float32 if device.type == "mps" else torch.float64)  # fmt: skip
+        sums = torch.zeros(
+            len(self.eval_dataset), 2, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
+        )
         model.eval()
         with torch.no_grad():
             for (loss_sum, tokens), samples in zip(sums, self.eval_dataset.values(), strict=True):
@@ -111,8 +112,10 @@ class EvaluatingTrainer(transformers.Trainer):
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             loss, then = self.held_out()["eval_loss"], self.state.best_metric
             if not math.isclose(loss, then, rel_tol=CLOSE):  # Transformers only warns when it finds no file to load
-                raise RuntimeError(f"the model of {self.state.best_model_checkpoint} was not loaded: its held-out loss was "
-                                   f"{then:.6f}, now it is {loss:.6f}; do all hosts see the output directory?")  # fmt: skip
+                raise RuntimeError(
+                    f"the model of {self.state.best_model_checkpoint} was not loaded: its held-out loss was "
+                    f"{then:.6f}, now it is {loss:.6f}; do all hosts see the output directory?"
+                )
             return loss
         found = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not found or found[-1]["step"] != self.state.global_step:

@@ -32,8 +32,11 @@ def register(model: Any, name: str, steps: int) -> PowerSGDState | None:
     if name == "none":
         return None
     if name == "power_sgd":
-        state = PowerSGDState(None, matrix_approximation_rank=RANK,
-                              start_powerSGD_iter=max(FEWEST_PLAIN_STEPS, round(PLAIN_STEPS * steps)))  # fmt: skip
+        state = PowerSGDState(
+            None,
+            matrix_approximation_rank=RANK,
+            start_powerSGD_iter=max(FEWEST_PLAIN_STEPS, round(PLAIN_STEPS * steps)),
+        )
         ddp.register_comm_hook(state, _power_sgd)
         return state
     ddp.register_comm_hook(None, {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}[name])
@@ -83,8 +86,11 @@ def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     wanted = [own] if own.exists() else files
     size = 1 if own.exists() else int(files[0].stem.rpartition("_")[2])
     if len(wanted) != size:
-        raise UserError(str(folder), f"it holds PowerSGD's errors of {len(files)} ranks, but was saved by {size}",
-                        "give all hosts one file system for the output directory, or continue on as many ranks")  # fmt: skip
+        raise UserError(
+            str(folder),
+            f"it holds PowerSGD's errors of {len(files)} ranks, but was saved by {size}",
+            "give all hosts one file system for the output directory, or continue on as many ranks",
+        )
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     mean: dict[int, torch.Tensor] = {}
     for file in wanted:

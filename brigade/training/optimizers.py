@@ -24,8 +24,11 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """
     squares: dict[Any, torch.Tensor] = {}
     for tensor in tensors:
-        local, layout = (tensor.to_local(), (tensor.device_mesh, tensor.placements)) if isinstance(
-            tensor, DTensor) else (tensor, None)  # fmt: skip
+        local, layout = (
+            (tensor.to_local(), (tensor.device_mesh, tensor.placements))
+            if isinstance(tensor, DTensor)
+            else (tensor, None)
+        )
         # On a GPU a reduction is a tree, exact enough in fp32, and float64 would copy the tensor.
         precision = torch.float64 if local.device.type == "cpu" else torch.float32
         square = torch.linalg.vector_norm(local, dtype=precision).double() ** 2

@@ -65,8 +65,9 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
             )
             raise UserError(settings.place("attn_implementation"), problem, f"{install}, or use sdpa")
     if model.attn_implementation == "flex_attention" and not gpu:
-        raise UserError(settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU",
-                        "use sdpa or eager")  # fmt: skip
+        raise UserError(
+            settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU", "use sdpa or eager"
+        )
     for package in training.report_to:
         if importlib.util.find_spec(package) is None:
             problem = f"{package!r} is not installed on this host"
@@ -79,8 +80,11 @@ def check(settings: Settings, strategy: Strategy, world: World) -> None:
         [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
     )  # Triton's, inductor's
     if training.torch_compile and not any(map(shutil.which, compilers)):
-        raise UserError(settings.place("torch_compile"), f"it compiles with {' or '.join(compilers)}, and there is none",
-                        "apt-get install g++, or leave torch_compile out")  # fmt: skip
+        raise UserError(
+            settings.place("torch_compile"),
+            f"it compiles with {' or '.join(compilers)}, and there is none",
+            "apt-get install g++, or leave torch_compile out",
+        )
     if strategy.is_deepspeed:
         _check_deepspeed(strategy, gpu)
 
@@ -140,8 +144,11 @@ def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
 
     assert strategy.ds_config is not None
     if deepspeed_config.is_quantised(strategy.ds_config) and not gpu:
-        raise UserError(strategy.source, "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no "
-                        "GPU", "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none")  # fmt: skip
+        raise UserError(
+            strategy.source,
+            "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU",
+            "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none",
+        )
     swaps, quantised = (
         deepspeed_config.swaps_to_nvme(strategy.ds_config),
         deepspeed_config.is_quantised(strategy.ds_config),
@@ -151,14 +158,21 @@ def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
         from torch.utils.cpp_extension import CUDA_HOME
 
         if CUDA_HOME is None:
-            raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and there is no CUDA toolkit (nvcc)",
-                            "install the toolkit of torch's CUDA version, and set CUDA_HOME")  # fmt: skip
+            raise UserError(
+                strategy.source,
+                "DeepSpeed compiles kernels for this run, and there is no CUDA toolkit (nvcc)",
+                "install the toolkit of torch's CUDA version, and set CUDA_HOME",
+            )
     if compiles and not shutil.which("g++"):
-        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and there is no g++",
-                        "apt-get install g++")  # fmt: skip
+        raise UserError(
+            strategy.source, "DeepSpeed compiles kernels for this run, and there is no g++", "apt-get install g++"
+        )
     if compiles and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise UserError(strategy.source, "DeepSpeed compiles kernels for this run, and Python.h is missing",
-                        "apt-get install python3-dev")  # fmt: skip
+        raise UserError(
+            strategy.source,
+            "DeepSpeed compiles kernels for this run, and Python.h is missing",
+            "apt-get install python3-dev",
+        )
     if compiles:  # torch locks its cache also where all kernels lie in it
         folder = kernels.cache()
         with writing(folder):

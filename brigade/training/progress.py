@@ -35,9 +35,12 @@ class Progress(TrainerCallback):
 
             self.began = state.global_step, time.monotonic()
             self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True,
+                total=state.max_steps,
+                initial=state.global_step,
+                unit="step",
+                dynamic_ncols=True,
                 disable=not sys.stderr.isatty(),
-            )  # fmt: skip
+            )
 
     def on_step_end(self, args, state, control, **_):
         if self.bar is not None:

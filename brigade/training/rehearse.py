@@ -43,8 +43,11 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
     with ranks.agreed(world):
         if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
-            raise UserError("flag --rehearse", f"{strategy.name} cannot shard over {counted(world.size, 'rank')}",
-                            "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own")  # fmt: skip
+            raise UserError(
+                "flag --rehearse",
+                f"{strategy.name} cannot shard over {counted(world.size, 'rank')}",
+                "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own",
+            )
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)
         folder = settings.directory(strategy.name).parent
@@ -94,16 +97,35 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
     """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
     checkpointing, packing and strategy stay the recipe's."""
     recipe = settings.recipe.model_dump(mode="json")
-    recipe["model"] |= {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": BUILT_IN,
-                        "revision": None, "trust_remote_code": False}  # fmt: skip
-    recipe["data"] = {"dataset_name": BUILT_IN, "chat_template": "chatml", "max_length": 64,
-                      "packing": settings.recipe.data.packing, "max_train_samples": 50, "max_eval_samples": 9}  # fmt: skip
+    recipe["model"] |= {
+        "model_name_or_path": str(model),
+        "from_scratch": True,
+        "tokenizer_name_or_path": BUILT_IN,
+        "revision": None,
+        "trust_remote_code": False,
+    }
+    recipe["data"] = {
+        "dataset_name": BUILT_IN,
+        "chat_template": "chatml",
+        "max_length": 64,
+        "packing": settings.recipe.data.packing,
+        "max_train_samples": 50,
+        "max_eval_samples": 9,
+    }
     recipe["training"] |= {
-        "global_batch_size": 4 * world.size, "reference_batch_size": None, "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 4, "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": None,
+        "global_batch_size": 4 * world.size,
+        "reference_batch_size": None,
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 4,
+        "max_steps": STEPS,
+        "save_steps": SAVE_STEPS,
+        "eval_steps": None,
         "eval_answers": min(settings.recipe.training.eval_answers, world.size),  # each rank one
-        "logging_steps": 1, "warmup_steps": 0, "report_to": [], "save_total_limit": None,
-    }  # fmt: skip
+        "logging_steps": 1,
+        "warmup_steps": 0,
+        "report_to": [],
+        "save_total_limit": None,
+    }
     recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}
     return recipe
 
@@ -148,8 +170,9 @@ def _losses(trainer: Any) -> list[float]:
 PARTS = ("parameters", "gradients", "optimizer")
 
 
-def _judge(strategy: Strategy, first: list[float], second: list[float], held: list[Any],
-           optim: str = "adamw_torch_fused") -> None:  # fmt: skip
+def _judge(
+    strategy: Strategy, first: list[float], second: list[float], held: list[Any], optim: str = "adamw_torch_fused"
+) -> None:
     """Raises RuntimeError if the resumed run's losses (second) are not the uninterrupted run's, or if any rank holds
     more than the strategy's formula allows: then something that should be sharded is not."""
     import torch
@@ -175,10 +198,24 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
     frozen = sum(math.prod(shape) * width for shape, width in states.frozen)
     shard = strategy.shard if strategy.kind == "hsdp" else count
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
-    formula = model_states(strategy.kind, sum(sizes), shard, states.half, optim, frozen=frozen,
-                           cut=cut_parameters(sizes, shard)[rank % shard], hpz=int(hpz != 1))  # fmt: skip
-    whole = model_states(strategy.kind, sum(map(_row, states.shapes)), 1, states.half, optim,
-                         frozen=sum(_row(shape) * width for shape, width in states.frozen))  # fmt: skip
+    formula = model_states(
+        strategy.kind,
+        sum(sizes),
+        shard,
+        states.half,
+        optim,
+        frozen=frozen,
+        cut=cut_parameters(sizes, shard)[rank % shard],
+        hpz=int(hpz != 1),
+    )
+    whole = model_states(
+        strategy.kind,
+        sum(map(_row, states.shapes)),
+        1,
+        states.half,
+        optim,
+        frozen=sum(_row(shape) * width for shape, width in states.frozen),
+    )
     return {part: 1.1 * getattr(formula, part) + getattr(whole, part) for part in PARTS}
 
 

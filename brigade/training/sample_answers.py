@@ -59,10 +59,16 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
             index = (first + world.rank) % len(questions)
             prompt = torch.tensor([questions[index].prompt[-max(1, positions - LONGEST) :]], device=device)
             tokens = model.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=LONGEST, do_sample=False,
-                num_beams=1, use_cache=True, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id,
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=LONGEST,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                eos_token_id=ends,
+                pad_token_id=tokenizer.pad_token_id,
                 synced_gpus=world.size > 1,
-            )  # fmt: skip
+            )
             mine[index] = tokens[0, prompt.shape[1] :].tolist()
     given = {index: answer for of_rank in ranks.gather(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
@@ -110,8 +116,9 @@ def show(found: list[dict[str, Any]]) -> None:
     table.add_column(overflow="fold")
     several = len({entry["source"] for entry in found}) > 1
     for entry in found:
-        table.add_row(f"question ({entry['source']})" if several else "question",
-                      Text(_short(entry["question"], end=True)))  # fmt: skip  # Text: brackets in it are no markup
+        table.add_row(
+            f"question ({entry['source']})" if several else "question", Text(_short(entry["question"], end=True))
+        )  # Text: brackets in it are no markup
         table.add_row("reference", Text(_short(entry["reference"])))
         table.add_row("answer", Text(_short(entry["answer"]), style="bold"))
     with tqdm.external_write_mode():

@@ -63,8 +63,11 @@ class Trainer(EvaluatingTrainer):
         )
         if not self.model_accepts_loss_kwargs:
             name = type(model).__name__
-            raise UserError(run.settings.place("model_name_or_path"), f"{name} takes no num_items_in_batch, so its loss would "
-                            "depend on accumulation and ranks", "choose a causal language model of Transformers")  # fmt: skip
+            raise UserError(
+                run.settings.place("model_name_or_path"),
+                f"{name} takes no num_items_in_batch, so its loss would depend on accumulation and ranks",
+                "choose a causal language model of Transformers",
+            )
         self.run, self.world, self.engine = run, run.world, engine
         engine.attach(self)
         self.windows_told = False
@@ -137,7 +140,9 @@ class Trainer(EvaluatingTrainer):
         known = END_TO_END.set(about and about.end_to_end)
         try:
             if self.told == packed_samples.MASKS and "attention_mask" not in inputs:
-                inputs["attention_mask"] = packed_samples.masks(self.model.config, inputs["position_ids"], self.model.dtype)
+                inputs["attention_mask"] = packed_samples.masks(
+                    self.model.config, inputs["position_ids"], self.model.dtype
+                )
             outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
             END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong

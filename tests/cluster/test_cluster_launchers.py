@@ -108,6 +108,10 @@ def test_command_on_two_hosts(name, cluster, forwarded, single):
 def test_every_configuration_and_hostfile_is_started_by_some_command():
     started = {word for launch in LAUNCHES.values() for word in launch.line.split()}
     started |= {word for words, *_ in on_one_host.COMMANDS.values() for word in words}
-    files = {f"{folder}/{path.name}" for folder in ("accelerate_configs", "hostfiles")
-             for path in (REPOSITORY / folder).iterdir() if not path.name.startswith(".")}  # fmt: skip
+    files = {
+        f"{folder}/{path.name}"
+        for folder in ("accelerate_configs", "hostfiles")
+        for path in (REPOSITORY / folder).iterdir()
+        if not path.name.startswith(".")
+    }
     assert not files - started, "add a command to LAUNCHES that uses them"

@@ -44,8 +44,23 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
     if "decoys" in name:
         request.getfixturevalue("decoys")
     hostfile, folder = cluster.hostfile(slots), cluster.shared / name.replace(" ", "-")
-    words = ["python", "-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", str(hostfile), "--launcher",
-             launcher, "--log_dir", str(folder / "logs"), *SHORT, *flags, "--output_dir", str(folder / "run")]  # fmt: skip
+    words = [
+        "python",
+        "-m",
+        "brigade",
+        "launch",
+        "recipes/tiny/full.yaml",
+        "--hostfile",
+        str(hostfile),
+        "--launcher",
+        launcher,
+        "--log_dir",
+        str(folder / "logs"),
+        *SHORT,
+        *flags,
+        "--output_dir",
+        str(folder / "run"),
+    ]
     said, seen = folder.with_suffix(".said"), ""
     with said.open("wb") as out:
         process = cluster["node1"].popen(words, stdout=out, stderr=out, OMP_NUM_THREADS="1", HF_TOKEN=SECRET)
@@ -81,9 +96,23 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
 # ---- hosts that do not see the same ------------------------------------------------------------------------------
 def launch(cluster, output, *flags) -> tuple[int, str]:
     """Exit code and words of a short run on both hosts."""
-    words = ["python", "-m", "brigade", "launch", "recipes/tiny/full.yaml", "--hostfile", str(cluster.hostfile(BOTH)),
-             "--launcher", "torchrun", "--log_dir", str(cluster.shared / f"logs-{time.monotonic_ns()}"), *SHORT, *flags,
-             "--output_dir", str(output)]  # fmt: skip
+    words = [
+        "python",
+        "-m",
+        "brigade",
+        "launch",
+        "recipes/tiny/full.yaml",
+        "--hostfile",
+        str(cluster.hostfile(BOTH)),
+        "--launcher",
+        "torchrun",
+        "--log_dir",
+        str(cluster.shared / f"logs-{time.monotonic_ns()}"),
+        *SHORT,
+        *flags,
+        "--output_dir",
+        str(output),
+    ]
     done = cluster["node1"].run(words, timeout=180, check=False, OMP_NUM_THREADS="1")
     return done.returncode, done.stdout + done.stderr
 

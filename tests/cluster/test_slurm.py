@@ -63,8 +63,22 @@ def test_written_script_trains_on_all_hosts(slurm, single):
 
 def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
     folder = slurm.cluster.shared / "allocated"
-    words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "python", "-m", "brigade", "launch", RECIPE,
-             "--log_dir", str(folder / "logs"), *SHORT, "--output_dir", str(folder / "run")]  # fmt: skip
+    words = [
+        "salloc",
+        "--quiet",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "python",
+        "-m",
+        "brigade",
+        "launch",
+        RECIPE,
+        "--log_dir",
+        str(folder / "logs"),
+        *SHORT,
+        "--output_dir",
+        str(folder / "run"),
+    ]
     done = slurm.cluster["node1"].run(words, timeout=300, check=False, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "node2  starting 1 rank by slurm" in done.stderr and "world size 2 on 2 hosts, by torchrun" in done.stdout

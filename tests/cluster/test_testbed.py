@@ -52,8 +52,10 @@ def test_hosts_have_names_and_reach_each_other(cluster, source, target):
 
 
 def test_remote_shell_finds_the_environment_only_where_it_is_not_bare(cluster):
-    found = {host.name: cluster["node1"].run(f"{SSH} {host.name} command -v deepspeed", check=False).stdout.strip()
-             for host in cluster}  # fmt: skip
+    found = {
+        host.name: cluster["node1"].run(f"{SSH} {host.name} command -v deepspeed", check=False).stdout.strip()
+        for host in cluster
+    }
     assert found == {"node1": str(Path(sys.executable).parent / "deepspeed"), "node2": ""}
 
 
@@ -146,8 +148,9 @@ def test_bind_shows_another_file_to_one_host(cluster):
 
 
 def test_signals_reach_what_was_started(cluster):
-    process = cluster["node1"].popen("trap 'echo stopped; exit 3' TERM; sleep 1000 & echo ready; wait",
-                                     stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = cluster["node1"].popen(
+        "trap 'echo stopped; exit 3' TERM; sleep 1000 & echo ready; wait", stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     cluster["node1"].send(process, signal.SIGTERM)
     assert process.stdout.readline() == "stopped\n"
@@ -163,8 +166,10 @@ def test_an_environment_that_is_a_link_into_what_hosts_have_to_themselves(place,
     for part in ("bin", "lib", "pyvenv.cfg"):
         (elsewhere / part).symlink_to(Path(sys.prefix) / part)
     (clone / ".venv").symlink_to(elsewhere)
-    program = ("import sys\nfrom testbed import Cluster\nwith Cluster(1) as c:\n"
-               "    print(c['node1'].run([c.python, '-c', 'import sys; print(sys.prefix)']).stdout)")  # fmt: skip
+    program = (
+        "import sys\nfrom testbed import Cluster\nwith Cluster(1) as c:\n"
+        "    print(c['node1'].run([c.python, '-c', 'import sys; print(sys.prefix)']).stdout)"
+    )
     done = subprocess.run([clone / ".venv/bin/python", "-c", program], cwd=clone, capture_output=True, text=True)
     assert done.stdout.strip() == str(clone / ".venv"), done.stderr
 
@@ -180,9 +185,11 @@ def test_nothing_stays_behind(place):
 
 
 def test_a_builder_that_is_killed_takes_its_hosts_along(place):
-    program = ("import time\nfrom testbed import Cluster\nfrom testbed.host import namespace\n"
-               "with Cluster(2) as c:\n    c['node1'].popen('sleep 1000')\n"
-               "    print(*(namespace(h.pid, 'net') for h in c), flush=True)\n    time.sleep(100)")  # fmt: skip
+    program = (
+        "import time\nfrom testbed import Cluster\nfrom testbed.host import namespace\n"
+        "with Cluster(2) as c:\n    c['node1'].popen('sleep 1000')\n"
+        "    print(*(namespace(h.pid, 'net') for h in c), flush=True)\n    time.sleep(100)"
+    )
     builder = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     inside = {int(word) for word in builder.stdout.readline().split()}
     assert len(_in_namespaces(inside)) >= 5  # two first processes, two sshds, a sleep
@@ -230,8 +237,14 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch, tmp_path):
 # ---- by hand -------------------------------------------------------------------------------------------------------
 def test_by_hand(place):
     def testbed(*words):
-        return subprocess.run([sys.executable, "-m", "testbed", *words], cwd=REPOSITORY, capture_output=True, text=True,
-                              timeout=60, env=os.environ)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "testbed", *words],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ,
+        )
 
     somebodys = place / "brigade-testbed-mine"  # a directory of another user, made in expectation
     somebodys.mkdir()

@@ -35,16 +35,28 @@ def test_the_walk(cluster, clone):
         done = cluster["node1"].run(command, cwd=clone, timeout=300, check=False, OMP_NUM_THREADS="1")
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         said[command] = done.stdout + done.stderr
-    ssh, lint, dry, launch = (next(words for command, words in said.items() if part in command)
-                              for part in ("ssh -o", "lint", "--dry-run", "--max_steps 20"))  # fmt: skip
+    ssh, lint, dry, launch = (
+        next(words for command, words in said.items() if part in command)
+        for part in ("ssh -o", "lint", "--dry-run", "--max_steps 20")
+    )
     assert ssh.split() == ["node1", "node2"]
     assert "0 errors" in lint
     assert len([line for line in dry.splitlines() if re.match(r"node\d: ", line)]) == 2
-    for line in ("world size 2 on 2 hosts, by deepspeed", "strategy       zero3 (from flag --ds_config)",
-                 "node1  running, 1 rank", "step 20/20", "succeeded: "):  # fmt: skip
+    for line in (
+        "world size 2 on 2 hosts, by deepspeed",
+        "strategy       zero3 (from flag --ds_config)",
+        "node1  running, 1 rank",
+        "step 20/20",
+        "succeeded: ",
+    ):
         assert line in launch
     assert {path.name for path in clone.glob("my-*")} == {
-        "my-hosts", "my-job.sbatch", "my-accelerate.yaml", "my-trainjob.yaml", "my-task.yaml"}  # fmt: skip
+        "my-hosts",
+        "my-job.sbatch",
+        "my-accelerate.yaml",
+        "my-trainjob.yaml",
+        "my-task.yaml",
+    }
     again = cluster["node1"].run(
         next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=300
     )

@@ -34,13 +34,25 @@ def test_a_rank_that_dies_meanwhile_ends_the_others(dies, monkeypatch):
 
 def test_the_others_say_one_line_when_the_rank_that_keeps_the_addresses_dies():
     """Under deepspeed that is rank 0, and its launcher comes a second later."""
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()),
-              "DIES": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}  # fmt: skip
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ranks.free_port()),
+        "DIES": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
     processes = [
-        subprocess.Popen([sys.executable, "-m", agreeing.__name__, "dies"], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True,
-                         env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            [sys.executable, "-m", agreeing.__name__, "dies"],
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
     try:
         first, second = (process.communicate(timeout=60)[1] for process in processes)
     finally:

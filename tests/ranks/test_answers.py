@@ -32,8 +32,10 @@ def folder(tmp_path_factory):
         lines = Path(recipe["data"].pop(key)).read_text().splitlines(keepends=True)
         for name, part in (("first", lines[::4]), ("second", [line for i, line in enumerate(lines) if i % 4])):
             (folder / f"{name}.{key}.jsonl").write_text("".join(part))
-    recipe["data"]["datasets"] = [{"name": name, **{key: str(folder / f"{name}.{key}.jsonl") for key in
-                                   ("train_file", "validation_file")}} for name in ("first", "second")]  # fmt: skip
+    recipe["data"]["datasets"] = [
+        {"name": name, **{key: str(folder / f"{name}.{key}.jsonl") for key in ("train_file", "validation_file")}}
+        for name in ("first", "second")
+    ]
     (folder / "full.yaml").write_text(json.dumps(recipe))
     config = folder / "model" / "config.json"
     drawing = {"attention_dropout": 0.1}  # random numbers, which answers must not advance
@@ -118,8 +120,9 @@ def test_equal_weights_answer_alike_under_every_strategy(name, folder):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_answering_changes_nothing_else(name, folder):
     keys = ("loss", "grad_norm", "eval_loss")
-    figures = [[entry[key] for entry in log(folder / run) for key in keys if key in entry]
-               for run in (name, f"{name}-silent")]  # fmt: skip
+    figures = [
+        [entry[key] for entry in log(folder / run) for key in keys if key in entry] for run in (name, f"{name}-silent")
+    ]
     assert figures[0] == figures[1] and len(figures[0]) == 10  # three steps, four evaluations
     assert not (folder / f"{name}-silent" / "answers.jsonl").exists()
 

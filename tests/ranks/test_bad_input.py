@@ -54,20 +54,38 @@ def launched(launcher: str) -> list[str]:
         "python": [sys.executable],
         "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"],
         "deepspeed": [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())],
-        "accelerate": [str(BIN / "accelerate"), "launch", "--config_file", str(ddp),
-                       "--main_process_port", str(free_port())],
-    }[launcher]  # fmt: skip
+        "accelerate": [
+            str(BIN / "accelerate"),
+            "launch",
+            "--config_file",
+            str(ddp),
+            "--main_process_port",
+            str(free_port()),
+        ],
+    }[launcher]
 
 
 def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
     """Run train.py in `folder`; fails when it leaves a process behind."""
     mark = uuid.uuid4().hex
-    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "BRIGADE_TEST_FAULT": fault, "OMP_NUM_THREADS": "1",
-                                "PYTHONPATH": str(FAULTS), "PATH": f"{BIN}:{os.environ['PATH']}"}  # fmt: skip
+    environment = os.environ | {
+        "BRIGADE_TEST_MARK": mark,
+        "BRIGADE_TEST_FAULT": fault,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(FAULTS),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
     command = [*launched(launcher), str(REPOSITORY / "train.py"), "--output_dir", str(folder / "run"), *flags]
     began = time.monotonic()
-    process = subprocess.Popen(command, cwd=folder, env=environment, text=True, encoding="utf-8",
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         stdout, stderr = process.communicate(timeout=300)
         at = time.time()
@@ -187,8 +205,21 @@ def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
 
 @pytest.mark.parametrize("launcher, strategy", [("torchrun", "none"), ("deepspeed", "ds_configs/zero2.json")])
 def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, folder):
-    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--max_steps", "30",
-             "--global_batch_size", "4", "--save_steps", "null", "--eval_steps", "null"]  # fmt: skip
+    flags = [
+        "--dataset_name=",
+        "--train_file",
+        "good.jsonl",
+        "--max_length",
+        "32",
+        "--max_steps",
+        "30",
+        "--global_batch_size",
+        "4",
+        "--save_steps",
+        "null",
+        "--eval_steps",
+        "null",
+    ]
     ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="step")
     told = "\n".join(ended.told)
     assert ended.code == 1, ended.stderr
@@ -369,8 +400,21 @@ def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatc
 
 def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):
     """The life of an output directory: a run, the same again, another one, --fresh, other data."""
-    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
-             "--eval_steps", "null", "--save_steps", "1", "--report_to", "[]"]  # fmt: skip
+    flags = [
+        "--dataset_name=",
+        "--train_file",
+        "good.jsonl",
+        "--max_length",
+        "32",
+        "--global_batch_size",
+        "2",
+        "--eval_steps",
+        "null",
+        "--save_steps",
+        "1",
+        "--report_to",
+        "[]",
+    ]
     run = folder / "run"
     assert main([*flags, "--max_steps", "1", "--output_dir", str(run)]).state.global_step == 1
     assert (run / "success.json").exists()
@@ -402,8 +446,14 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
     mark, out, err = uuid.uuid4().hex, folder / "out.txt", folder / "err.txt"
     environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
     with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen([*launched(launcher), str(REPOSITORY / "train.py"), *flags], cwd=folder, env=environment,
-                                   stdout=stdout, stderr=stderr, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            [*launched(launcher), str(REPOSITORY / "train.py"), *flags],
+            cwd=folder,
+            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
     try:
         deadline = time.monotonic() + 200
         while "\nstep 3/" not in out.read_text():
@@ -422,9 +472,30 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
 @pytest.mark.parametrize("launcher, number", [("python", signal.SIGINT), ("torchrun", signal.SIGTERM)])
 def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
     """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
-    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
-             "--max_steps", "100000", "--eval_steps", "null", "--save_steps", "2", "--logging_steps", "1", "--fresh",
-             "--report_to", "[]", "--dataloader_num_workers", "2", "--output_dir", "run"]  # fmt: skip
+    flags = [
+        "--dataset_name=",
+        "--train_file",
+        "good.jsonl",
+        "--max_length",
+        "32",
+        "--global_batch_size",
+        "2",
+        "--max_steps",
+        "100000",
+        "--eval_steps",
+        "null",
+        "--save_steps",
+        "2",
+        "--logging_steps",
+        "1",
+        "--fresh",
+        "--report_to",
+        "[]",
+        "--dataloader_num_workers",
+        "2",
+        "--output_dir",
+        "run",
+    ]
     if launcher == "python":  # a stream has one more process that reads data
         flags += ["--streaming", "--validation_file", str(chats(folder / "held_out.jsonl", 5))]
     ended = stopped(launcher, number, folder, *flags)
@@ -432,8 +503,11 @@ def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, n
     said, _, launchers = ended.stderr.partition("Traceback")  # torchrun's own
     (told,) = [line for line in said.splitlines() if not re.search(r"^[WE]\d{4} | is waiting for ", line)]
     assert not launchers or launcher == "torchrun"
-    assert re.fullmatch(rf"Stopped by {by} at step \d+ of 100000\. The same command without --fresh continues from "
-                        r"run/checkpoint-\d+(, \d+ steps? before this one)?\.", told), ended.stderr  # fmt: skip
+    assert re.fullmatch(
+        rf"Stopped by {by} at step \d+ of 100000\. The same command without --fresh continues from "
+        r"run/checkpoint-\d+(, \d+ steps? before this one)?\.",
+        told,
+    ), ended.stderr
     assert ended.code == (-number if launcher == "python" else 1), ended.stderr
     assert ended.stderr.count("Stopped by") == ended.stderr.count("Traceback") + (launcher == "python") == 1
     assert "\r" not in ended.stdout + ended.stderr
@@ -449,13 +523,36 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
 
     import brigade.distributed.ranks
 
-    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
-             "--max_steps", "3", "--eval_steps", "null", "--save_steps", "1", "--save_total_limit", "1", "--report_to", "[]",
-             "--output_dir", str(folder / "run")]  # fmt: skip
+    flags = [
+        "--dataset_name=",
+        "--train_file",
+        "good.jsonl",
+        "--max_length",
+        "32",
+        "--global_batch_size",
+        "2",
+        "--max_steps",
+        "3",
+        "--eval_steps",
+        "null",
+        "--save_steps",
+        "1",
+        "--save_total_limit",
+        "1",
+        "--report_to",
+        "[]",
+        "--output_dir",
+        str(folder / "run"),
+    ]
     save = torch.save
     with monkeypatch.context() as full:
-        full.setattr(torch, "save", lambda what, file, **how: save(
-            what, "/dev/full" if str(file).endswith("checkpoint-2/optimizer.pt") else file, **how))  # fmt: skip
+        full.setattr(
+            torch,
+            "save",
+            lambda what, file, **how: save(
+                what, "/dev/full" if str(file).endswith("checkpoint-2/optimizer.pt") else file, **how
+            ),
+        )
         full.setattr(brigade.distributed.ranks, "fail", fail)
         full.setattr(brigade.distributed.ranks.os, "_exit", sys.exit)
         with pytest.raises(SystemExit) as left:
@@ -477,12 +574,32 @@ class StopsAtOnce(TrainerCallback):
 
 def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main, told):
     """torchrun is killed: its ranks, of which it is not told, must not train on beside the rerun."""
-    flags = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2",
-             "--max_steps", "100000", "--eval_steps", "null", "--save_steps", "10", "--report_to", "[]"]  # fmt: skip
+    flags = [
+        "--dataset_name=",
+        "--train_file",
+        "good.jsonl",
+        "--max_length",
+        "32",
+        "--global_batch_size",
+        "2",
+        "--max_steps",
+        "100000",
+        "--eval_steps",
+        "null",
+        "--save_steps",
+        "10",
+        "--report_to",
+        "[]",
+    ]
     run, mark = folder / "run", uuid.uuid4().hex
     environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
-    launcher = subprocess.Popen([*launched("torchrun"), str(REPOSITORY / "train.py"), *flags, "--output_dir", str(run)],
-                                cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    launcher = subprocess.Popen(
+        [*launched("torchrun"), str(REPOSITORY / "train.py"), *flags, "--output_dir", str(run)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         deadline = time.monotonic() + 200
         while not (run / "checkpoint-10" / "brigade.json").exists() and not list(run.glob("checkpoint-??0")):

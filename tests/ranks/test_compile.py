@@ -10,9 +10,18 @@ COMPILED = ["--torch_compile", "--max_steps", "4"]
 
 
 def case(strategy, micro, flags):
-    return {"name": strategy, "strategy": strategy,
-            "flags": [*parity.STRATEGIES.get(strategy, []), *flags, "--optim", "sgd",
-                      "--per_device_train_batch_size", str(micro)]}  # fmt: skip
+    return {
+        "name": strategy,
+        "strategy": strategy,
+        "flags": [
+            *parity.STRATEGIES.get(strategy, []),
+            *flags,
+            "--optim",
+            "sgd",
+            "--per_device_train_batch_size",
+            str(micro),
+        ],
+    }
 
 
 @pytest.fixture(scope="module")

@@ -57,10 +57,13 @@ def outputs(tmp_path_factory):
     for ranks, runs in ((2, RUNS), (4, FOUR)):
         shared = ["--max_steps", "6", "--eval_steps", "3", "--save_steps", "3", "--per_device_train_batch_size", "4"]
         cases = [
-            {"name": name, "model": name.partition("+")[2],
-             "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], *shared]}
+            {
+                "name": name,
+                "model": name.partition("+")[2],
+                "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], *shared],
+            }
             for name, (strategy, flags) in runs.items()
-        ]  # fmt: skip
+        ]
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         results = parity.run_cases(ranks, cases, folder)
         found |= {name: (folder / "outputs" / name, result["eval_loss"]) for name, result in results.items()}
@@ -94,8 +97,12 @@ def loss_of(directory, output, quantized=False):
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert tokenizer.chat_template == (TEMPLATES / f"{settings.recipe.data.chat_template}.jinja").read_text()
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
-    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                              bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
+    four = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
     options = {"quantization_config": four} if quantized else {}
     if settings.recipe.model.use_dora and (directory / "adapter_config.json").exists():
         base = json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
@@ -125,8 +132,10 @@ def test_names_and_what_was_not_trained_are_the_bases(name, outputs, tmp_path):
     """Also of what the run itself has saved: ZeRO-3 named a multimodal model's weights as no other does."""
     output, _ = outputs[name]
     export(output, tmp_path / "out")
-    base, exported, saved = (load_file(folder / "model.safetensors")
-                             for folder in (output.parents[1] / name.partition("+")[2], tmp_path / "out", output))  # fmt: skip
+    base, exported, saved = (
+        load_file(folder / "model.safetensors")
+        for folder in (output.parents[1] / name.partition("+")[2], tmp_path / "out", output)
+    )
     assert base.keys() == exported.keys() == saved.keys()
     same = {key for key, tensor in base.items() if torch.equal(tensor, exported[key])}
     untrained = {key for key in base if "vision_tower" in key or "projector" in key or key.endswith("_bias")}

@@ -66,8 +66,9 @@ def work(folder):
     for name, flags in json.loads((folder / "cases.json").read_text()).items():
         watch, said = Watch(), io.StringIO()
         with contextlib.redirect_stdout(said):
-            trainer = train.main([*flags, "--output_dir", str(folder / "outputs" / name)],
-                                 callbacks=(watch,) if "fp16" in name else ())  # fmt: skip
+            trainer = train.main(
+                [*flags, "--output_dir", str(folder / "outputs" / name)], callbacks=(watch,) if "fp16" in name else ()
+            )
         held = ranks.gather((watch.changed, watch.scales))
         if rank == 0:
             log = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -79,9 +80,21 @@ def work(folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fp16")
-    shared = [*parity.write_inputs(folder), "--optim", "sgd", "--learning_rate", "0.6", "--max_steps", str(STEPS),
-              "--global_batch_size", "8",  # no epoch ends in these steps, where a rank may have nothing to learn from
-              "--eval_steps", "null", "--per_device_train_batch_size", "4"]  # fmt: skip
+    shared = [
+        *parity.write_inputs(folder),
+        "--optim",
+        "sgd",
+        "--learning_rate",
+        "0.6",
+        "--max_steps",
+        str(STEPS),
+        "--global_batch_size",
+        "8",  # no epoch ends in these steps, where a rank may have nothing to learn from
+        "--eval_steps",
+        "null",
+        "--per_device_train_batch_size",
+        "4",
+    ]
     cases = {"fp32": [*shared, *parity.STRATEGIES["ddp"]]}
     for name in (*STRATEGIES, *OTHERS):
         strategy, _, optim = name.partition("+")

@@ -223,24 +223,50 @@ def test_a_run_that_hangs_is_a_row(tmp_path, monkeypatch):
 def test_the_list_needs_no_gpu(capsys):
     assert gpu.main(["--list", "--only", "qwen3-8b", "lora", "liger"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "qwen3-8b lora liger --per_device_train_batch_size 1 --use_liger_kernel true --use_peft true --lora_r 16", "1 rows",
-    ]  # fmt: skip
+        "qwen3-8b lora liger --per_device_train_batch_size 1 --use_liger_kernel true --use_peft true --lora_r 16",
+        "1 rows",
+    ]
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 def row(method, option, status="ok", device="NVIDIA H200", **more):
     job = gpu_plan.Job("qwen3-8b", method, option)
-    found = {"tiny": False, "device": device, "device_memory_gib": 139.8, "versions": {"torch": "2"}, "commit": "abc",
-             "code": "0", "measured": "2026-01-02T00:00:00", "steps_asked": 10, "status": status, "reason": "a|b",
-             "settings": gpu_plan.flags_of(job, False), **job._asdict()}  # fmt: skip
+    found = {
+        "tiny": False,
+        "device": device,
+        "device_memory_gib": 139.8,
+        "versions": {"torch": "2"},
+        "commit": "abc",
+        "code": "0",
+        "measured": "2026-01-02T00:00:00",
+        "steps_asked": 10,
+        "status": status,
+        "reason": "a|b",
+        "settings": gpu_plan.flags_of(job, False),
+        **job._asdict(),
+    }
     if status == "ok":
-        found |= {"tokens_per_second": 9000.0, "supervised_tokens_per_second": 6000.0, "step_time": 3.6, "mfu": 45.0,
-                  "mfu_of_work_done": 30.0, "peak_memory_gib": 60.0, "reserved_memory_gib": 64.0, "last_loss": 8.5}  # fmt: skip
+        found |= {
+            "tokens_per_second": 9000.0,
+            "supervised_tokens_per_second": 6000.0,
+            "step_time": 3.6,
+            "mfu": 45.0,
+            "mfu_of_work_done": 30.0,
+            "peak_memory_gib": 60.0,
+            "reserved_memory_gib": 64.0,
+            "last_loss": 8.5,
+        }
     return found | more
 
 
-ATTENTION = row("lora", "base") | {"model": "qwen3", "method": "attention", "option": "varlen", "differences": {
-    "bf16": {"logits": 0.011, "logits_allowed": 0.02, "gradients": 0.03, "gradients_allowed": 0.04, "moved": 0.0}}}  # fmt: skip
+ATTENTION = row("lora", "base") | {
+    "model": "qwen3",
+    "method": "attention",
+    "option": "varlen",
+    "differences": {
+        "bf16": {"logits": 0.011, "logits_allowed": 0.02, "gradients": 0.03, "gradients_allowed": 0.04, "moved": 0.0}
+    },
+}
 ROWS = [
     row("lora", "liger", mfu=51.0, tokens_per_second=10800.0, measured="2026-01-03T00:00:00"),
     row("lora", "liger", mfu=1.0, tokens_per_second=1.0),

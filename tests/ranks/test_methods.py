@@ -25,17 +25,33 @@ STRATEGIES = [name for name in parity.STRATEGIES if name != "hsdp"]  # HSDP take
 
 
 def case(method, strategy, micro):
-    flags = ["--max_steps", "6", "--optim", "sgd", *METHODS[method], *parity.STRATEGIES.get(strategy, []),
-             "--per_device_train_batch_size", str(micro)]  # fmt: skip
+    flags = [
+        "--max_steps",
+        "6",
+        "--optim",
+        "sgd",
+        *METHODS[method],
+        *parity.STRATEGIES.get(strategy, []),
+        "--per_device_train_batch_size",
+        str(micro),
+    ]
     return {"name": f"{method}-{strategy}", "strategy": strategy, "method": method, "flags": flags}
 
 
 # LoRA and 4-bit weights under all of them; other forms of an adapter where weights are sharded, DoRA also where they are whole.
 UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("ddp", "fsdp2"))
-UNDER |= {"lora": tuple(STRATEGIES), "qlora": tuple(STRATEGIES), "dora": ("ddp", "zero2", "zero3", "fsdp2"),
-          "qdora": ("ddp", "zero2", "fsdp2")}  # fmt: skip
-CASES = [case(method, strategy, 4) for method in METHODS for strategy in UNDER[method]
-         if (method, strategy.partition("_")[0]) not in REFUSED and (strategy != "zero3_nvme" or HAS_LIBAIO)]  # fmt: skip
+UNDER |= {
+    "lora": tuple(STRATEGIES),
+    "qlora": tuple(STRATEGIES),
+    "dora": ("ddp", "zero2", "zero3", "fsdp2"),
+    "qdora": ("ddp", "zero2", "fsdp2"),
+}
+CASES = [
+    case(method, strategy, 4)
+    for method in METHODS
+    for strategy in UNDER[method]
+    if (method, strategy.partition("_")[0]) not in REFUSED and (strategy != "zero3_nvme" or HAS_LIBAIO)
+]
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +91,16 @@ def test_method_under_a_strategy_equals_one_process(name, reference, results):
 
 REHEARSED = {"lora": ("zero2", "fsdp2"), "qlora": ("zero3", "fsdp2")}  # further ones are recipes, in test_rehearsal.py
 REHEARSALS = {
-    f"{method}-{strategy}": [*parity.STRATEGIES[strategy], "--use_peft", "--bf16", "--activation_checkpointing",
-                             *(["--load_in_4bit"] if method == "qlora" else [])]
-    for method, strategies in REHEARSED.items() for strategy in strategies
-} | {"lora-power_sgd": ["--use_peft", "--ddp_comm_hook", "power_sgd"]}  # fmt: skip
+    f"{method}-{strategy}": [
+        *parity.STRATEGIES[strategy],
+        "--use_peft",
+        "--bf16",
+        "--activation_checkpointing",
+        *(["--load_in_4bit"] if method == "qlora" else []),
+    ]
+    for method, strategies in REHEARSED.items()
+    for strategy in strategies
+} | {"lora-power_sgd": ["--use_peft", "--ddp_comm_hook", "power_sgd"]}
 
 
 @pytest.fixture(scope="module")

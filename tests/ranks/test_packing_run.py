@@ -14,8 +14,20 @@ from brigade.data import builtin, collate
 from brigade.data.cache import cache_directory
 
 CHATS = 24
-SHARED = ["--max_train_samples", str(CHATS), "--max_length", "128", "--max_steps", "4", "--eval_steps", "2",
-          "--optim", "sgd", "--learning_rate", "0.6"]  # fmt: skip
+SHARED = [
+    "--max_train_samples",
+    str(CHATS),
+    "--max_length",
+    "128",
+    "--max_steps",
+    "4",
+    "--eval_steps",
+    "2",
+    "--optim",
+    "sgd",
+    "--learning_rate",
+    "0.6",
+]
 PACKED = ["--packing", "true", "--global_batch_size", "12"]
 ALONE = ["--global_batch_size", str(CHATS)]
 
@@ -31,8 +43,24 @@ RUNS = {
     "padded to the longest": flags([*ALONE, "--padding_free", "false"], 4),
 }
 SHARDED = ("zero3", "fsdp2")
-TEXTS = ["--max_train_samples", "48", "--max_length", "32", "--max_steps", "4", "--eval_steps", "2", "--packing", "true",
-         "--global_batch_size", "8", "--optim", "sgd", "--learning_rate", "0.6"]  # fmt: skip
+TEXTS = [
+    "--max_train_samples",
+    "48",
+    "--max_length",
+    "32",
+    "--max_steps",
+    "4",
+    "--eval_steps",
+    "2",
+    "--packing",
+    "true",
+    "--global_batch_size",
+    "8",
+    "--optim",
+    "sgd",
+    "--learning_rate",
+    "0.6",
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +109,13 @@ def texts(tmp_path_factory):
 def two_ranks(tmp_path_factory, texts):
     cases = [{"name": name, "flags": [*flags, *parity.STRATEGIES["ddp"]]} for name, flags in RUNS.items()]
     cases += [{"name": f"packed, {kind}", "flags": [*RUNS["packed"], *parity.STRATEGIES[kind]]} for kind in SHARDED]
-    cases += [{"name": f"texts, {kind}", "flags": [*TEXTS, *texts, "--per_device_train_batch_size", "2",
-                                                   *parity.STRATEGIES[kind]]} for kind in ("ddp", "zero3")]  # fmt: skip
+    cases += [
+        {
+            "name": f"texts, {kind}",
+            "flags": [*TEXTS, *texts, "--per_device_train_batch_size", "2", *parity.STRATEGIES[kind]],
+        }
+        for kind in ("ddp", "zero3")
+    ]
     return parity.run_cases(2, cases, tmp_path_factory.mktemp("ranks2"), timeout=300)
 
 

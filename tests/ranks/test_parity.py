@@ -21,8 +21,13 @@ def wanted(world_size):
     return chosen
 
 
-DAMAGED = {"name": "damaged", "strategy": "ddp", "accumulation": 2, "damage": True,
-           "flags": parity.cases(2, (2,))[0]["flags"]}  # fmt: skip
+DAMAGED = {
+    "name": "damaged",
+    "strategy": "ddp",
+    "accumulation": 2,
+    "damage": True,
+    "flags": parity.cases(2, (2,))[0]["flags"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,15 @@ def rehearsed(path):
     settings = flags.load(["--recipe", str(REPOSITORY / path)])
     config, recipe = rehearse.model_config(settings), settings.recipe
     model, strategy = recipe.model, strategy_of(settings)
-    return (config["model_type"], config.get("tie_word_embeddings"), method_of(model), *model.lora_modules_to_save,
-            strategy.name, recipe.training.activation_checkpointing, recipe.data.packing)  # fmt: skip
+    return (
+        config["model_type"],
+        config.get("tie_word_embeddings"),
+        method_of(model),
+        *model.lora_modules_to_save,
+        strategy.name,
+        recipe.training.activation_checkpointing,
+        recipe.data.packing,
+    )
 
 
 BY_RUN = {rehearsed(path): f"recipe-{path.parent.name}-{path.stem}" for path in reversed(RECIPES)}
@@ -35,8 +42,10 @@ REHEARSED = {path: BY_RUN[rehearsed(path)] for path in RECIPES}
 RECIPE_CASES = {name: ["--recipe", str(path)] for path, name in reversed(REHEARSED.items())}
 CASES = {name: words for name, words in parity.STRATEGIES.items() if name != "hsdp"}
 CASES |= {f"fsdp2-{optim}": [*parity.STRATEGIES["fsdp2"], "--optim", optim] for optim in ("lamb", "lars")}
-CASES |= {f"{name}-bf16-checkpointing": [*parity.STRATEGIES[name], "--bf16", "--activation_checkpointing"]
-          for name in ("ddp", "zero2", "zero3", "fsdp2")}  # fmt: skip
+CASES |= {
+    f"{name}-bf16-checkpointing": [*parity.STRATEGIES[name], "--bf16", "--activation_checkpointing"]
+    for name in ("ddp", "zero2", "zero3", "fsdp2")
+}
 CASES |= {f"ddp-{hook}": ["--ddp_comm_hook", hook] for hook in ("fp16", "bf16", "power_sgd")}
 if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
@@ -112,8 +121,15 @@ def test_run_yaml_holds_the_ds_config_with_every_auto_filled(said):
 
 def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
     """The user's own command line, verbatim, from another directory."""
-    command = [sys.executable, str(REPOSITORY / "train.py"), "--recipe", "recipes/qwen3-8b/full.yaml", "--rehearse",
-               "--accelerate_config", "accelerate_configs/hsdp_2x8.yaml"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(REPOSITORY / "train.py"),
+        "--recipe",
+        "recipes/qwen3-8b/full.yaml",
+        "--rehearse",
+        "--accelerate_config",
+        "accelerate_configs/hsdp_2x8.yaml",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "world size 4" in done.stdout and "The rehearsal went well" in done.stdout

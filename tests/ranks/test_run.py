@@ -20,16 +20,35 @@ from brigade.errors import UserError
 from brigade.run.directory import Run
 from brigade.strategy import Strategy
 
-FIGURES = {"loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
-           "peak_memory_gib"}  # fmt: skip
+FIGURES = {
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "step_time",
+    "data_time",
+    "peak_memory_gib",
+}
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     shared = parity.write_inputs(folder)
-    return [*shared, "--max_steps", "6", "--save_steps", "3", "--optim", "adamw_torch", "--learning_rate", "1e-3",
-            "--report_to", "tensorboard"]  # fmt: skip
+    return [
+        *shared,
+        "--max_steps",
+        "6",
+        "--save_steps",
+        "3",
+        "--optim",
+        "adamw_torch",
+        "--learning_rate",
+        "1e-3",
+        "--report_to",
+        "tensorboard",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,18 @@ import train
 from benchmarks import parity
 
 STEPS, SAVED = 8, 5  # the first window is over by then
-SHARED = ["--max_steps", str(STEPS), "--save_steps", str(SAVED), "--eval_steps", "4", "--optim", "sgd",
-          "--learning_rate", "0.4"]  # fmt: skip
+SHARED = [
+    "--max_steps",
+    str(STEPS),
+    "--save_steps",
+    str(SAVED),
+    "--eval_steps",
+    "4",
+    "--optim",
+    "sgd",
+    "--learning_rate",
+    "0.4",
+]
 ALONE = [*SHARED, "--per_device_train_batch_size", "4"]
 PACKED = [*SHARED, "--per_device_train_batch_size", "8", "--packing", "true"]
 WORKERS = [*SHARED, "--per_device_train_batch_size", "2", "--dataloader_num_workers", "2"]

@@ -44,7 +44,23 @@ def test_a_step_asks_the_device_for_nothing(attention, packing, tmp_path, monkey
     monkeypatch.setattr(Trainer, "get_batch_samples", begun)  # the first thing of a step, and the last
     monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", ended)
     with asked:
-        trainer = train.main([*shared, "--max_steps", "3", "--packing", str(packing), "--attn_implementation", attention,
-                              "--per_device_train_batch_size", "4", "--eval_answers", "0", "--global_batch_size", "8",
-                              "--output_dir", str(tmp_path / "run")])  # fmt: skip
+        trainer = train.main(
+            [
+                *shared,
+                "--max_steps",
+                "3",
+                "--packing",
+                str(packing),
+                "--attn_implementation",
+                attention,
+                "--per_device_train_batch_size",
+                "4",
+                "--eval_answers",
+                "0",
+                "--global_batch_size",
+                "8",
+                "--output_dir",
+                str(tmp_path / "run"),
+            ]
+        )
     assert trainer.state.global_step == 3 and not asked.found

@@ -9,8 +9,14 @@ from brigade.planner.models.adapter_costs import adapter_bytes, linears, targets
 from brigade.planner.models.layer import EAGER
 from brigade.planner.models.shape_from_config import shape_of
 
-SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-         "vocab_size": 96}  # fmt: skip
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 96,
+}
 TOKENS, RANK = 32, 2
 QV, MLP = ["q_proj", "v_proj"], ["gate_proj", "up_proj", "down_proj"]
 

@@ -33,8 +33,12 @@ MOE = {
 def config_of(tmp_path_factory):
     """config_of(name): the directory of a tiny model: tied, untied or moe."""
     tied = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    configs = {"tied": tied, "untied": tied | {"tie_word_embeddings": False}, "moe": MOE,
-               "dense and moe": MOE | {"mlp_only_layers": [0]}}  # fmt: skip
+    configs = {
+        "tied": tied,
+        "untied": tied | {"tie_word_embeddings": False},
+        "moe": MOE,
+        "dense and moe": MOE | {"mlp_only_layers": [0]},
+    }
     for name in ("deepseek_v3", "glm4_moe", "qwen3_next", "gemma3", "falcon"):
         configs[name] = shrink(CONFIG_MAPPING[name]().to_dict()) | {"model_type": name}
     folder = tmp_path_factory.mktemp("models")
@@ -140,8 +144,9 @@ def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on,
         shape = shape_from_model(json.loads((config_of(model) / "config.json").read_text()))
         assert lora_parameters(shape, 16) == parameter_count(wrapped, trained=True)
     said = adapters.described(settings.recipe.model, wrapped)["method"]
-    assert said.endswith(f"experts are no linear layers and stay as they are, and so do {', '.join(left)}, which PEFT takes "
-                         "for them")  # fmt: skip
+    assert said.endswith(
+        f"experts are no linear layers and stay as they are, and so do {', '.join(left)}, which PEFT takes for them"
+    )
     wrapped.peft_config["default"].save_pretrained(tmp_path)
     again = get_peft_model(adapters.empty_model(settings, config), PeftConfig.from_pretrained(tmp_path))
     assert [name for name, parameter in again.named_parameters() if parameter.requires_grad] == trained
@@ -237,8 +242,14 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256,
-                         num_key_value_heads=4)  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=256,
+        num_key_value_heads=4,
+    )
     whole = LlamaForCausalLM(config)
     whole.save_pretrained(tmp_path)
     settings = settings_of(tmp_path, "--load_in_4bit", "--bf16")

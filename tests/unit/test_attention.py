@@ -122,8 +122,12 @@ def definition(query, key, value, ends, window, scale):
     return found.transpose(1, 2)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([None, 1, 2, 3, 5, 20]),
-       st.sampled_from([(4, 4), (4, 2), (4, 1)]), st.integers(0, 99))  # fmt: skip
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.sampled_from([None, 1, 2, 3, 5, 20]),
+    st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+    st.integers(0, 99),
+)
 def test_varlen_is_causal_attention_within_each_sample(lengths, window, heads, seed):
     draw = torch.Generator().manual_seed(seed)
     query, key, value = (
@@ -131,8 +135,17 @@ def test_varlen_is_causal_attention_within_each_sample(lengths, window, heads, s
         for count in (heads[0], *heads[1:] * 2)
     )
     ends = [0, *itertools.accumulate(lengths)]
-    found, weights = attention.varlen(None, query, key, value, None, scaling=0.3, sliding_window=window,
-                                      cu_seq_lens_q=torch.tensor(ends, dtype=torch.int32), max_length_q=max(lengths))  # fmt: skip
+    found, weights = attention.varlen(
+        None,
+        query,
+        key,
+        value,
+        None,
+        scaling=0.3,
+        sliding_window=window,
+        cu_seq_lens_q=torch.tensor(ends, dtype=torch.int32),
+        max_length_q=max(lengths),
+    )
     torch.testing.assert_close(found, definition(query, key, value, ends, window, 0.3))
     assert weights is None and found.is_contiguous()
     if len(lengths) == 1:  # nobody says where samples begin: there is one
@@ -192,9 +205,17 @@ def test_blocks_under_autocast_stay_in_half_precision():
 def test_generation_with_varlen_is_sdpas(family, values):
     """Decoding with a cache, of prompts padded on the left: evaluation answers questions with the run's own attention."""
     attention.register()
-    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1,
-             "initializer_range": 0.3}  # fmt: skip
+    shape = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "initializer_range": 0.3,
+    }
     prompts = torch.tensor([[0, 0, 0, 7, 9], [5, 8, 3, 11, 6]])
     mask = (prompts != 0).long()
     answers = []

@@ -12,8 +12,14 @@ from brigade.model import base_weights
 from brigade.model.base_weights import check_finite
 from brigade.model.load import weights
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
 NORM, EXPERT = "model.norm.weight", "model.layers.0.mlp.experts.1.up_proj.weight"
 
 

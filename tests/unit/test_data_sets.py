@@ -105,8 +105,10 @@ def test_of_a_split_that_is_missing_the_others_are_told(saved, opened, mistake, 
 
 
 def test_splits_of_each_source(load, saved, laid_out):
-    several = [{"dataset_name": saved(a=A, b=B), "dataset_train_split": "b"},
-               {"dataset_name": laid_out(train=C, c=A), "dataset_test_split": "c"}]  # fmt: skip
+    several = [
+        {"dataset_name": saved(a=A, b=B), "dataset_train_split": "b"},
+        {"dataset_name": laid_out(train=C, c=A), "dataset_test_split": "c"},
+    ]
     first, second = sources.origins(load(data={"dataset_name": None, "datasets": several}))
     assert read(first.train) == B and read(second.train) == C and read(second.heldout) == A
 
@@ -175,8 +177,12 @@ class Hub:
             raise ValueError(f"Revision {revision} doesn't exist for dataset {name}")
         whole = datasets.DatasetDict(train=datasets.Dataset.from_list(CONTENT))
         streamed = datasets.IterableDatasetDict(train=whole["train"].to_iterable_dataset())
-        return SimpleNamespace(hash=self.commits[revision or "main"], download_and_prepare=lambda: None,
-                               as_dataset=lambda: whole, as_streaming_dataset=lambda: streamed)  # fmt: skip
+        return SimpleNamespace(
+            hash=self.commits[revision or "main"],
+            download_and_prepare=lambda: None,
+            as_dataset=lambda: whole,
+            as_streaming_dataset=lambda: streamed,
+        )
 
 
 @pytest.mark.parametrize("streaming", [False, True])

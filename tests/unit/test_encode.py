@@ -187,12 +187,20 @@ def test_whatever_changes_the_samples_changes_the_fingerprint(prepare, tmp_path,
     more_words = copy.deepcopy(tokenizer)
     more_words.add_tokens(["number"])
     data = [
-        prepare(), prepare([*CHATS, chat("a", "b")]), prepare([*CHATS[:-1], chat("What is 19?", "The number 20.")]),
-        prepare(CHATS[::-1]), prepare(CHATS, HELD), prepare(CHATS, CHATS[:3]), prepare(max_length=20),
-        prepare(chat_template=str(template)), prepare(validation_split=0.2), prepare(max_train_samples=4),
-        prepare(max_eval_samples=1, validation_split=0.2), prepare(tokenizer=more_words),
+        prepare(),
+        prepare([*CHATS, chat("a", "b")]),
+        prepare([*CHATS[:-1], chat("What is 19?", "The number 20.")]),
+        prepare(CHATS[::-1]),
+        prepare(CHATS, HELD),
+        prepare(CHATS, CHATS[:3]),
+        prepare(max_length=20),
+        prepare(chat_template=str(template)),
+        prepare(validation_split=0.2),
+        prepare(max_train_samples=4),
+        prepare(max_eval_samples=1, validation_split=0.2),
+        prepare(tokenizer=more_words),
         prepare(skip_bad_rows=True),
-    ]  # fmt: skip
+    ]
     assert len({one.fingerprint for one in data}) == len(data)
 
 
@@ -487,9 +495,15 @@ def test_one_source_of_data(load, mistake, tokenizer, cache):
 
 
 @settings(max_examples=100)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-       | st.dictionaries(st.sampled_from(["messages", "role", "content", "x"]), inner, max_size=3)))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["messages", "role", "content", "x"]), inner, max_size=3)
+        ),
+    )
+)
 def test_any_json_is_a_chat_or_a_users_mistake(row):
     try:
         text = samples.convert(row, {}, lambda messages, tools: samples.Text(json.dumps(messages), [(0, 1)]))

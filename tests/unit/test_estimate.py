@@ -26,8 +26,14 @@ from brigade.planner.models.shape_from_config import shape_of
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
 QWEN_MOE = named_shape(str(ROOT / "recipes" / "qwen3-30b-a3b"))
-CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
-          "intermediate_size": 128}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "intermediate_size": 128,
+}
 
 
 def job(shape: ModelShape = LLAMA_8B, **options) -> Job:
@@ -66,8 +72,11 @@ def test_a_size_that_is_none(value):
 
 
 MOE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-SEEING = CONFIG | {"vision_config": dict.fromkeys(("hidden_size", "intermediate_size", "patch_size", "image_size",
-                                                   "num_hidden_layers"), 16)}  # fmt: skip
+SEEING = CONFIG | {
+    "vision_config": dict.fromkeys(
+        ("hidden_size", "intermediate_size", "patch_size", "image_size", "num_hidden_layers"), 16
+    )
+}
 
 
 @pytest.mark.parametrize("config, said", [
@@ -89,9 +98,16 @@ def test_a_config_that_contradicts_itself(config, said):
     assert said in str(error.value)
 
 
-THINGS = st.one_of(st.none(), st.booleans(), st.integers(-2, 40), st.integers(), st.floats(), st.text(max_size=5),
-                   st.lists(st.one_of(st.integers(0, 3), st.text(max_size=3), st.lists(st.none())), max_size=3),
-                   st.dictionaries(st.sampled_from(["hidden_size", "model_type", "patch_size"]), st.integers(0, 9)))  # fmt: skip
+THINGS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 40),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.integers(0, 3), st.text(max_size=3), st.lists(st.none())), max_size=3),
+    st.dictionaries(st.sampled_from(["hidden_size", "model_type", "patch_size"]), st.integers(0, 9)),
+)
 KEYS = ("model_type", "text_config", "vision_config", "sliding_window", "layer_types", "sliding_window_pattern", "head_dim",
         "use_sliding_window", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "tie_word_embeddings",
         "num_key_value_heads", "attention_bias", "num_local_experts", "n_layer", "_name_or_path", *MOE)  # fmt: skip
@@ -197,8 +213,10 @@ def test_four_bits_are_gathered_and_offloaded_as_four_bits():
 
 def test_adapters_cost_time_where_they_lie():
     job = Job(LLAMA_8B, 2**12, method="lora", trained=10**5)
-    costs = [step_time(replace(job, targets=targets, adapter_dropout=dropout)).compute
-             for targets, dropout in (("qv", False), ("qkvo", False), ("qkvom", False), ("qkvom", True))]  # fmt: skip
+    costs = [
+        step_time(replace(job, targets=targets, adapter_dropout=dropout)).compute
+        for targets, dropout in (("qv", False), ("qkvo", False), ("qkvom", False), ("qkvom", True))
+    ]
     assert costs == sorted(costs) and len(set(costs)) == 4
     assert step_time(replace(job, engine="zero", stage=2)).compute < costs[2]  # no copies in fp32
 
@@ -214,8 +232,10 @@ def test_offload_leaves_the_optimizer_on_the_host():
 )
 def test_expert_parallelism_moves_states_and_makes_none_disappear(engine, stage, tensor):
     """All experts' optimizer states exist once, however they are spread."""
-    spread = [memory(job(QWEN_MOE, engine=engine, stage=stage, data=16, tensor=tensor, expert=expert)).optimizer
-              for expert in (1, 2, 4, 8, 16)]  # fmt: skip
+    spread = [
+        memory(job(QWEN_MOE, engine=engine, stage=stage, data=16, tensor=tensor, expert=expert)).optimizer
+        for expert in (1, 2, 4, 8, 16)
+    ]
     assert spread == pytest.approx([spread[0]] * 5, rel=1e-6)
 
 
@@ -267,8 +287,10 @@ def test_what_a_host_holds():
     assert [host(job(engine="zero", stage=stage)).checkpoint / psi for stage in (1, 2, 3)] == [16, 16, 14]
     plain, offloaded = (host(job(engine="zero", offload=where)) for where in ("", "optimizer"))
     assert offloaded.training - plain.training == pytest.approx(1.25 * 16 * psi)  # eight ranks of one host
-    own = [host(job(engine=engine, stage=stage)).loading - 8 * PROCESS
-           for engine, stage in (("ddp", 0), ("fsdp2", 3), ("zero", 2), ("zero", 3))]  # fmt: skip
+    own = [
+        host(job(engine=engine, stage=stage)).loading - 8 * PROCESS
+        for engine, stage in (("ddp", 0), ("fsdp2", 3), ("zero", 2), ("zero", 3))
+    ]
     assert own == [8 * 4 * psi, 4 * psi, 0, 0]  # converted to fp32 on each rank, on one, and not at all
 
 

@@ -54,8 +54,10 @@ def test_a_row_s_adam(framework, precision, optimizer, wanted):
     )
 
 
-@pytest.mark.parametrize("framework, quantised", [("HF Trainer (transformers 4.48)", True), ("TRL", True),
-                                                  ("HF Trainer (transformers 5.2)", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "framework, quantised",
+    [("HF Trainer (transformers 4.48)", True), ("TRL", True), ("HF Trainer (transformers 5.2)", False)],
+)
 def test_experts_were_linear_layers_before_transformers_5(framework, quantised):
     row = next(
         row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["model"] == "mixtral-8x7b"
@@ -272,8 +274,12 @@ def test_a_size_that_is_none_is_a_reason(column, value):
 
 
 # ---- whatever a table holds --------------------------------------------------------------------------------------
-CELLS = st.one_of(st.sampled_from(["", "0", "-1", "inf", "nan", "1e308", "99999999", "3", "lora", "ZeRO-3", "x" * 300, "\0"]),
-                  st.text(max_size=12), st.integers().map(str), st.floats().map(str))  # fmt: skip
+CELLS = st.one_of(
+    st.sampled_from(["", "0", "-1", "inf", "nan", "1e308", "99999999", "3", "lora", "ZeRO-3", "x" * 300, "\0"]),
+    st.text(max_size=12),
+    st.integers().map(str),
+    st.floats().map(str),
+)
 SOME = [
     row for name in ("published", "collected") for row in table.read(ROOT / "benchmarks" / "data" / f"{name}.csv")[::23]
 ]

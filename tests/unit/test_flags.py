@@ -137,8 +137,17 @@ NUMBERS = {
     "launch": {"master_port": "65536", "start_timeout": "0"},
     "prepare": {}, "lint": {},
 }  # fmt: skip
-ZERO_IS_ONE = {"lora_dropout", "warmup_steps", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "seed",
-               "eval_answers", "dataloader_num_workers"}  # fmt: skip
+ZERO_IS_ONE = {
+    "lora_dropout",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+    "seed",
+    "eval_answers",
+    "dataloader_num_workers",
+}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -377,9 +386,14 @@ def test_flags_are_not_abbreviated(load, mistake):
 
 # ---- anything at all ---------------------------------------------------------------------------------------------
 scalars = (
-    st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats() | st.text(max_size=12) | st.dates()
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**6)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.dates()
     | st.sampled_from(["auto", "none", "1e-5", "yes", "recipes/tiny", "python-docs"])
-)  # fmt: skip
+)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3), max_leaves=6
 )
@@ -413,12 +427,17 @@ def test_any_document_is_a_recipe_or_a_users_mistake(folder, document):
     load_or_told(["--recipe", str(path)])
 
 
-@given(st.fixed_dictionaries(
-    {"model": st.just({"model_name_or_path": "m"}), "data": st.just({"train_file": "f"})},
-    optional={"training": st.fixed_dictionaries(
-        {"global_batch_size": st.integers(1, 64)}, optional={key: values for key in SECTIONS["training"].model_fields
-                                                             if key != "global_batch_size"})},
-))  # fmt: skip
+@given(
+    st.fixed_dictionaries(
+        {"model": st.just({"model_name_or_path": "m"}), "data": st.just({"train_file": "f"})},
+        optional={
+            "training": st.fixed_dictionaries(
+                {"global_batch_size": st.integers(1, 64)},
+                optional={key: values for key in SECTIONS["training"].model_fields if key != "global_batch_size"},
+            )
+        },
+    )
+)
 def test_any_values_of_known_keys(folder, document):
     path = folder / "values.yaml"
     path.write_text(yaml.safe_dump(document))

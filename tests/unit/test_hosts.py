@@ -49,8 +49,18 @@ TAILS = {
 @pytest.mark.parametrize("launcher", TAILS)
 def test_dry_run_prints_each_hosts_command_and_no_value_of_a_variable(hostfile, launcher):
     file = hostfile(node1=4, node2=4)
-    done = launch("recipes/tiny/full.yaml", "--hostfile", file, "--launcher", launcher, "--dry-run", "--max_steps", "7",
-                  HF_TOKEN=SECRET, EDITOR="vi")  # fmt: skip
+    done = launch(
+        "recipes/tiny/full.yaml",
+        "--hostfile",
+        file,
+        "--launcher",
+        launcher,
+        "--dry-run",
+        "--max_steps",
+        "7",
+        HF_TOKEN=SECRET,
+        EDITOR="vi",
+    )
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert [line.split(":")[0] for line in commands] == ["node1", "node2"]
@@ -120,8 +130,18 @@ def launch_there(hostfile, tmp_path):
     def run(count, **more):
         file = hostfile(**{f"node{number}": 1 for number in range(1, count + 1)})
         there = {"PATH": f"{REPOSITORY}/testbed/stand_in:/usr/bin:/bin"}
-        return launch("recipes/tiny/full.yaml", "--hostfile", file, "--launcher", "torchrun", "--global_batch_size", str(count),
-                      "--log_dir", str(tmp_path / "logs"), **there | more)  # fmt: skip
+        return launch(
+            "recipes/tiny/full.yaml",
+            "--hostfile",
+            file,
+            "--launcher",
+            "torchrun",
+            "--global_batch_size",
+            str(count),
+            "--log_dir",
+            str(tmp_path / "logs"),
+            **there | more,
+        )
 
     return run
 
@@ -203,10 +223,25 @@ def test_no_terminal_obeys_what_a_rank_prints(launch_there, tmp_path):
 
 # ---- what travels ----------------------------------------------------------------------------------------------
 def test_training_needs_travel_and_nothing_else():
-    env = {"HF_TOKEN": "t", "HF_HOME": "/h", "WANDB_API_KEY": "k", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1",
-           "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0,1", "LD_LIBRARY_PATH": "/l", "PATH": "/p", "https_proxy": "x",
-           "HOME": "/root", "SSH_AUTH_SOCK": "/s", "AWS_SECRET_ACCESS_KEY": "a", "SLURM_JOB_ID": "1", "BRIGADE_DOOR": "d",
-           "TORCHELASTIC_RUN_ID": "r", "DISPLAY": ":0"}  # fmt: skip
+    env = {
+        "HF_TOKEN": "t",
+        "HF_HOME": "/h",
+        "WANDB_API_KEY": "k",
+        "NCCL_DEBUG": "INFO",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "LD_LIBRARY_PATH": "/l",
+        "PATH": "/p",
+        "https_proxy": "x",
+        "HOME": "/root",
+        "SSH_AUTH_SOCK": "/s",
+        "AWS_SECRET_ACCESS_KEY": "a",
+        "SLURM_JOB_ID": "1",
+        "BRIGADE_DOOR": "d",
+        "TORCHELASTIC_RUN_ID": "r",
+        "DISPLAY": ":0",
+    }
     kept = {
         "HOME",
         "SSH_AUTH_SOCK",
@@ -307,8 +342,13 @@ def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
 # ---- the far end -----------------------------------------------------------------------------------------------
 def talk(*orders, seconds=5.0):
     """What an agent of this host says to these orders until it has ended."""
-    agent = subprocess.Popen([sys.executable, "-m", "brigade.launch.agent"], cwd=REPOSITORY, text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "brigade.launch.agent"],
+        cwd=REPOSITORY,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     for order in orders:
         agent.stdin.write(json.dumps(order) + "\n")
         agent.stdin.flush()
@@ -320,11 +360,19 @@ def talk(*orders, seconds=5.0):
 
 
 def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigterm():
-    stubborn = ("import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-                "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-                "print('up', flush=True)\ntime.sleep(600)")  # fmt: skip
-    order = {"do": "start", "run": f"test-{time.monotonic_ns()}", "command": [sys.executable, "-c", stubborn],
-             "cwd": str(REPOSITORY), "environment": {}, "files": {}}  # fmt: skip
+    stubborn = (
+        "import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "print('up', flush=True)\ntime.sleep(600)"
+    )
+    order = {
+        "do": "start",
+        "run": f"test-{time.monotonic_ns()}",
+        "command": [sys.executable, "-c", stubborn],
+        "cwd": str(REPOSITORY),
+        "environment": {},
+        "files": {},
+    }
     lines, seconds = talk(order, seconds=1.5)
     kinds = [line["is"] for line in lines]
     assert kinds[0] == "hello" and "stopped" in kinds and kinds[-1] == "bye"
@@ -340,8 +388,9 @@ def test_an_agent_answers_orders_and_names_who_holds_a_port():
 
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        lines, _ = talk({"do": "port", "id": 1, "port": port}, {"do": "files", "id": 2, "paths": ["/", "/nowhere"]},
-                        seconds=1)  # fmt: skip
+        lines, _ = talk(
+            {"do": "port", "id": 1, "port": port}, {"do": "files", "id": 2, "paths": ["/", "/nowhere"]}, seconds=1
+        )
     answers = {line["id"]: line for line in lines if line["is"] == "answer"}
     assert "process" in answers[1]["taken"] and answers[2]["missing"] == ["/nowhere"]
     hello = lines[0]

@@ -65,7 +65,8 @@ def test_accelerate_takes_it_and_train_py_reads_the_same_strategy(kind, launched
     assert config.fsdp_config.get("fsdp_version", 2) == 2
     several = kind.startswith("zero") and hosts > 1
     assert config.deepspeed_config.get("deepspeed_multinode_launcher") == (
-        None if not several else "standard" if launched else "pdsh")  # fmt: skip
+        None if not several else "standard" if launched else "pdsh"
+    )
     assert config.deepspeed_config.get("deepspeed_hostfile") == ("hostfiles/2x8" if several and not launched else None)
     assert kind != "zero3" or DEEPSPEED_MULTINODE_LAUNCHERS[0] == "pdsh"
     assert ("deepspeed_config_file" in config.deepspeed_config) is kind.startswith("zero")

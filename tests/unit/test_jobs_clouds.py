@@ -51,8 +51,17 @@ def test_the_api_knows_every_field(recipe, hostfile):
     assert read.training_script_args[-2:] == ["--output_dir", f"/outputs/{made.output_dir.name}"]
 
 
-@pytest.mark.parametrize("path", ["spec.trainer", "spec", "spec.runtimeRef", "spec.runtimePatches.0.trainingRuntimeSpec",
-                                  "metadata", "spec.trainer.env.0.valueFrom.secretKeyRef"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "spec.trainer",
+        "spec",
+        "spec.runtimeRef",
+        "spec.runtimePatches.0.trainingRuntimeSpec",
+        "metadata",
+        "spec.trainer.env.0.valueFrom.secretKeyRef",
+    ],
+)
 def test_a_field_that_the_api_does_not_know_would_be_seen(path):
     manifest = yaml.safe_load(text("kubernetes", job()))
     block = wrong = copy.deepcopy(manifest)
@@ -120,7 +129,7 @@ def test_skypilot_reads_every_task_as_meant(parsed):
 @pytest.mark.parametrize("change", ["nane: x", "resources: {acelerators: H100}"])
 def test_skypilot_refuses_what_it_does_not_know(change, parsed, tmp_path):
     task = document(job())
-    (key, value), = yaml.safe_load(change).items()  # fmt: skip
+    ((key, value),) = yaml.safe_load(change).items()
     task[key] = task["resources"] | value if key == "resources" else value
     path = tmp_path / "task.yaml"
     path.write_text(yaml.safe_dump(task))
@@ -147,9 +156,13 @@ def test_each_node_starts_its_own_ranks(recipe, ranks, tmp_path):
     for _ in ("without the success marker", "with it"):
         for rank in ("0", "1"):
             environment = {
-                "PATH": os.environ["PATH"], "OUTPUT": str(tmp_path / "out"), "SKYPILOT_NUM_NODES": "2",
-                "SKYPILOT_NODE_RANK": rank, "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8", "SKYPILOT_NUM_GPUS_PER_NODE": "4",
-            }  # fmt: skip
+                "PATH": os.environ["PATH"],
+                "OUTPUT": str(tmp_path / "out"),
+                "SKYPILOT_NUM_NODES": "2",
+                "SKYPILOT_NODE_RANK": rank,
+                "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8",
+                "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+            }
             codes.append(subprocess.run(["bash", "run.sh"], cwd=tmp_path, env=environment, timeout=30).returncode)
         (tmp_path / "out/success.json").touch()
     assert codes == [1, 0, 0, 0], "the head ends well only with the success marker"

@@ -91,11 +91,21 @@ class Batch:
         (self.directory / "mode").write_text(mode)
         (self.directory / "job.sbatch").write_text(script)
         environment = {
-            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(self.directory),
-            "SLURM_JOB_ID": "41234", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0",
-        }  # fmt: skip
-        return subprocess.Popen(["bash", self.directory / "job.sbatch"], env=environment | variables, cwd="/", text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin",
+            "SLURM_SUBMIT_DIR": str(self.directory),
+            "SLURM_JOB_ID": "41234",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_NODEID": "0",
+        }
+        return subprocess.Popen(
+            ["bash", self.directory / "job.sbatch"],
+            env=environment | variables,
+            cwd="/",
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def run(self, script: str, mode: str = "succeed", **variables: str) -> tuple[int, str]:
         process = self.start(script, mode, **variables)
@@ -137,8 +147,14 @@ def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
         assert (each.nnodes, each.nproc_per_node, each.rdzv_backend) == ("2", "8", "static")
         assert (each.master_addr, each.master_port) == ("node1", 20000 + 1234)
         assert each.training_script == "train.py" and each.shutdown_timeout < 120
-        assert each.training_script_args == ["--recipe", TINY, "--ds_config", "ds_configs/zero3.json", "--output_dir",
-                                             "outputs/tiny-full-zero3"]  # fmt: skip
+        assert each.training_script_args == [
+            "--recipe",
+            TINY,
+            "--ds_config",
+            "ds_configs/zero3.json",
+            "--output_dir",
+            "outputs/tiny-full-zero3",
+        ]
     assert "2 hosts of 8 ranks, node1:21234" in output and "start 1" in output
     assert not any("requeue" in call for call in batch.calls)
 
@@ -164,8 +180,17 @@ def test_two_jobs_have_two_ports(batch):
 
 def test_flags_arrive_as_they_were_given(batch):
     """Each value is its own flag: spaces, quotes, line breaks and all."""
-    keys = ["model_name_or_path", "revision", "tokenizer_name_or_path", "dataset_name", "dataset_config_name",
-            "validation_file", "chat_template", "gpu", "nvme_path"]  # fmt: skip
+    keys = [
+        "model_name_or_path",
+        "revision",
+        "tokenizer_name_or_path",
+        "dataset_name",
+        "dataset_config_name",
+        "validation_file",
+        "chat_template",
+        "gpu",
+        "nvme_path",
+    ]
     for values in (NASTY[: len(keys)], NASTY[-len(keys) :]):
         flags = [f"--{key}={value}" for key, value in zip(keys, values, strict=True)]
         code, output = batch.run(script(*flags, "--output_dir", values[0]))
@@ -242,9 +267,16 @@ def test_what_slurm_is_asked_for(recipe, gpus):
     )
     assert asked.pop("gpus-per-node", None) == gpus
     assert asked == {
-        "job-name": f"{Path(recipe).parent.name}-full-2x8", "nodes": "2", "ntasks-per-node": "1", "exclusive": None,
-        "mem": "0", "output": "%x-%j.out", "open-mode": "append", "requeue": None, "signal": "B:USR1@120",
-    }  # fmt: skip
+        "job-name": f"{Path(recipe).parent.name}-full-2x8",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "exclusive": None,
+        "mem": "0",
+        "output": "%x-%j.out",
+        "open-mode": "append",
+        "requeue": None,
+        "signal": "B:USR1@120",
+    }
     first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     assert not any(line.startswith("#SBATCH") for line in lines[first_command:]), "sbatch would not read them"
     assert lines[0] == "#!/bin/bash" and lines[first_command] == "set -euo pipefail"

@@ -407,8 +407,11 @@ def test_a_run_refuses_what_lint_calls_an_error(check, rule, load):
         else:
             deepspeed_config.check(deepspeed_config.read("ds.json", "")[1], "ds.json", settings)
     except UserError as error:
-        assert (error.problem, error.cure) in [(f.problem.replace("r.yaml", str(settings.recipe_path)), f.cure)
-                                               for f in report.findings if f.severity == "error"]  # fmt: skip
+        assert (error.problem, error.cure) in [
+            (f.problem.replace("r.yaml", str(settings.recipe_path)), f.cure)
+            for f in report.findings
+            if f.severity == "error"
+        ]
     else:
         assert not report.counts()["error"]
 

@@ -118,9 +118,12 @@ FAMILIES = {
     "gpt_oss": TWO_KINDS | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 ONLY_EAGER = {"gpt_oss"}  # its sinks: SDPA has none
-CASES = [pytest.param(family, how)
-         for family in FAMILIES for how in ("eager", "sdpa", attention.VARLEN)
-         if how == "eager" or family not in ONLY_EAGER]  # fmt: skip
+CASES = [
+    pytest.param(family, how)
+    for family in FAMILIES
+    for how in ("eager", "sdpa", attention.VARLEN)
+    if how == "eager" or family not in ONLY_EAGER
+]
 # Relative. The models themselves compute norms, rotary angles and eager's softmax in float32, whatever their weights are.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 2e-6}
 LENGTHS = (9, 3, 17, 2, 6, 5, 12)  # tokens of each sample
@@ -226,8 +229,18 @@ def packed_rows(some, packed=PACKED):
     return [row([some[i] for i in members]) for members in packed]
 
 
-def prove(family, how, padding_free, dtype=torch.float64, tolerance=1e-5, multiple=1, spoil=lambda batch: None, some=None,
-          packed=PACKED, expected=None):  # fmt: skip
+def prove(
+    family,
+    how,
+    padding_free,
+    dtype=torch.float64,
+    tolerance=1e-5,
+    multiple=1,
+    spoil=lambda batch: None,
+    some=None,
+    packed=PACKED,
+    expected=None,
+):
     """Packed rows give each sample the logits that it has alone, and all together their loss and gradients."""
     some = some or samples()
     logits, loss, their_gradients = expected or reference(family)
@@ -280,8 +293,11 @@ def test_nor_with_padding_to_a_fixed_shape(family, how, padding_free):
 
 @hypothesis(max_examples=10)
 @example([[2]], False, "sdpa")
-@given(st.lists(st.lists(st.integers(2, 14), min_size=1, max_size=4), min_size=1, max_size=3), st.booleans(),
-       st.sampled_from(["eager", "sdpa", attention.VARLEN]))  # fmt: skip
+@given(
+    st.lists(st.lists(st.integers(2, 14), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.booleans(),
+    st.sampled_from(["eager", "sdpa", attention.VARLEN]),
+)
 def test_whatever_their_lengths(lengths, padding_free, how):
     numbers = itertools.count()
     packed = [[next(numbers) for _ in members] for members in lengths]

@@ -12,8 +12,15 @@ from brigade.strategy.methods import REFUSED
 from tests.ranks import test_export, test_methods, test_rehearsal
 
 PAGES = sorted(REPOSITORY.glob("docs/*.md"))
-COLUMNS = {"LoRA": "lora", "LoRA on some layers": "parts", "DoRA": "dora", "QLoRA": "qlora", "QDoRA": "qdora",
-           "LoRA, LAMB": "lora+lamb", "LoRA, LARS": "lora+lars"}  # fmt: skip
+COLUMNS = {
+    "LoRA": "lora",
+    "LoRA on some layers": "parts",
+    "DoRA": "dora",
+    "QLoRA": "qlora",
+    "QDoRA": "qdora",
+    "LoRA, LAMB": "lora+lamb",
+    "LoRA, LARS": "lora+lars",
+}
 
 
 def rehearsed():

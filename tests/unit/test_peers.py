@@ -87,12 +87,30 @@ def test_all_steps_count_but_the_first(monkeypatch):
 
 def test_our_log_counts_the_same_way():
     history = [
-        {"loss": 9.0, "step_time": 99.0, "tokens_per_second": 1.0, "supervised_tokens_per_second": 1.0, "peak_memory_gib": 1},
+        {
+            "loss": 9.0,
+            "step_time": 99.0,
+            "tokens_per_second": 1.0,
+            "supervised_tokens_per_second": 1.0,
+            "peak_memory_gib": 1,
+        },
         {"eval_loss": 9.0},
-        {"loss": 8.0, "step_time": 2.0, "tokens_per_second": 4.0, "supervised_tokens_per_second": 3.0, "peak_memory_gib": 2},
-        {"loss": 7.0, "step_time": 3.0, "tokens_per_second": 1.0, "supervised_tokens_per_second": 0.0, "peak_memory_gib": 2},
+        {
+            "loss": 8.0,
+            "step_time": 2.0,
+            "tokens_per_second": 4.0,
+            "supervised_tokens_per_second": 3.0,
+            "peak_memory_gib": 2,
+        },
+        {
+            "loss": 7.0,
+            "step_time": 3.0,
+            "tokens_per_second": 1.0,
+            "supervised_tokens_per_second": 0.0,
+            "peak_memory_gib": 2,
+        },
         {"train_runtime": 1.0},
-    ]  # fmt: skip
+    ]
     found = peers.from_log(history, steps=2)
     assert (found["seconds"], found["tokens"], found["supervised_tokens"]) == (5.0, 11, 6)
     assert found["supervised_tokens_per_second"] == 1.2
@@ -104,16 +122,31 @@ def test_our_log_counts_the_same_way():
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 def row(name, number, rate, kind="peers", measurement="2026-01-02T00:00:00", **more):
-    settings = {"global_batch_size": "2", "per_device_train_batch_size": "1"} if kind == "ablation" or name == "ours" else {
-        "micro_batch": 4, "accumulation": 3}  # fmt: skip
+    settings = (
+        {"global_batch_size": "2", "per_device_train_batch_size": "1"}
+        if kind == "ablation" or name == "ours"
+        else {"micro_batch": 4, "accumulation": 3}
+    )
     return {
-        "kind": kind, "only": False, "others": 0.01,
-        "measurement": measurement, "command": "python -m benchmarks.peers", "name": name, "round": number,
-        "steps": 8, "tokens": 90,
-        "supervised_tokens_per_second": rate, "tokens_per_second": rate * 1.5, "peak_memory_gib": 2.0,
-        "settings": settings, "versions": {"torch": "2"}, "device": "2 x a processor, no GPU", "threads": 2,
-        "model": {"parameters": 25_765_248, "vocab_size": 16384}, "data": {"dialogues": 2000},
-    } | more  # fmt: skip
+        "kind": kind,
+        "only": False,
+        "others": 0.01,
+        "measurement": measurement,
+        "command": "python -m benchmarks.peers",
+        "name": name,
+        "round": number,
+        "steps": 8,
+        "tokens": 90,
+        "supervised_tokens_per_second": rate,
+        "tokens_per_second": rate * 1.5,
+        "peak_memory_gib": 2.0,
+        "settings": settings,
+        "versions": {"torch": "2"},
+        "device": "2 x a processor, no GPU",
+        "threads": 2,
+        "model": {"parameters": 25_765_248, "vocab_size": 16384},
+        "data": {"dialogues": 2000},
+    } | more
 
 
 PEERS = [

@@ -108,8 +108,10 @@ def test_weights_and_their_seed_change_it(load, tokenizer, write):
 def test_nothing_else_changes_it(load, tokenizer, write, training, data):
     plain = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))}
     changed = plain | data | {"train_file": write("another name.jsonl", chats("a", 9))}
-    assert (preparing.plan(load(data=plain), tokenizer)[2]
-            == preparing.plan(load(data=changed, training=training), tokenizer)[2])  # fmt: skip
+    assert (
+        preparing.plan(load(data=plain), tokenizer)[2]
+        == preparing.plan(load(data=changed, training=training), tokenizer)[2]
+    )
 
 
 def test_a_tokenizer_that_was_used_is_the_same(load, tokenizer, write):
@@ -179,9 +181,15 @@ def test_a_mistake_in_a_later_chunk_is_told_from_another_process(prepare, write,
 
 # ---- sources, weights, numbers -----------------------------------------------------------------------------------
 def mixed(prepare, write, sizes, weights, **data):
-    sources = [{"train_file": write(f"{name}.jsonl", chats(name, size)), "name": name, "weight": weight,
-                "validation_file": write(f"held-{name}.jsonl", chats(f"held {name}", 2))}
-               for name, size, weight in zip("abc", sizes, weights, strict=False)]  # fmt: skip
+    sources = [
+        {
+            "train_file": write(f"{name}.jsonl", chats(name, size)),
+            "name": name,
+            "weight": weight,
+            "validation_file": write(f"held-{name}.jsonl", chats(f"held {name}", 2)),
+        }
+        for name, size, weight in zip("abc", sizes, weights, strict=False)
+    ]
     return prepare(datasets=sources, **data)
 
 
@@ -214,8 +222,9 @@ def test_fewer_samples_of_sources_without_weights_keep_their_sizes(prepare, writ
     assert prepared.facts["by_source"] == list(counts)
     found = texts(tokenizer, prepared.train)
     for name, count in zip("abc", counts, strict=False):
-        assert [text for text in found if f"user\n{name} " in text] == [t for i in range(count) for t in found
-                                                                       if f"user\n{name} {i}?" in t]  # fmt: skip
+        assert [text for text in found if f"user\n{name} " in text] == [
+            t for i in range(count) for t in found if f"user\n{name} {i}?" in t
+        ]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -247,8 +256,10 @@ def test_numbers_of_both_kinds_of_samples_are_met(prepare, write):
 
 def test_the_seed_chooses_the_samples(prepare, write):
     def chosen(seed):
-        return [row["input_ids"].tolist() for row in
-                mixed(prepare, write, (4, 40), (0.5, 0.5), training={"seed": seed}).train]  # fmt: skip
+        return [
+            row["input_ids"].tolist()
+            for row in mixed(prepare, write, (4, 40), (0.5, 0.5), training={"seed": seed}).train
+        ]
 
     assert chosen(1) == chosen(1) != chosen(2)
 
@@ -300,8 +311,10 @@ def test_what_a_long_text_is_split_into_lies_on_one_side(prepare, write, tokeniz
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     long = [{"text": f"{'abcdefghijkl'[i]} " * (0 if i % 5 == 4 else 60)} for i in range(12)]
     prepared = prepare(train_file=write("a.jsonl", long), validation_split=share, max_length=16)
-    kept, held = ({letter for text in texts(tokenizer, part) for letter in text.split("<")[0].split()}
-                  for part in (prepared.train, prepared.heldout["a"]))  # fmt: skip
+    kept, held = (
+        {letter for text in texts(tokenizer, part) for letter in text.split("<")[0].split()}
+        for part in (prepared.train, prepared.heldout["a"])
+    )
     assert not kept & held and kept | held == set("abcdfghikl")
     assert len(held) == max(1, round(10 * share)) and len(prepared.heldout["a"]) > len(held)
 
@@ -325,8 +338,11 @@ def test_a_completion_is_supervised_and_its_prompt_is_not(from_rows, tokenizer):
 
 
 def test_prompt_and_completion_of_messages(from_rows, tokenizer):
-    history = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},
-               {"role": "user", "content": "b?"}]  # fmt: skip
+    history = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "first"},
+        {"role": "user", "content": "b?"},
+    ]
     (row,) = from_rows({"prompt": history, "completion": [{"role": "assistant", "content": "second"}]}).train
     assert "first" in tokenizer.decode(row["input_ids"])
     assert words(tokenizer, row) == "second<|im_end|>", "an answer in the prompt is no part of the completion"
@@ -354,8 +370,12 @@ def test_empty_texts_are_skipped_and_counted(load, prepare, write, tokenizer, mo
     monkeypatch.setattr(rows, "CHUNK_BYTES", 60)  # among them chunks of nothing else
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     content = [{"text": text} for text in ("", "one", " \n\t", "two", *[""] * 20, "word " * 40, "\u00a0", "three")]
-    data = {"train_file": write("a.jsonl", content), "validation_file": write("h.jsonl", [{"text": ""}, {"text": "held"}]),
-            "max_length": 32, "dataset_num_proc": processes}  # fmt: skip
+    data = {
+        "train_file": write("a.jsonl", content),
+        "validation_file": write("h.jsonl", [{"text": ""}, {"text": "held"}]),
+        "max_length": 32,
+        "dataset_num_proc": processes,
+    }
     prepared = prepare(**data)
     found = texts(tokenizer, prepared.train)
     assert [text.split("<")[0] for text in (*found[:2], found[-1])] == ["one", "two", "three"]
@@ -431,17 +451,31 @@ def test_truncation_off(from_rows, tmp_path, mistake):
 
 # ---- tools -------------------------------------------------------------------------------------------------------
 def tool(name, **properties):
-    return {"type": "function", "function": {"name": name, "description": name, "parameters": {
-        "type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}}}  # fmt: skip
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": name,
+            "parameters": {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}},
+        },
+    }
 
 
 def with_tools(name, arguments, tools):
-    return {"tools": tools, "messages": [
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do it."},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
-            "name": name, "arguments": arguments}}]},
-        {"role": "tool", "content": "done"}, {"role": "assistant", "content": "It is done."},
-    ]}  # fmt: skip
+    return {
+        "tools": tools,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Do it."},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+            },
+            {"role": "tool", "content": "done"},
+            {"role": "assistant", "content": "It is done."},
+        ],
+    }
 
 
 def test_tool_calls_from_parquet_are_those_from_json(from_rows, prepare, write, tokenizer, tmp_path):
@@ -482,8 +516,10 @@ def test_tools_are_never_left_out_without_a_word(from_rows, tmp_path, mistake, t
 
 def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_path):
     own = tmp_path / "own.jinja"
-    own.write_text("{% if tools %}{{ tools | length }} tools {% endif %}{% for m in messages %}"
-                   "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")  # fmt: skip
+    own.write_text(
+        "{% if tools %}{{ tools | length }} tools {% endif %}{% for m in messages %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
     (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train
     assert tokenizer.decode(row["input_ids"]).startswith("2 tools")
 
@@ -516,8 +552,11 @@ def figures(load, prepared, **sections):
 
 
 def test_figures(load, prepare, write):
-    data = {"train_file": write("a.jsonl", [*chats("a", 50), {"prompt": "why " * 90, "completion": "b"}]),
-            "validation_file": write("h.jsonl", chats("h", 3)), "max_length": 64}  # fmt: skip
+    data = {
+        "train_file": write("a.jsonl", [*chats("a", 50), {"prompt": "why " * 90, "completion": "b"}]),
+        "validation_file": write("h.jsonl", chats("h", 3)),
+        "max_length": 64,
+    }
     prepared = prepare(**data)
     said = figures(load, prepared, data=data | {"dataset_name": None})
     share = prepared.facts["supervised"] / prepared.facts["tokens"]
@@ -554,8 +593,11 @@ def test_what_is_too_long_is_told_by_what_became_of_it(load, prepare, write):
 def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, write):
     """Held-out samples, and those beyond max_train_samples, have no part in them."""
     pairs = [{"prompt": "a " * 30, "completion": "b"}, {"prompt": "a", "completion": " b" * 60}]
-    data = {"train_file": write("a.jsonl", pairs), "validation_file": write("h.jsonl", pairs[1:] * 9),
-            "max_train_samples": 1}  # fmt: skip
+    data = {
+        "train_file": write("a.jsonl", pairs),
+        "validation_file": write("h.jsonl", pairs[1:] * 9),
+        "max_train_samples": 1,
+    }
     prepared = prepare(**data)
     (row,) = prepared.train
     supervised = int((row["labels"] != IGNORED).sum())
@@ -612,8 +654,10 @@ def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
 
     collate = Collate(0, padding_free=False, packed=False, cumulative=False)
     samples = WithFiller(prepared.train, 0)
-    found = [collate(samples.__getitems__(each))["about"]
-             for each in GlobalBatches(len(prepared.train), batch.micro, batch.accumulation, 0, 1, 5)]  # fmt: skip
+    found = [
+        collate(samples.__getitems__(each))["about"]
+        for each in GlobalBatches(len(prepared.train), batch.micro, batch.accumulation, 0, 1, 5)
+    ]
     slots = sum(about.slots for about in found)
     assert report.padding(prepared.train, training, batch) == pytest.approx(1 - prepared.facts["tokens"] / slots)
 
@@ -654,8 +698,11 @@ def test_every_turn_of_the_assistant_is_marked(prepare, write, tokenizer):
 
 
 def test_of_a_stream_a_held_out_sample_is_shown(load, prepare, write, tokenizer):
-    data = {"train_file": write("a.jsonl", chats("a", 9)), "validation_file": write("h.jsonl", chats("held", 2)),
-            "streaming": True}  # fmt: skip
+    data = {
+        "train_file": write("a.jsonl", chats("a", 9)),
+        "validation_file": write("h.jsonl", chats("held", 2)),
+        "streaming": True,
+    }
     prepared = prepare(**data, training={"max_steps": 3})
     assert "held 0?" in report.sample(prepared, tokenizer).plain
     said = figures(load, prepared, data=data | {"dataset_name": None, "packing": True}, training={"max_steps": 3})

@@ -31,17 +31,30 @@ def home(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     recipe = {
         "model": {"model_name_or_path": "recipes/tiny", "from_scratch": True, "tokenizer_name_or_path": str(tokenizer)},
-        "data": {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "held.jsonl"),
-                 "chat_template": "chatml", "max_length": 64},
+        "data": {
+            "train_file": str(tmp_path / "train.jsonl"),
+            "validation_file": str(tmp_path / "held.jsonl"),
+            "chat_template": "chatml",
+            "max_length": 64,
+        },
         "training": {"global_batch_size": 4, "learning_rate": 1e-3},
-    }  # fmt: skip
+    }
     (tmp_path / "full.yaml").write_text(json.dumps(recipe))
     return tmp_path
 
 
 def write(path, count):
-    lines = [json.dumps({"messages": [{"role": "user", "content": f"What follows {n} in {path.stem}?"},
-                                      {"role": "assistant", "content": f"{n + 1} follows."}]}) for n in range(count)]  # fmt: skip
+    lines = [
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": f"What follows {n} in {path.stem}?"},
+                    {"role": "assistant", "content": f"{n + 1} follows."},
+                ]
+            }
+        )
+        for n in range(count)
+    ]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -65,8 +78,14 @@ def prepare(home, capsys):
 
 def command(home, *flags):
     environment = os.environ | {"PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "brigade", "prepare", *flags], cwd=REPOSITORY, env=environment,
-                          text=True, timeout=120, capture_output=True)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "brigade", "prepare", *flags],
+        cwd=REPOSITORY,
+        env=environment,
+        text=True,
+        timeout=120,
+        capture_output=True,
+    )
 
 
 # A sitecustomize that lets one chunk of rows take longer than a bar needs to appear.
@@ -120,9 +139,13 @@ def on_a_terminal(home, *flags):
     """The same command whose output is a terminal; returns (exit code, all that it showed)."""
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (30, 120))
-    process = subprocess.Popen([sys.executable, "-m", "brigade", "prepare", *flags], cwd=REPOSITORY, stdout=follower,
-                               stderr=follower, env=os.environ | {"PYTHONPATH": str(home), "TERM": "xterm",
-                                                                  "OMP_NUM_THREADS": "1"})  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brigade", "prepare", *flags],
+        cwd=REPOSITORY,
+        stdout=follower,
+        stderr=follower,
+        env=os.environ | {"PYTHONPATH": str(home), "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+    )
     os.close(follower)
     shown = b""
     while True:
@@ -241,9 +264,16 @@ def test_what_does_not_change_them_reads_the_old_one(home, prepare):
     before = caches(home)
     os.utime(home / "train.jsonl", (1, 1))  # touched
     (home / "renamed.jsonl").write_text((home / "train.jsonl").read_text())
-    for flags in ([], ["--output_dir", str(home / "elsewhere")], ["--learning_rate", "5e-4"], ["--seed", "7"],
-                  ["--global_batch_size", "8"], ["--dataset_num_proc", "2"], ["--attn_implementation", "eager"],
-                  ["--train_file", str(home / "renamed.jsonl")]):  # fmt: skip
+    for flags in (
+        [],
+        ["--output_dir", str(home / "elsewhere")],
+        ["--learning_rate", "5e-4"],
+        ["--seed", "7"],
+        ["--global_batch_size", "8"],
+        ["--dataset_num_proc", "2"],
+        ["--attn_implementation", "eager"],
+        ["--train_file", str(home / "renamed.jsonl")],
+    ):
         said = prepare(*flags)
         assert folder_of(said) == folder_of(first) and "was there, read" in said, flags
     assert caches(home) == before

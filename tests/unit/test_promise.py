@@ -191,8 +191,14 @@ def test_nor_does_an_unknown_architecture(load):
         job_of_run.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": zero(3, zero_hpz_partition_size=8)},
-                                     {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"strategy": zero(3, zero_hpz_partition_size=8)},
+        {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}},
+    ],
+)
 def test_a_job_survives_run_yaml(job, changes):
     made = job_of_run.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
     assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here") == made
@@ -215,8 +221,10 @@ def told(memory=41.2, seconds=2.31, data=0.0, promised=PROMISE, reason=""):
 
 
 def test_one_line_where_it_came_as_promised():
-    assert told() == ["after 10 steps: 41.2 GiB allocated at most (the planner promised 39.8, and 36.0 to 44.0 in four runs of "
-                      f"five), {TIME}"]  # fmt: skip
+    assert told() == [
+        "after 10 steps: 41.2 GiB allocated at most (the planner promised 39.8, and 36.0 to 44.0 in four runs of "
+        f"five), {TIME}"
+    ]
 
 
 @pytest.mark.parametrize("figures, words", [

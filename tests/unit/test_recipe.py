@@ -107,9 +107,11 @@ WATCHING = {
 
 def document(**changed):
     whole = {
-        "model": {"model_name_or_path": "m"}, "data": {"train_file": "d"}, "training": {"global_batch_size": 32},
-        "cluster": {}
-    }  # fmt: skip
+        "model": {"model_name_or_path": "m"},
+        "data": {"train_file": "d"},
+        "training": {"global_batch_size": 32},
+        "cluster": {},
+    }
     for key, value in changed.items():
         whole[SECTION_OF[key]][key] = value
     return whole

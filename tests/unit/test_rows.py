@@ -80,8 +80,11 @@ def holds(source, content):
 @hypothesis(max_examples=40)
 @given(st.sampled_from(sorted(READERS)), files, st.integers(1, 60), st.integers(1, 5), st.integers(1, 4))
 def test_every_row_once_and_from_any_cursor_the_rest(kind, content, chunk_bytes, chunk_rows, group):
-    with (tempfile.TemporaryDirectory() as folder, mock.patch.object(rows, "CHUNK_BYTES", chunk_bytes),
-          mock.patch.object(rows, "CHUNK_ROWS", chunk_rows)):  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(rows, "CHUNK_BYTES", chunk_bytes),
+        mock.patch.object(rows, "CHUNK_ROWS", chunk_rows),
+    ):
         paths = [Path(folder) / f"{number}{kind}" for number in range(len(content))]
         for path, part in zip(paths, content, strict=True):
             write_parquet(path, part, group) if kind == ".parquet" else WRITERS[kind](path, part)
@@ -92,8 +95,12 @@ def test_every_row_once_and_from_any_cursor_the_rest(kind, content, chunk_bytes,
             assert own == [f"{path}, {wanted} {number}" for number in range(1, len(part) + 1)]
 
 
-@given(st.lists(row, min_size=1, max_size=9), st.integers(1, 80), st.sampled_from(["", "\n", "  \n\n", "\r\n"]),
-       st.booleans())  # fmt: skip
+@given(
+    st.lists(row, min_size=1, max_size=9),
+    st.integers(1, 80),
+    st.sampled_from(["", "\n", "  \n\n", "\r\n"]),
+    st.booleans(),
+)
 def test_lines_are_counted_with_the_blank_ones(content, chunk_bytes, blank, ends):
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(rows, "CHUNK_BYTES", chunk_bytes):
         path = Path(folder) / "a.jsonl"

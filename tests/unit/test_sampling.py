@@ -103,8 +103,11 @@ def dataset(n):
 
 
 def row(tokens, labels):
-    return {"input_ids": np.array(tokens, dtype=np.int32), "labels": np.array(labels, dtype=np.int64),
-            "lengths": np.array([len(tokens)])}  # fmt: skip
+    return {
+        "input_ids": np.array(tokens, dtype=np.int32),
+        "labels": np.array(labels, dtype=np.int64),
+        "lengths": np.array([len(tokens)]),
+    }
 
 
 PADDED = Collate(0, padding_free=False, packed=False, cumulative=False)

@@ -47,7 +47,8 @@ def test_what_was_measured_is_what_the_formulas_say() -> None:
     sizes = [parameter.numel() for parameter in model.parameters()]
     rows = list(csv.DictReader(states.RESULTS.open()))
     assert {(row["strategy"], int(row["world_size"])) for row in rows} == {
-        (name, ranks) for name in states.STRATEGIES for ranks in (1, 2, 4, 8)}  # fmt: skip
+        (name, ranks) for name in states.STRATEGIES for ranks in (1, 2, 4, 8)
+    }
     for row in rows:
         kind, ranks, half = states.STRATEGIES[row["strategy"]][0], int(row["world_size"]), row["precision"] == "bf16"
         cut = cut_parameters(sizes, ranks)[int(row["fullest_rank"])]
@@ -65,8 +66,10 @@ def test_a_rehearsal_accepts_sharded_states(kind: str, ranks: int, half: bool) -
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize(("claimed", "true"), [("zero1", "ddp"), ("zero2", "ddp"), ("zero3", "ddp"), ("fsdp2", "ddp"),
-                                               ("zero3", "zero2"), ("fsdp2", "zero3")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("claimed", "true"),
+    [("zero1", "ddp"), ("zero2", "ddp"), ("zero3", "ddp"), ("fsdp2", "ddp"), ("zero3", "zero2"), ("fsdp2", "zero3")],
+)
 def test_a_rehearsal_rejects_states_that_are_not_sharded(claimed: str, true: str, ranks: int, half: bool) -> None:
     with pytest.raises(RuntimeError, match=f"{claimed} does not shard as it should: rank 0 holds"):
         _judge(strategy(claimed), LOSSES, LOSSES, measured(true, ranks, half))
@@ -113,8 +116,9 @@ def test_losses_that_are_not_numbers_are_a_fault() -> None:
         _judge(strategy("ddp"), lost, list(lost), measured("ddp", 2))
 
 
-@pytest.mark.parametrize(("kind", "half", "times"), [("zero1", True, 4), ("zero2", True, 8), ("zero1", False, 2),
-                                                     ("zero2", False, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "half", "times"), [("zero1", True, 4), ("zero2", True, 8), ("zero1", False, 2), ("zero2", False, 4)]
+)
 def test_the_textbook_savings_are_limits_for_many_ranks(kind: str, half: bool, times: float) -> None:
     ddp = model_states("ddp", 10**9, 1, half).total
     assert ddp == 16 * 10**9
@@ -171,8 +175,13 @@ def test_weights_under_adapters_are_held_without_gradients_and_states() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_rehearsal_sees_whether_frozen_weights_are_sharded(whole: bool) -> None:
     formula = model_states("fsdp2", 2000, 4, True, frozen=2 * sum(SIZES))
-    held = States(int(formula.parameters) * (4 if whole else 1), int(formula.gradients), int(formula.optimizer),
-                  shapes=((1000, 2),), frozen=tuple((shape, 2) for shape in SHAPES))  # fmt: skip
+    held = States(
+        int(formula.parameters) * (4 if whole else 1),
+        int(formula.gradients),
+        int(formula.optimizer),
+        shapes=((1000, 2),),
+        frozen=tuple((shape, 2) for shape in SHAPES),
+    )
     if whole:
         with pytest.raises(RuntimeError, match="parameters"):
             _judge(strategy("fsdp2"), LOSSES, LOSSES, [held] * 4)

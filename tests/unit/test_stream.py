@@ -163,8 +163,9 @@ def test_the_seed_decides_the_order(streamed, source, texts):
 
 def test_a_source_without_a_held_out_part_holds_out_its_begin(streamed, source, load, tokenizer, texts):
     data = source("a", 200) | {"validation_file": None}
-    settings = load(data={"dataset_name": None, "streaming": True, "max_eval_samples": 5} | data,
-                    training={"max_steps": 2})  # fmt: skip
+    settings = load(
+        data={"dataset_name": None, "streaming": True, "max_eval_samples": 5} | data, training={"max_steps": 2}
+    )
     held = [tokenizer.decode(row["input_ids"][:-1]) for row in preparing.prepare(settings, tokenizer).heldout["a"]]
     assert numbers(held) == [0, 1, 2, 3, 4]
     found = numbers(texts(streamed(data | {"max_eval_samples": 5}, steps=50), 0, 400))
@@ -333,8 +334,10 @@ def test_the_figures_of_a_window_as_they_are_told(streamed, uneven, load):
     ((samples, facts),) = streamed(uneven(), size=54).entered(range(1))
     share = f"{facts['supervised'] / facts['tokens']:.0%}"
     lost = "12 longer than max_length cut, 6 without a supervised token dropped"
-    assert said() == (f"first window of the stream: 54 training samples, {facts['tokens']} tokens, {share} supervised, "
-                      f"0% padding, {lost}")  # fmt: skip
+    assert said() == (
+        f"first window of the stream: 54 training samples, {facts['tokens']} tokens, {share} supervised, "
+        f"0% padding, {lost}"
+    )
     assert said(3, whole=False) == f"window 4 of the stream: {lost}"
     full = facts["tokens"] / (54 * 40)
     assert f"packed into 54 sequences, {full:.1%} full, 0% padding" in said(packing=True)

@@ -141,8 +141,16 @@ def test_labels_decode_to_exactly_the_assistants_text(tokenizers, name, dialogue
 
 
 # ---- standing in for stock templates -----------------------------------------------------------------------------
-ENDS = {"chatml": ["<|im_end|>"], "qwen3": ["<|im_end|>"], "llama3": ["<|eot_id|>"], "gemma3": ["<end_of_turn>"],
-        "phi4": ["<|im_end|>"], "mistral": ["</s>"], "gpt-oss": ["<|return|>", "<|call|>"], "tulu": []}  # fmt: skip
+ENDS = {
+    "chatml": ["<|im_end|>"],
+    "qwen3": ["<|im_end|>"],
+    "llama3": ["<|eot_id|>"],
+    "gemma3": ["<end_of_turn>"],
+    "phi4": ["<|im_end|>"],
+    "mistral": ["</s>"],
+    "gpt-oss": ["<|return|>", "<|call|>"],
+    "tulu": [],
+}
 
 
 @every_template

@@ -56,8 +56,9 @@ def tokenizer_of(load):
     """tokenizer_of(model, tokenizer): what a run with this model and tokenizer gets."""
 
     def call(model, tokenizer=None, **more):
-        settings = load(model={"model_name_or_path": model, "tokenizer_name_or_path": tokenizer} | more,
-                        data={"max_length": 256})  # fmt: skip
+        settings = load(
+            model={"model_name_or_path": model, "tokenizer_name_or_path": tokenizer} | more, data={"max_length": 256}
+        )
         return load_tokenizer(settings, vocabulary(settings))
 
     return call

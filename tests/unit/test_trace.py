@@ -23,8 +23,16 @@ from brigade.planner.models.shape_from_config import shape_of
 from brigade.planner.models.traced_activations import Asked
 
 LENGTH = 512
-SMALL = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "head_dim": 32, "vocab_size": 1000, "tie_word_embeddings": True}  # fmt: skip
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1000,
+    "tie_word_embeddings": True,
+}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 SPARSE = {"num_local_experts": 8, "num_experts_per_tok": 2}
 OLD = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000}
@@ -85,8 +93,10 @@ def test_flash_keeps_what_its_kernels_keep():
 
     def kept(attend):
         with FakeTensorMode():
-            q, k, v = (torch.empty(rows, n, LENGTH, size, dtype=torch.bfloat16, requires_grad=True)
-                       for n in (heads, kv_heads, kv_heads))  # fmt: skip
+            q, k, v = (
+                torch.empty(rows, n, LENGTH, size, dtype=torch.bfloat16, requires_grad=True)
+                for n in (heads, kv_heads, kv_heads)
+            )
             with traced_model.Live([]) as live:
                 out = attend(q.clone(), k.clone(), v.clone())
                 found = live.now
@@ -129,8 +139,16 @@ def test_formula_and_trace_agree(family, engine, checkpointing, kernels):
     assert logit_bytes(job) == pytest.approx(found.loss, rel=0.1)
 
 
-@pytest.mark.parametrize("family, values", [("gemma3_text", {"sliding_window": 64}), ("phi3", {"pad_token_id": 0}),
-                                            ("qwen3_moe", EXPERTS), ("gpt_oss", SPARSE), ("gpt_neox", NEOX)])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, values",
+    [
+        ("gemma3_text", {"sliding_window": 64}),
+        ("phi3", {"pad_token_id": 0}),
+        ("qwen3_moe", EXPERTS),
+        ("gpt_oss", SPARSE),
+        ("gpt_neox", NEOX),
+    ],
+)
 def test_layers_of_other_families_agree(family, values):
     document = {"model_type": family, **(values if values is NEOX else SMALL | values)}
     for attention in ("flash2", "eager"):
@@ -257,8 +275,17 @@ def test_experts_of_an_unknown_architecture():
     assert shape.parameters - shape.active == 2 * 6 * 3 * 64 * 64
 
 
-@pytest.mark.parametrize("family, values", [("llama", SMALL), ("qwen3", SMALL), ("gpt2", OLD), ("qwen3_moe", SMALL | EXPERTS),
-                                            ("gpt_neox", NEOX), ("phi3", SMALL | {"pad_token_id": 0})])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, values",
+    [
+        ("llama", SMALL),
+        ("qwen3", SMALL),
+        ("gpt2", OLD),
+        ("qwen3_moe", SMALL | EXPERTS),
+        ("gpt_neox", NEOX),
+        ("phi3", SMALL | {"pad_token_id": 0}),
+    ],
+)
 def test_measured_and_known_shapes_agree(family, values):
     document = {"model_type": family, **values}
     known, seen = shape_of(document, "x"), shape_from_code.shape_from_model(document)

@@ -57,6 +57,15 @@ def test_what_was_counted_on_network_cards():
         of, psi = STRATEGIES[row["strategy"]], row["parameters"]
         # A Llama of hidden 256, 4 layers and a head of 4096 words: what FSDP2 does not release, and ZeRO-3's norms.
         whole = 4096 * 256 + 256 if of.kind == "fsdp2" else 9 * 256
-        found = traffic(of.kind, psi, row["hosts"], of.per_host, row["accumulation"], shard=of.shard, hpz=of.hpz,
-                        whole=whole, gloo=True)  # fmt: skip
+        found = traffic(
+            of.kind,
+            psi,
+            row["hosts"],
+            of.per_host,
+            row["accumulation"],
+            shard=of.shard,
+            hpz=of.hpz,
+            whole=whole,
+            gloo=True,
+        )
         assert row["payload"] == pytest.approx(found.total, rel=0.05), row

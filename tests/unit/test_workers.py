@@ -117,13 +117,21 @@ for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6
 """
 
 
-@pytest.mark.parametrize("sent, whole_group", [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False),
-                                               (signal.SIGKILL, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "sent, whole_group",
+    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False)],
+)
 def test_no_process_outlives_the_run(sent, whole_group):
     """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""
     tokenizer = builtin.ensure(cache_directory()).tokenizer / "tokenizer.json"
-    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(tokenizer)], cwd=REPOSITORY, text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RUN), str(tokenizer)],
+        cwd=REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         pids = [int(word) for word in run.stdout.readline().split()]
         assert len(pids) == 2

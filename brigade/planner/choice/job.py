@@ -92,11 +92,17 @@ class Job:
             if getattr(self, name) < 1:
                 raise UserError(name, f"{getattr(self, name)} is not a whole number above 0", "give at least 1")
         if self.shape.heads % self.tensor:
-            raise UserError("tensor parallelism", f"{self.tensor} does not divide the model's {self.shape.heads} attention heads",
-                            "use a divisor of it")  # fmt: skip
+            raise UserError(
+                "tensor parallelism",
+                f"{self.tensor} does not divide the model's {self.shape.heads} attention heads",
+                "use a divisor of it",
+            )
         if self.pipeline > self.shape.layers:
-            raise UserError("pipeline parallelism", f"{self.pipeline} stages are more than the {self.shape.layers} layers",
-                            "use fewer stages")  # fmt: skip
+            raise UserError(
+                "pipeline parallelism",
+                f"{self.pipeline} stages are more than the {self.shape.layers} layers",
+                "use fewer stages",
+            )
 
     @property
     def named(self) -> str:

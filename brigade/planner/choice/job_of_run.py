@@ -32,8 +32,18 @@ class NoPromise(Exception):
     """Why the formulas say nothing of a run, in a few words."""
 
 
-def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, node_size: int, config: Mapping[str, Any],
-               gpu: str, *, trained: int = 0, place: str = "config.json") -> Job:  # fmt: skip
+def job_of_run(
+    recipe: Recipe,
+    strategy: Strategy,
+    batch: Batch,
+    ranks: int,
+    node_size: int,
+    config: Mapping[str, Any],
+    gpu: str,
+    *,
+    trained: int = 0,
+    place: str = "config.json",
+) -> Job:
     """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
 
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
@@ -58,18 +68,37 @@ def job_of_run(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, nod
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
-        shape, recipe.data.max_length, batch.micro, batch.accumulation, method, data=ranks, node_size=node_size, gpu=gpu,
-        checkpointing="full" if training.activation_checkpointing else "none", kernels=FUSED if fused else EAGER,
+        shape,
+        recipe.data.max_length,
+        batch.micro,
+        batch.accumulation,
+        method,
+        data=ranks,
+        node_size=node_size,
+        gpu=gpu,
+        checkpointing="full" if training.activation_checkpointing else "none",
+        kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
         loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
-        trained=trained if method != "full" else 0, adapter_dropout=method != "full" and model.lora_dropout > 0,
-        targets=targets or ALL, dora=method != "full" and model.use_dora,
-        optimizer=training.optim, **_engine(strategy, node_size),
-    )  # fmt: skip
+        trained=trained if method != "full" else 0,
+        adapter_dropout=method != "full" and model.lora_dropout > 0,
+        targets=targets or ALL,
+        dora=method != "full" and model.use_dora,
+        optimizer=training.optim,
+        **_engine(strategy, node_size),
+    )
 
 
-def largest_fit(recipe: Recipe, strategy: Strategy, batch: Batch, ranks: int, node_size: int, config: Mapping[str, Any],
-                device: Gpu, place: str) -> tuple[int, str]:  # fmt: skip
+def largest_fit(
+    recipe: Recipe,
+    strategy: Strategy,
+    batch: Batch,
+    ranks: int,
+    node_size: int,
+    config: Mapping[str, Any],
+    device: Gpu,
+    place: str,
+) -> tuple[int, str]:
     """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
     end of its interval, else 1; the other arguments and errors as of job_of_run."""
     share = batch.micro * batch.accumulation
@@ -117,10 +146,20 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     hpz = zero.get("zero_hpz_partition_size", 1)
     hpz = node_size if hpz == "auto" else hpz
     devices = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
-    offload = "nvme" if "nvme" in devices.values() else "all" if devices["param"] != "none" else (
-        "optimizer" if devices["optimizer"] != "none" else "")  # fmt: skip
-    return {"engine": "zero", "stage": zero["stage"], "hpz": hpz if hpz > 1 else 0, "offload": offload,
-            "quantised": bool(zero.get("zero_quantized_weights"))}  # fmt: skip
+    offload = (
+        "nvme"
+        if "nvme" in devices.values()
+        else "all"
+        if devices["param"] != "none"
+        else ("optimizer" if devices["optimizer"] != "none" else "")
+    )
+    return {
+        "engine": "zero",
+        "stage": zero["stage"],
+        "hpz": hpz if hpz > 1 else 0,
+        "offload": offload,
+        "quantised": bool(zero.get("zero_quantized_weights")),
+    }
 
 
 def record(job: Job) -> dict[str, Any]:
@@ -142,8 +181,9 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
         known: dict[str, Any] = dict(values) | {"shape": ModelShape(**shape)}
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UserError(place, f"it is no configuration that this version of Brigade writes ({error})",
-                        "run the recipe once more") from None  # fmt: skip
+        raise UserError(
+            place, f"it is no configuration that this version of Brigade writes ({error})", "run the recipe once more"
+        ) from None
 
 
 def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:

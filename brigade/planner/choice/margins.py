@@ -80,8 +80,10 @@ def _meaning(promised: Promise, measured: Measured) -> str:
         )
     elif not promised.time[0] <= seconds <= promised.time[1]:
         slower = "slower" if seconds > promised.time[1] else "faster"
-        said.append(f"it is {slower} than four of five runs like it; if that is how this cluster is, `python -m brigade plan "
-                    "--calibrate` with this run's directory teaches it to the planner")  # fmt: skip
+        said.append(
+            f"it is {slower} than four of five runs like it; if that is how this cluster is, `python -m brigade plan "
+            "--calibrate` with this run's directory teaches it to the planner"
+        )
     text = ", and ".join(said)
     return text[:1].upper() + text[1:] + "." if text else ""
 
@@ -97,10 +99,13 @@ def entry(promised: Promise | None, measured: Measured, device: Gpu | None, reas
     if promised is None or device is None:
         return {"none": reason} | found
     predicted = {
-        "allocated_gib": _short(promised.figures.allocated_gib), "allocated_between": list(map(_short, promised.memory)),
-        "step_time": _short(promised.figures.step_time), "step_time_between": list(map(_short, promised.time)),
-        "efficiency": device.efficiency, "network": device.network,
-    }  # fmt: skip
+        "allocated_gib": _short(promised.figures.allocated_gib),
+        "allocated_between": list(map(_short, promised.memory)),
+        "step_time": _short(promised.figures.step_time),
+        "step_time_between": list(map(_short, promised.time)),
+        "efficiency": device.efficiency,
+        "network": device.network,
+    }
     return {"gpu": device.kind, "predicted": predicted} | found
 
 

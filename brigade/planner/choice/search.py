@@ -21,7 +21,10 @@ from .strategies import CHOICES, Choice
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 KERNELS: dict[str, tuple[Kernels, Loss]] = {
-    "torch": (EAGER, "released"), "torch.compile": (FUSED, "online"), "Liger": (FUSED, "fused")}  # fmt: skip
+    "torch": (EAGER, "released"),
+    "torch.compile": (FUSED, "online"),
+    "Liger": (FUSED, "fused"),
+}
 INSTALLED = ("torch", "torch.compile")  # Liger's are a package that requirements.txt leaves out
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
@@ -115,16 +118,34 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterat
             continue
         for checkpointing in ("none", "full"):
             yield Job(
-                shape, wanted.length, micro, wanted.batch // micro // data, method=wanted.method,
-                engine=choice.engine, stage=choice.stage, data=data, tensor=tensor, pipeline=stages,
-                expert=expert, context=context,
-                attended=wanted.attended, attention=attention,
+                shape,
+                wanted.length,
+                micro,
+                wanted.batch // micro // data,
+                method=wanted.method,
+                engine=choice.engine,
+                stage=choice.stage,
+                data=data,
+                tensor=tensor,
+                pipeline=stages,
+                expert=expert,
+                context=context,
+                attended=wanted.attended,
+                attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
-                hpz=node if choice.group and choice.engine == "zero" else 0, quantised=choice.quantised,
-                offload=choice.offload, checkpointing=checkpointing, kernels=kernels, loss=loss,  # type: ignore[arg-type]
-                trained=wanted.trained, dora=wanted.asked.endswith("dora"),
-                optimizer=wanted.optimizer, gpu=cluster.gpu, node_size=node, link=cluster.link,
-            )  # fmt: skip
+                hpz=node if choice.group and choice.engine == "zero" else 0,
+                quantised=choice.quantised,
+                offload=choice.offload,
+                checkpointing=checkpointing,
+                kernels=kernels,
+                loss=loss,  # type: ignore[arg-type]
+                trained=wanted.trained,
+                dora=wanted.asked.endswith("dora"),
+                optimizer=wanted.optimizer,
+                gpu=cluster.gpu,
+                node_size=node,
+                link=cluster.link,
+            )
 
 
 def lacks_host(job: Job, cluster: Cluster) -> str:
@@ -236,10 +257,13 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
     adam = cpu_adam_seconds(result.job)
     waits = {
-        network: result.time.across, "for the links inside a node": result.time.inside,
-        "for the CPU's Adam": adam, "for offloaded states": result.time.offload - adam,
-        "for Python to launch kernels": result.time.launches, "in the optimizer": result.time.optimizer,
-    }  # fmt: skip
+        network: result.time.across,
+        "for the links inside a node": result.time.inside,
+        "for the CPU's Adam": adam,
+        "for offloaded states": result.time.offload - adam,
+        "for Python to launch kernels": result.time.launches,
+        "in the optimizer": result.time.optimizer,
+    }
     most = max(waits, key=lambda name: waits[name])
     ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
     longer = f"{ratio:.1f}x the time" if ratio >= 2 else f"{ratio - 1:.0%} more time"
@@ -284,8 +308,9 @@ def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formul
     adapters = replace(wanted, trained=wanted.trained or wanted.shape.parameters // 200)
     lighter: dict[Method, list[tuple[Method, str]]] = {
         "full": [("lora", "LoRA instead of training all weights"), ("qlora", "QLoRA instead of training all weights")],
-        "lora": [("qlora", "QLoRA instead of LoRA")], "qlora": [],
-    }  # fmt: skip
+        "lora": [("qlora", "QLoRA instead of LoRA")],
+        "qlora": [],
+    }
     without = [(wanted.method, "adapters without DoRA")] if wanted.asked.endswith("dora") else []
     for method, what in [*without, *lighter[wanted.method]]:
         if chosen(candidates(replace(adapters, method=method, asked=""), cluster, traces)):

@@ -83,10 +83,14 @@ def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
     keys = {name.lower(): choice for choice in CHOICES for name in (choice.key, choice.name, choice.file or choice.key)}
     words = list(words)
     if unknown := [word for word in words if word.lower() not in keys]:
-        raise UserError("flag --strategy", f"{unknown[0]!r} is none",
-                        did_you_mean(unknown[0], [choice.key for choice in CHOICES]))  # fmt: skip
+        raise UserError(
+            "flag --strategy", f"{unknown[0]!r} is none", did_you_mean(unknown[0], [choice.key for choice in CHOICES])
+        )
     asked = [keys[word.lower()] for word in words] or CHOICES
     if found := tuple(dict.fromkeys(choice for choice in asked if takes(choice, optimizer))):
         return found
-    raise UserError("flag --optim", f"train.py does not run {optimizer} under {' or '.join(choice.name for choice in asked)}",
-                    "use adamw_torch_fused, or another strategy")  # fmt: skip
+    raise UserError(
+        "flag --optim",
+        f"train.py does not run {optimizer} under {' or '.join(choice.name for choice in asked)}",
+        "use adamw_torch_fused, or another strategy",
+    )

@@ -43,8 +43,11 @@ def read_run(folder: Path) -> MeasuredRun:
     told = (read_yaml(path).get("run") or {}).get("promise")
     place = f"{path}: run.promise"
     if not isinstance(told, dict):
-        raise UserError(place, "this run measured nothing: it did not reach its tenth step, or is older than promises are",
-                        "let a run take ten steps, and name its directory")  # fmt: skip
+        raise UserError(
+            place,
+            "this run measured nothing: it did not reach its tenth step, or is older than promises are",
+            "let a run take ten steps, and name its directory",
+        )
     if "job" not in told:
         raise UserError(place, f"this run got no promise: {told.get('none')}", "leave it out")
     seconds = (told.get("measured") or {}).get("step_time")
@@ -104,8 +107,11 @@ def calibrate(folders: list[Path], file: Path) -> list[str]:
         if entries:
             factors[kind] = entries
     if not any(factors.values()):
-        raise UserError(", ".join(map(str, folders)), "nothing follows from these runs: " + "; ".join(lines),
-                        "calibrate with a run inside one node first")  # fmt: skip
+        raise UserError(
+            ", ".join(map(str, folders)),
+            "nothing follows from these runs: " + "; ".join(lines),
+            "calibrate with a run inside one node first",
+        )
     _write(file, factors)
     return lines
 

@@ -116,8 +116,11 @@ def _check_gpu(entry: Any, place: str) -> None:
     try:
         re.compile(entry.get("driver"))  # type: ignore[arg-type]
     except (TypeError, re.error):
-        raise UserError(f"{place}.driver", f"{entry.get('driver')!r} is no regular expression",
-                        "give the whole name that the driver gives the GPU") from None  # fmt: skip
+        raise UserError(
+            f"{place}.driver",
+            f"{entry.get('driver')!r} is no regular expression",
+            "give the whole name that the driver gives the GPU",
+        ) from None
     names = entry.get("names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{place}.names", f"{names!r} is not a list of names", "give names that --gpu takes, or none")

@@ -75,8 +75,11 @@ def gpu(kind: str) -> Gpu:
         if wanted in {_plain(name) for name in (key, *entry["names"])} or re.fullmatch(entry["driver"], kind):
             return _gpu(key, entry)
     known = ", ".join(catalogue())
-    raise UserError(f"GPU kind {kind!r}", f"it is not in the catalogue; known are {known}",
-                    f"name one of them, or describe it under gpus: in {calibration.named()}")  # fmt: skip
+    raise UserError(
+        f"GPU kind {kind!r}",
+        f"it is not in the catalogue; known are {known}",
+        f"name one of them, or describe it under gpus: in {calibration.named()}",
+    )
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:

@@ -125,8 +125,18 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     whole = back = 0.0
     for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
         if count:
-            ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
-                                 dropout=job.dropout, autocast=job.autocast))  # fmt: skip
+            ops = list(
+                layer_ops(
+                    s,
+                    job.kernels,
+                    job.attention,
+                    job.scored,
+                    moe=moe,
+                    repeat_kv=job.repeat_kv,
+                    dropout=job.dropout,
+                    autocast=job.autocast,
+                )
+            )
             kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
             whole += kept * t * count / s.layers
             back = max(back, back_bytes(ops, job.tensor, job.sequence_parallel) * t)

@@ -117,8 +117,11 @@ def node_gbit(named: str, node_size: int) -> float | None:
 def hold_name(named: str, place: str) -> None:
     """Raises UserError at `place` for a network that names neither a rate nor EFA."""
     if named and "EFA" not in named and node_gbit(named, 1) is None:
-        raise UserError(place, f"{named!r} states no rate",
-                        "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`")  # fmt: skip
+        raise UserError(
+            place,
+            f"{named!r} states no rate",
+            "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`",
+        )
     node_gbit(named, 1)
 
 

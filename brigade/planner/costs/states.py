@@ -30,8 +30,17 @@ class StateBytesPerRank:
         return self.parameters + self.gradients + self.optimizer
 
 
-def model_states(kind: str, parameters: int, ranks: int, half: bool, optim: str = "adamw_torch_fused", *,
-                 cut: int = 0, hpz: int = 0, frozen: float = 0) -> StateBytesPerRank:  # fmt: skip
+def model_states(
+    kind: str,
+    parameters: int,
+    ranks: int,
+    half: bool,
+    optim: str = "adamw_torch_fused",
+    *,
+    cut: int = 0,
+    hpz: int = 0,
+    frozen: float = 0,
+) -> StateBytesPerRank:
     """What one rank holds of a model with `parameters` trained parameters, sharded over `ranks` ranks.
 
     kind: single, ddp, zero1, zero2, zero3, fsdp2 (hsdp: fsdp2 with `ranks` = its shard group)
@@ -79,6 +88,8 @@ def cut_parameters(sizes: Sequence[int], ranks: int) -> list[int]:
     """
     slice_ = -(-sum(sizes) // ranks)
     spans = [(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    touched = (sum(end - start for start, end in spans if start < (rank + 1) * slice_ and end > rank * slice_)
-               for rank in range(ranks))  # fmt: skip
+    touched = (
+        sum(end - start for start, end in spans if start < (rank + 1) * slice_ and end > rank * slice_)
+        for rank in range(ranks)
+    )
     return [max(0, elements - slice_) for elements in touched]

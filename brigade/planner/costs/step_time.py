@@ -95,10 +95,21 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     s = job.shape
     adapters = None
     if job.method != "full":
-        adapters = adapter_op(s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout,
-                              dora=job.dora)  # fmt: skip
-    ops = list(layer_ops(s, job.kernels, job.attention, job.scored, moe=moe, repeat_kv=job.repeat_kv,
-                         dropout=job.dropout, adapters=adapters))  # fmt: skip
+        adapters = adapter_op(
+            s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout, dora=job.dora
+        )
+    ops = list(
+        layer_ops(
+            s,
+            job.kernels,
+            job.attention,
+            job.scored,
+            moe=moe,
+            repeat_kv=job.repeat_kv,
+            dropout=job.dropout,
+            adapters=adapters,
+        )
+    )
     both = [op_seconds(job, g, op) for op in ops]
     forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
     if job.dora:

@@ -47,8 +47,11 @@ def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
     """Of adapters of `rank` on the targets of every layer; not on the head."""
     if (adapted := getattr(shape, "adapted", 0)) and targets == ALL:
         return rank * adapted
-    each = (count * (inner + outer) for moe, count in ((False, shape.dense_layers), (True, shape.moe_layers))
-            for _, inner, outer in linears(shape, targets, moe=moe))  # fmt: skip
+    each = (
+        count * (inner + outer)
+        for moe, count in ((False, shape.dense_layers), (True, shape.moe_layers))
+        for _, inner, outer in linears(shape, targets, moe=moe)
+    )
     return rank * sum(each)
 
 
@@ -80,8 +83,16 @@ def trained_parameters(
     return lora_parameters(shape, rank, targets) + beside + len(whole) * shape.vocab * shape.hidden
 
 
-def adapter_bytes(shape: ModelShape, kernels: Kernels, targets: str = ALL, *, moe: bool, copies: bool,
-                  dropout: bool, dora: bool = False) -> float:  # fmt: skip
+def adapter_bytes(
+    shape: ModelShape,
+    kernels: Kernels,
+    targets: str = ALL,
+    *,
+    moe: bool,
+    copies: bool,
+    dropout: bool,
+    dora: bool = False,
+) -> float:
     """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the targets.
 
     A frozen norm does not keep what its weight multiplies, a frozen linear layer without adapter not what it reads. Adapters in

@@ -55,9 +55,11 @@ def config_of(name: str) -> Path:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
         why = away or (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"model {name!r}", "no folder or recipe here has that name, and the Hub does not give its "
-                        f"config.json: {why}",
-                        "name a folder with a config.json, or check name, network and HF_TOKEN") from None  # fmt: skip
+        raise UserError(
+            f"model {name!r}",
+            f"no folder or recipe here has that name, and the Hub does not give its config.json: {why}",
+            "name a folder with a config.json, or check name, network and HF_TOKEN",
+        ) from None
 
 
 def named_config(name: str) -> tuple[dict[str, Any], str, str]:

@@ -51,9 +51,18 @@ class Op:
     experts: int = 0
 
 
-def layer_ops(shape: ModelShape, kernels: Kernels, attention: Attention, attended: float, *,
-              moe: bool = False, repeat_kv: bool = False, dropout: bool = False,
-              autocast: bool = False, adapters: Op | None = None) -> Iterator[Op]:  # fmt: skip
+def layer_ops(
+    shape: ModelShape,
+    kernels: Kernels,
+    attention: Attention,
+    attended: float,
+    *,
+    moe: bool = False,
+    repeat_kv: bool = False,
+    dropout: bool = False,
+    autocast: bool = False,
+    adapters: Op | None = None,
+) -> Iterator[Op]:
     """The forward pass of one layer, in the order in which it runs.
 
     attended: tokens that a token's attention sees at most (the sample's length, or the window); on average it sees half
@@ -121,14 +130,20 @@ def _norm(name: str, width: float, family: Family, kernels: Kernels, split: bool
     return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=(4 + normalised) * width, split=split)
 
 
-def _attention(shape: ModelShape, kernels: Kernels, kind: Attention, attended: float, repeat_kv: bool,
-               dropout: bool) -> Iterator[Op]:  # fmt: skip
+def _attention(
+    shape: ModelShape, kernels: Kernels, kind: Attention, attended: float, repeat_kv: bool, dropout: bool
+) -> Iterator[Op]:
     """Kept: queries, keys, values and the output; of the scores a number per head and token, or in eager attention all."""
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
     keys_values = 4 * q if repeat_kv else 2 * kv
     if kind != "eager":
-        yield Op("attention", "attention", 4 * q * attended / 2, kept=2 * q + keys_values + 2 * q + 4 * heads,
-                 moved=2 * keys_values * repeat_kv)  # fmt: skip
+        yield Op(
+            "attention",
+            "attention",
+            4 * q * attended / 2,
+            kept=2 * q + keys_values + 2 * q + 4 * heads,
+            moved=2 * keys_values * repeat_kv,
+        )
         return
     # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. The mask saves no products.
     if "softmax" in kernels:
@@ -140,13 +155,21 @@ def _attention(shape: ModelShape, kernels: Kernels, kind: Attention, attended: f
         passes, kept, back = (21, 7, 6) if dropout else (18, 6, 6)
         keys_values = 4 * q if shape.kv_heads > 1 else 2 * kv  # repeated, but for one head, which all queries can share
     scores = heads * attended
-    yield Op("scores", "attention", 4 * q * attended, kept=kept * scores, back=back * scores, moved=passes * scores,
-             moved_back=1.5 * passes * scores)  # fmt: skip
+    yield Op(
+        "scores",
+        "attention",
+        4 * q * attended,
+        kept=kept * scores,
+        back=back * scores,
+        moved=passes * scores,
+        moved_back=1.5 * passes * scores,
+    )
     yield Op("attention", "pointwise", kept=2 * q + keys_values + 2 * q)
 
 
-def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int, experts: int = 0,
-         autocast: bool = False) -> Iterator[Op]:  # fmt: skip
+def _mlp(
+    shape: ModelShape, width: int, kernels: Kernels, times: int, experts: int = 0, autocast: bool = False
+) -> Iterator[Op]:
     """Kept: gate, up and their product, and without a kernel of its own the activated gate.
 
     On the way back there are the product's gradient and those of its two factors, but no longer the product. A kernel of its
@@ -160,13 +183,19 @@ def _mlp(shape: ModelShape, width: int, kernels: Kernels, times: int, experts: i
         kept, moved, back = 14, 28, 4
     wide = times * width
     yield Op("up", "product", 2 * h * into * wide, (h, into * width), experts=experts)
-    yield Op("activation", "pointwise", moved=moved * wide, moved_back=1.7 * moved * wide, kept=kept * wide,
-             back=back * wide)  # fmt: skip
+    yield Op(
+        "activation", "pointwise", moved=moved * wide, moved_back=1.7 * moved * wide, kept=kept * wide, back=back * wide
+    )
     yield Op("down", "product", 2 * wide * h, (width, h), back=2 * wide + 2 * h * autocast, experts=experts)
 
 
-def kept_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True, keep_gathered: bool = False,
-               without: frozenset[str] = frozenset()) -> float:  # fmt: skip
+def kept_bytes(
+    ops: list[Op],
+    tensor: int = 1,
+    sequence_parallel: bool = True,
+    keep_gathered: bool = False,
+    without: frozenset[str] = frozenset(),
+) -> float:
     """Bytes per token that one rank keeps of one layer, but for the operations named in `without`.
 
     keep_gathered: what was gathered for a product stays, instead of being gathered again

@@ -89,32 +89,50 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     gated = measured_ffn > 2.5 * hidden * ffn if dense else gated_experts
     into, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = output is None or output.weight is into
-    embeddings = {id(module.weight): module.weight.numel() for module in model.modules()
-                  if isinstance(module, torch.nn.Embedding)}  # fmt: skip
+    embeddings = {
+        id(module.weight): module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    }
     norms = [(n, m) for n, m in layers[0].named_modules() if "Norm" in type(m).__name__ and hasattr(m, "weight")]
     layer_norm = any(isinstance(module, torch.nn.LayerNorm) for _, module in norms)
     window, windowed = windows(text.to_dict(), len(layers))
     shared = max((one["shared"] for one in moe), default=0)
     return MeasuredShape(
-        kind, len(layers), hidden, ffn, heads, _key_value_heads(layers[-1], heads, head_dim), head_dim, number("vocab_size"),
-        tied=tied, experts=experts, top_k=number("num_experts_per_tok") if moe else 0,
-        expert_ffn=each // ((3 if gated_experts else 2) * hidden), shared_ffn=shared // (3 * hidden), moe_layers=len(moe),
-        window=window, windowed_layers=windowed,
+        kind,
+        len(layers),
+        hidden,
+        ffn,
+        heads,
+        _key_value_heads(layers[-1], heads, head_dim),
+        head_dim,
+        number("vocab_size"),
+        tied=tied,
+        experts=experts,
+        top_k=number("num_experts_per_tok") if moe else 0,
+        expert_ffn=each // ((3 if gated_experts else 2) * hidden),
+        shared_ffn=shared // (3 * hidden),
+        moe_layers=len(moe),
+        window=window,
+        windowed_layers=windowed,
         family=Family(
-            gated=gated, norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
-            qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms), layer_norm=layer_norm,
-            norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms), tied=tied,
+            gated=gated,
+            norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
+            qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
+            layer_norm=layer_norm,
+            norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
+            tied=tied,
             fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name, _ in layers[-1].named_modules()),
             fused_gate=any(name.endswith("gate_up_proj") for name, _ in layers[0].named_modules()),
             rotary=any("rotary" in type(module).__name__.lower() for module in model.modules()),
             eager=not getattr(model, "_supports_sdpa", True),
         ),
-        total=sum(p.numel() for p in model.parameters()), ends=sum(embeddings.values()),
+        total=sum(p.numel() for p in model.parameters()),
+        ends=sum(embeddings.values()),
         output=0 if tied else sum(p.numel() for p in output.parameters()),
         dense=sum(one["all"] for one in dense) // max(len(dense), 1),
-        moe=sum(one["all"] - one["in_experts"] for one in moe) // max(len(moe), 1), each=each,
+        moe=sum(one["all"] - one["in_experts"] for one in moe) // max(len(moe), 1),
+        each=each,
         adapted=adapted,
-    )  # fmt: skip
+    )
 
 
 def _hold_to_attention(kind: str, text: Any, layers: Any) -> None:
@@ -125,8 +143,11 @@ def _hold_to_attention(kind: str, text: Any, layers: Any) -> None:
     found = sorted(types or others - {"Conv1D"})  # GPT-2's name for a linear layer
     if found or plain < len(layers) or not getattr(text, "num_attention_heads", None):
         what = ", ".join(found[:3]) or f"{len(layers) - plain} of {len(layers)} layers without attention"
-        raise UserError(f"model_type {kind!r}", f"the formulas describe decoders of attention and MLP, and it has {what}",
-                        "measure it with a short run instead")  # fmt: skip
+        raise UserError(
+            f"model_type {kind!r}",
+            f"the formulas describe decoders of attention and MLP, and it has {what}",
+            "measure it with a short run instead",
+        )
 
 
 def _widths(module: Any) -> tuple[int, int] | None:

@@ -35,8 +35,11 @@ def kind_of(config: Mapping[str, Any], place: str) -> tuple[str, Mapping[str, An
         raise UserError(f"{place}: text_config", f"{shown(text)} is not keys and values", PUBLISHED)
     kind = text.get("model_type", config.get("model_type"))
     if not isinstance(kind, str):
-        raise UserError(f"{place}: model_type", "the config does not state it" if kind is None else f"{kind!r} is no name",
-                        PUBLISHED)  # fmt: skip
+        raise UserError(
+            f"{place}: model_type",
+            "the config does not state it" if kind is None else f"{kind!r} is no name",
+            PUBLISHED,
+        )
     return kind, text
 
 
@@ -77,13 +80,25 @@ def shape_of(config: Mapping[str, Any], place: str, name: str = "") -> ModelShap
     shared = text.get("shared_expert_intermediate_size")
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     return ModelShape(
-        name or str(config.get("_name_or_path") or kind), layers, hidden, ffn, heads, groups, head_dim, number("vocab_size"),
-        tied=family.tied if tied is None else bool(tied), family=_switched(family, text),
-        experts=experts, top_k=top_k, expert_ffn=number("moe_intermediate_size", ffn) if experts else 0,
+        name or str(config.get("_name_or_path") or kind),
+        layers,
+        hidden,
+        ffn,
+        heads,
+        groups,
+        head_dim,
+        number("vocab_size"),
+        tied=family.tied if tied is None else bool(tied),
+        family=_switched(family, text),
+        experts=experts,
+        top_k=top_k,
+        expert_ffn=number("moe_intermediate_size", ffn) if experts else 0,
         shared_ffn=number("shared_expert_intermediate_size") if experts and shared else 0,
-        moe_layers=_moe_layers(text, layers, place) if experts else 0, window=window, windowed_layers=windowed,
+        moe_layers=_moe_layers(text, layers, place) if experts else 0,
+        window=window,
+        windowed_layers=windowed,
         other=_vision(config.get("vision_config"), hidden, place),
-    )  # fmt: skip
+    )
 
 
 UNBIASED = ("mistral", "mixtral")  # whose modelling code reads no attention_bias

@@ -78,8 +78,11 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
 
     kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING:
-        raise UserError("model_type", f"{kind!r} is not known to Transformers {_transformers()}",
-                        "update transformers, or describe the model by one of the known architectures")  # fmt: skip
+        raise UserError(
+            "model_type",
+            f"{kind!r} is not known to Transformers {_transformers()}",
+            "update transformers, or describe the model by one of the known architectures",
+        )
     # A copy: from_dict rewrites nested keys (rope_scaling), and a trace is remembered by the config as it was.
     plain = copy.deepcopy({key: value for key, value in config.items() if key != "quantization_config"})
     try:
@@ -95,14 +98,21 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"model_type {kind!r}", f"Transformers {_transformers()} cannot build it: {_first_line(error)}",
-                        "check the config.json") from error  # fmt: skip
+        raise UserError(
+            f"model_type {kind!r}",
+            f"Transformers {_transformers()} cannot build it: {_first_line(error)}",
+            "check the config.json",
+        ) from error
 
 
 def decoder_layers(model: Any) -> tuple[torch.nn.Module, str, torch.nn.ModuleList]:
     """(module that has them, its attribute, the layers): the list of modules with most parameters."""
-    lists = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
-             if isinstance(child, torch.nn.ModuleList)]  # fmt: skip
+    lists = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, torch.nn.ModuleList)
+    ]
     if not lists:
         raise UserError(type(model).__name__, "it has no list of decoder layers", "name a decoder-only model")
     return max(lists, key=lambda one: sum(p.numel() for p in one[2].parameters()))
@@ -126,8 +136,11 @@ def measure(config: Mapping[str, Any], wanted: Asked) -> Traced:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"model_type {config.get('model_type')!r}", f"its code cannot be traced: {_first_line(error)}",
-                        "plan without --trace") from error  # fmt: skip
+        raise UserError(
+            f"model_type {config.get('model_type')!r}",
+            f"its code cannot be traced: {_first_line(error)}",
+            "plan without --trace",
+        ) from error
 
 
 def run(config: Mapping[str, Any], wanted: Asked) -> Traced:

@@ -23,9 +23,11 @@ def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bo
     result, recipe = planned.estimate, planned.settings.recipe
     job, whole = result.job, result.gpu.memory_gib
     again = "layers" if job.checkpointing == "full" else "nothing"
-    print(f"{path}: {job.shape.name}, {METHODS[job.named]}, {planned.strategy_name} on {planned.cluster}, "
-          f"{recipe.training.optim}, micro-batch {job.micro_batch} x accumulation {job.accumulation} x {job.gpus}, "
-          f"{job.sequence:,} tokens, recomputes {again}")  # fmt: skip
+    print(
+        f"{path}: {job.shape.name}, {METHODS[job.named]}, {planned.strategy_name} on {planned.cluster}, "
+        f"{recipe.training.optim}, micro-batch {job.micro_batch} x accumulation {job.accumulation} x {job.gpus}, "
+        f"{job.sequence:,} tokens, recomputes {again}"
+    )
     show.trained(job, recipe.model.lora_modules_to_save)
     show.describe(result)
     if trace:

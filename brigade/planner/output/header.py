@@ -123,18 +123,22 @@ def _memory(planned: Planned) -> str:
     low, high = result.memory_interval()
     held = held_states(job)
     lost = result.device_gib - result.allocated_gib - result.context / GIB
-    return (f"{result.device_gib:.1f} of {total:.1f} GiB on each GPU, {result.spare_gib:.1f} GiB "
-            f"({result.spare_gib / total:.0%}) to spare: {parts(result.memory, GIB, 0.05)}, allocator {lost:.2f}, "
-            f"context {result.context / GIB:.2f}. In four runs of five torch allocates {low:.0f} to {high:.0f} GiB. "
-            f"{count}: {held.total / GIB:.1f} GiB of model states on each GPU.")  # fmt: skip
+    return (
+        f"{result.device_gib:.1f} of {total:.1f} GiB on each GPU, {result.spare_gib:.1f} GiB "
+        f"({result.spare_gib / total:.0%}) to spare: {parts(result.memory, GIB, 0.05)}, allocator {lost:.2f}, "
+        f"context {result.context / GIB:.2f}. In four runs of five torch allocates {low:.0f} to {high:.0f} GiB. "
+        f"{count}: {held.total / GIB:.1f} GiB of model states on each GPU."
+    )
 
 
 def _host(planned: Planned) -> str:
     needs = host(planned.estimate.job)
     least, most = (size / GIB for size in needs.fullest)
-    return (f"each host needs {needs.loading / GIB:,.0f} GiB of memory while it loads and {needs.training / GIB:,.0f} GiB while "
-            f"it trains (the larger: {least:,.0f} to {most:,.0f} in four runs of five). A checkpoint takes "
-            f"{gigabytes(needs.checkpoint)} of disk.")  # fmt: skip
+    return (
+        f"each host needs {needs.loading / GIB:,.0f} GiB of memory while it loads and {needs.training / GIB:,.0f} GiB while "
+        f"it trains (the larger: {least:,.0f} to {most:,.0f} in four runs of five). A checkpoint takes "
+        f"{gigabytes(needs.checkpoint)} of disk."
+    )
 
 
 def _speed(planned: Planned) -> str:
@@ -142,9 +146,11 @@ def _speed(planned: Planned) -> str:
     fast, slow = result.time_interval()
     mfu = f", MFU {result.mfu:.0f}%" if result.job.method == "full" else ""  # its convention is that of all weights
     days, hours = result.days, 24 * result.days * result.job.gpus
-    return (f"{result.time.total:.2f} s per step ({fast:.2f} to {slow:.2f} in four runs of five), "
-            f"{result.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}. A billion tokens take "
-            f"{days:.2f} days, {hours:,.0f} GPU-hours. Seconds of a step: {parts(result.time, 1, 0.005)}.")  # fmt: skip
+    return (
+        f"{result.time.total:.2f} s per step ({fast:.2f} to {slow:.2f} in four runs of five), "
+        f"{result.tokens_per_second_per_gpu:,.0f} tokens/s/GPU{mfu}. A billion tokens take "
+        f"{days:.2f} days, {hours:,.0f} GPU-hours. Seconds of a step: {parts(result.time, 1, 0.005)}."
+    )
 
 
 def _batch(planned: Planned) -> str:
@@ -198,8 +204,14 @@ def header(planned: Planned) -> str:
     ]
     lines.append("")
     for name, texts in entries.items():
-        lines += _entry(name, [line for text in texts for line in wrap(text, WIDTH - INDENT, break_on_hyphens=False,
-                                                                       break_long_words=False)])  # fmt: skip
+        lines += _entry(
+            name,
+            [
+                line
+                for text in texts
+                for line in wrap(text, WIDTH - INDENT, break_on_hyphens=False, break_long_words=False)
+            ],
+        )
         if name == "Batch":
             lines += _entry("Usage", commands(planned))
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)

@@ -25,10 +25,24 @@ SUFFIXES = (".png", ".html")
 MOST_NODES = 64
 LINES = 7  # strategies whose speed is drawn: more cannot be told apart
 # Okabe and Ito's colours are told apart by colour-blind readers; markers say the same in print.
-PARTS = {"weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#009E73", "activations": "#CC79A7", "logits": "#F0E442",
-         "buffers": "#56B4E9", "context, reserve": "#999999"}  # fmt: skip
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"),
-         ("#777777", "X"))  # fmt: skip
+PARTS = {
+    "weights": "#0072B2",
+    "gradients": "#E69F00",
+    "optimizer": "#009E73",
+    "activations": "#CC79A7",
+    "logits": "#F0E442",
+    "buffers": "#56B4E9",
+    "context, reserve": "#999999",
+}
+LOOKS = (
+    ("#0072B2", "o"),
+    ("#D55E00", "s"),
+    ("#009E73", "D"),
+    ("#CC79A7", "^"),
+    ("#E69F00", "v"),
+    ("#56B4E9", "P"),
+    ("#777777", "X"),
+)
 INK, QUIET, GRID = "#1c1d21", "#696b74", "#dcdde2"  # in HTML the page's own, light or dark
 
 
@@ -101,24 +115,38 @@ def write(path: Path, wanted: Wanted, cluster: Cluster, ranked: list[Candidate])
 def _heading(wanted: Wanted, cluster: Cluster) -> tuple[str, str]:
     """(model and method, batch and cluster)"""
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.node_size} x {cluster.gpu}"
-    return (f"{wanted.shape.name}, {billions(wanted.shape.parameters)} parameters: {METHODS[wanted.asked or wanted.method]}",
-            f"{wanted.batch} sequences of {wanted.length:,} tokens per step, {nodes}"
-            + (f", {cluster.link} between nodes" if cluster.link else ""))  # fmt: skip
+    return (
+        f"{wanted.shape.name}, {billions(wanted.shape.parameters)} parameters: {METHODS[wanted.asked or wanted.method]}",
+        f"{wanted.batch} sequences of {wanted.length:,} tokens per step, {nodes}"
+        + (f", {cluster.link} between nodes" if cluster.link else ""),
+    )
 
 
 def _accuracy(job: Job) -> str:
     memory, seconds = intervals()["memory"], intervals()[of_time(job)]
-    return (f"By formula, not measured. In four runs of five torch allocates {memory[0]:g} to {memory[1]:g} times as much, and a "
-            f"step takes {seconds[0]:g} to {seconds[1]:g} times as long.")  # fmt: skip
+    return (
+        f"By formula, not measured. In four runs of five torch allocates {memory[0]:g} to {memory[1]:g} times as much, and a "
+        f"step takes {seconds[0]:g} to {seconds[1]:g} times as long."
+    )
 
 
-def _figure(wanted: Wanted, cluster: Cluster, ranked: list[Candidate], lines: dict[str, list[Point]],
-            winner: Candidate | None) -> tuple[Figure, dict[str, str]]:  # fmt: skip
+def _figure(
+    wanted: Wanted, cluster: Cluster, ranked: list[Candidate], lines: dict[str, list[Point]], winner: Candidate | None
+) -> tuple[Figure, dict[str, str]]:
     """The picture, and what a pointer over each of its elements is told."""
     hints: dict[str, str] = {}
-    style = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": QUIET, "xtick.color": INK,
-             "ytick.color": INK, "axes.titlesize": 11, "svg.fonttype": "none", "font.family": "DejaVu Sans",
-             "svg.hashsalt": "plan"}  # fmt: skip
+    style = {
+        "font.size": 10,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": QUIET,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.titlesize": 11,
+        "svg.fonttype": "none",
+        "font.family": "DejaVu Sans",
+        "svg.hashsalt": "plan",
+    }
     with matplotlib.rc_context(style):  # type: ignore[arg-type]
         figure = Figure(figsize=(14, max(6.2, 2.2 + 0.52 * len(ranked))), layout="constrained")
         title, under = _heading(wanted, cluster)
@@ -139,23 +167,47 @@ def _draw_memory(axis: Axes, ranked: list[Candidate], winner: Candidate | None, 
     for place, candidate in enumerate(ranked):
         left, name = 0.0, candidate.choice.name
         for part, size in parts(candidate).items():
-            (bar,) = axis.barh(place, min(size, max(0.0, end - left)), 0.66, left, color=PARTS[part],
-                               alpha=1 if candidate.fits else 0.4, zorder=2)  # fmt: skip
+            (bar,) = axis.barh(
+                place,
+                min(size, max(0.0, end - left)),
+                0.66,
+                left,
+                color=PARTS[part],
+                alpha=1 if candidate.fits else 0.4,
+                zorder=2,
+            )
             bar.set_gid(f"bar-{place}-{part.split(',')[0]}")
             hints[str(bar.get_gid())] = f"{name}: {part} {size:.1f} of {candidate.estimate.device_gib:.1f} GiB"
             left += size
         said = f"{left:,.0f} GiB{_verdict(candidate)}"
         inside = left > 0.8 * end  # a label stays within the panel, and legible on whatever it crosses
-        axis.annotate(said, (min(left, end), place), (-7 if inside else 7, 0), "data", "offset points", va="center",
-                      ha="right" if inside else "left", fontsize=9, zorder=5,
-                      bbox={"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"})  # fmt: skip
+        axis.annotate(
+            said,
+            (min(left, end), place),
+            (-7 if inside else 7, 0),
+            "data",
+            "offset points",
+            va="center",
+            ha="right" if inside else "left",
+            fontsize=9,
+            zorder=5,
+            bbox={"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"},
+        )
     for x, text, side in (
         (card, f"card {card:.0f}", "left"),
         ((1 - margin) * card, f"usable {(1 - margin) * card:.0f}", "right"),
     ):
         axis.axvline(x, color=INK, linewidth=1.2, linestyle="-" if side == "left" else "--", zorder=3)
-        axis.annotate(text, (x, 1), (4 if side == "left" else -4, 3), ("data", "axes fraction"), "offset points", ha=side,
-                      va="bottom", fontsize=9)  # fmt: skip
+        axis.annotate(
+            text,
+            (x, 1),
+            (4 if side == "left" else -4, 3),
+            ("data", "axes fraction"),
+            "offset points",
+            ha=side,
+            va="bottom",
+            fontsize=9,
+        )
     axis.set_yticks(range(len(ranked)), [_configuration(candidate) for candidate in ranked], fontsize=9)
     for candidate, tick in zip(ranked, axis.get_yticklabels(), strict=True):
         tick.set_fontweight("bold" if candidate is winner else "normal")
@@ -176,8 +228,14 @@ def _configuration(candidate: Candidate) -> str:
     return f"{candidate.choice.name}\nmicro-batch {job.micro_batch}{again}"
 
 
-def _draw_speed(total: Axes, each: Axes, cluster: Cluster, lines: dict[str, list[Point]], winner: Candidate | None,
-                hints: dict[str, str]) -> None:  # fmt: skip
+def _draw_speed(
+    total: Axes,
+    each: Axes,
+    cluster: Cluster,
+    lines: dict[str, list[Point]],
+    winner: Candidate | None,
+    hints: dict[str, str],
+) -> None:
     """Tokens per second over node counts, of all GPUs and of one; the chosen strategy's line is the thick one."""
     total.set_title("Tokens per second, all GPUs", loc="left", fontweight="bold")
     each.set_title("Tokens per second and GPU", loc="left", fontweight="bold")
@@ -192,8 +250,11 @@ def _draw_speed(total: Axes, each: Axes, cluster: Cluster, lines: dict[str, list
     if best and best not in shown:
         shown[-1] = best
     counts = sorted({point.nodes for name in shown for point in lines[name]})
-    start = max((points[0] for points in lines.values() if points[0].nodes == counts[0]), key=lambda point: point.speed,
-                default=lines[shown[0]][0])  # fmt: skip
+    start = max(
+        (points[0] for points in lines.values() if points[0].nodes == counts[0]),
+        key=lambda point: point.speed,
+        default=lines[shown[0]][0],
+    )
     ideal = [start.per_gpu * nodes * cluster.node_size for nodes in counts]
     label = f"ideal, from {start.nodes} node{'s' * (start.nodes > 1)}"
     total.plot(counts, ideal, color=QUIET, linewidth=0.9, zorder=1, label=label)
@@ -202,16 +263,26 @@ def _draw_speed(total: Axes, each: Axes, cluster: Cluster, lines: dict[str, list
         (colour, marker), width = LOOKS[index], 2.8 if name == best else 1.4
         for axis, value in ((total, "speed"), (each, "per_gpu")):
             y = [getattr(point, value) for point in lines[name]]
-            axis.plot([point.nodes for point in lines[name]], y, color=colour, linewidth=width, marker=marker, markersize=6,
-                      zorder=2, label=f"{name}, chosen" if name == best else name)  # fmt: skip
+            axis.plot(
+                [point.nodes for point in lines[name]],
+                y,
+                color=colour,
+                linewidth=width,
+                marker=marker,
+                markersize=6,
+                zorder=2,
+                label=f"{name}, chosen" if name == best else name,
+            )
             for point in lines[name]:  # one by one, for the pointer
                 (mark,) = axis.plot(
                     point.nodes, getattr(point, value), color=colour, marker=marker, markersize=6, zorder=3
                 )
                 mark.set_gid(f"point-{index}-{point.nodes}-{value}")
-                hints[str(mark.get_gid())] = (f"{name} on {counted(point.nodes, 'node')}, {counted(point.gpus, 'GPU')}: "
-                                              f"{point.speed:,.0f} tokens/s, "
-                                              f"{point.per_gpu:,.0f} per GPU")  # fmt: skip
+                hints[str(mark.get_gid())] = (
+                    f"{name} on {counted(point.nodes, 'node')}, {counted(point.gpus, 'GPU')}: "
+                    f"{point.speed:,.0f} tokens/s, "
+                    f"{point.per_gpu:,.0f} per GPU"
+                )
     for axis in (total, each):
         axis.set_xscale("log", base=2)
         axis.set_xticks(counts, [str(count) for count in counts])
@@ -250,18 +321,32 @@ th:first-child, td:first-child { text-align: left; } .chosen { font-weight: bold
 """
 
 
-def _page(figure: Figure, hints: dict[str, str], heading: tuple[str, str], ranked: list[Candidate],
-          lines: dict[str, list[Point]], winner: Candidate | None) -> str:  # fmt: skip
+def _page(
+    figure: Figure,
+    hints: dict[str, str],
+    heading: tuple[str, str],
+    ranked: list[Candidate],
+    lines: dict[str, list[Point]],
+    winner: Candidate | None,
+) -> str:
     counts = sorted({point.nodes for points in lines.values() for point in points})
-    names = ["strategy", "micro-batch", "recomputes", *(f"{part}, GiB" for part in PARTS), "of the card, GiB",
-             *(f"tokens/s on {count} node{'s' * (count > 1)}" for count in counts)]  # fmt: skip
+    names = [
+        "strategy",
+        "micro-batch",
+        "recomputes",
+        *(f"{part}, GiB" for part in PARTS),
+        "of the card, GiB",
+        *(f"tokens/s on {count} node{'s' * (count > 1)}" for count in counts),
+    ]
     rows = "\n".join(_row(candidate, lines.get(candidate.choice.name, []), counts, winner) for candidate in ranked)
     head = "".join(f"<th>{name}</th>" for name in names)
     title = html.escape(" - ".join(heading))
-    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n'
-            f'{_svg(figure, hints)}\n<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n'
-            "</tbody></table></div>\n</body></html>\n")  # fmt: skip
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n'
+        f'{_svg(figure, hints)}\n<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n'
+        "</tbody></table></div>\n</body></html>\n"
+    )
 
 
 def _verdict(candidate: Candidate) -> str:

@@ -54,8 +54,10 @@ def both(job: "Job", found: "Traced | None") -> None:
         return
     kept, back = activation_bytes(job)
     more, again = adapters_keep(job), job.checkpointing == "full"  # which no trace has
-    figures = [("kept by layers", kept * job.shape.layers, found.kept + more * job.shape.layers * (not again)),
-               ("beside, backward", back, found.back + more * again)]  # fmt: skip
+    figures = [
+        ("kept by layers", kept * job.shape.layers, found.kept + more * job.shape.layers * (not again)),
+        ("beside, backward", back, found.back + more * again),
+    ]
     figures += [("logits and loss", logit_bytes(job), found.loss)] if job.loss == "released" else []
     print(f"{'trace':9}{'GiB':17}{'formula':>9}{'traced':>9}{'off by':>9}")
     for what, guess, seen in figures:
@@ -77,8 +79,10 @@ def with_liger(wanted: "Wanted", cluster: "Cluster", winner: "Candidate") -> Non
     other = search.chosen(search.candidates(replace(wanted, kernels=("Liger",)), cluster))
     if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
-        print(f"liger    with liger-kernel installed and use_liger_kernel: {other.choice.name}, micro-batch "
-              f"{other.estimate.job.micro_batch}, {speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it")  # fmt: skip
+        print(
+            f"liger    with liger-kernel installed and use_liger_kernel: {other.choice.name}, micro-batch "
+            f"{other.estimate.job.micro_batch}, {speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it"
+        )
 
 
 def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", winner: "Candidate | None") -> "Table":
@@ -89,19 +93,38 @@ def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", 
     from ..choice.search import reason
 
     shape, device = wanted.shape, ranked[0].estimate.gpu
-    title = (f"{shape.name}: {billions(shape.parameters)} parameters, {wanted.asked or wanted.method}, "
-             f"{wanted.batch} x {wanted.length:,} "
-             f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}")  # fmt: skip
+    title = (
+        f"{shape.name}: {billions(shape.parameters)} parameters, {wanted.asked or wanted.method}, "
+        f"{wanted.batch} x {wanted.length:,} "
+        f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}"
+    )
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     utilisation = ["MFU"] if wanted.method == "full" else []
-    table = Table("strategy", "micro-batch", "recomputes", "kernels", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU",
-                  *utilisation, "why", title=title)  # fmt: skip
+    table = Table(
+        "strategy",
+        "micro-batch",
+        "recomputes",
+        "kernels",
+        f"of {device.memory_gib:.0f} GiB",
+        "tokens/s/GPU",
+        *utilisation,
+        "why",
+        title=title,
+    )
     for candidate in ranked[:10]:
         result, style = candidate.estimate, "bold green" if candidate is winner else "" if candidate.fits else "dim"
         again = "layers" if result.job.checkpointing == "full" else "nothing"
         speed = [f"{result.tokens_per_second_per_gpu:,.0f}", f"{result.mfu:.0f}%"] if candidate.fits else ["", ""]
-        table.add_row(candidate.choice.name, str(result.job.micro_batch), again, candidate.kernels, f"{result.device_gib:.0f}",
-                      *speed[: 1 + len(utilisation)], reason(candidate, winner), style=style)  # fmt: skip
+        table.add_row(
+            candidate.choice.name,
+            str(result.job.micro_batch),
+            again,
+            candidate.kernels,
+            f"{result.device_gib:.0f}",
+            *speed[: 1 + len(utilisation)],
+            reason(candidate, winner),
+            style=style,
+        )
     return table
 
 
@@ -124,18 +147,22 @@ def describe(result: "Estimate") -> None:
     low, high = result.memory_interval()
     fast, slow = result.time_interval()
     loose = result.device_gib - result.allocated_gib - result.context / GIB
-    print(f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {loose:.2f}, context "
-          f"{result.context / GIB:.2f}. Torch allocates {result.allocated_gib:.1f} GiB, {low:.1f} to {high:.1f} in four runs "
-          "of five")  # fmt: skip
+    print(
+        f"memory   {result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {loose:.2f}, context "
+        f"{result.context / GIB:.2f}. Torch allocates {result.allocated_gib:.1f} GiB, {low:.1f} to {high:.1f} in four runs "
+        "of five"
+    )
     if not result.safe:
         print(
             "         at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"
         )
     needs = host(result.job)
     least, most = (size / GIB for size in needs.fullest)
-    print(f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
-          f"the larger is {least:,.0f} to {most:,.0f} in four runs of five"
-          + (f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""))  # fmt: skip
+    print(
+        f"host     {needs.loading / GIB:,.0f} GiB of memory on each while loading, {needs.training / GIB:,.0f} while training; "
+        f"the larger is {least:,.0f} to {most:,.0f} in four runs of five"
+        + (f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else "")
+    )
     print(f"disk     {gigabytes(needs.checkpoint)} for a checkpoint")
     took, fast_, slow_ = (figure(value, 2) for value in (result.time.total, fast, slow))
     print(f"time     {took} s per step, {fast_} to {slow_} in four runs of five: {parts(result.time, 1, 0.005)}")
@@ -157,8 +184,10 @@ def describe(result: "Estimate") -> None:
         else ""
     )
     print(f"speed    {speed:,.0f} tokens/s on each GPU, {speed / most:,.0f} to {speed / least:,.0f}{used}")
-    days, spent = ([figure(factor * value, digits) for factor in (1, least, most)]
-                   for value, digits in ((result.days, 2), (hours, 0)))  # fmt: skip
+    days, spent = (
+        [figure(factor * value, digits) for factor in (1, least, most)]
+        for value, digits in ((result.days, 2), (hours, 0))
+    )
     print(
         f"duration a billion tokens take {days[0]} days, {' to '.join(days[1:])}; {spent[0]} GPU-hours, {' to '.join(spent[1:])}"
     )

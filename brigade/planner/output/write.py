@@ -36,8 +36,10 @@ COMMENTS = {
     "save_total_limit": "a checkpoint takes {checkpoint}",
     "hostfile": "one host",
 }
-TEMPLATES = {True: "a base model has none; its tokenizer has the tokens (docs/data.md)",
-             False: "renders as the model's own, which has no generation marks (docs/data.md)"}  # fmt: skip
+TEMPLATES = {
+    True: "a base model has none; its tokenizer has the tokens (docs/data.md)",
+    False: "renders as the model's own, which has no generation marks (docs/data.md)",
+}
 # A base model has not learned the tokens of its family's chat template, and adapters leave embeddings as they are.
 ORDINARY = "tulu"
 OVERVIEW = RECIPES / "README.md"
@@ -123,8 +125,9 @@ def body(recipe: dict[str, Any], source: Source, job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(candidate: Candidate, wanted: Wanted, source: Source, config: Path, to: Path, rank: int,
-          hostfile: str | None) -> list[Path]:  # fmt: skip
+def write(
+    candidate: Candidate, wanted: Wanted, source: Source, config: Path, to: Path, rank: int, hostfile: str | None
+) -> list[Path]:
     """Write the recipe to `to` (a folder gets METHOD.yaml) and the model's config.json beside it; returns what it wrote.
 
     Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
