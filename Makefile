@@ -8,12 +8,13 @@ JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
-.PHONY: help setup demo skypilot test lint clean test-cluster
+.PHONY: help setup demo skypilot test test-all test-cluster lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
-	@echo "make test    all tests that need no root"
-	@echo "make test-cluster   tests on real hosts, as root (about eight minutes; docs/launching.md)"
+	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
+	@echo "make test-all       the other tests that need no root"
+	@echo "make test-cluster   tests on real hosts, as root (docs/launching.md)"
 	@echo "make lint    ruff and mypy"
 
 setup: $(VENV)/.complete
@@ -37,12 +38,16 @@ $(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
 	$(SKYPILOT)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/jobs/requirements.txt
 	@touch $@
 
-test: setup skypilot
-	$(BIN)/python -m pytest tests/ranks tests/unit -n $(JOBS) --dist loadfile --durations 20
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 20
+test: setup
+	$(PYTEST) tests/ranks tests/unit -m "not slow"
+
+test-all: setup skypilot
+	$(PYTEST) tests/ranks tests/unit -m slow
 
 # Two clusters side by side; the tests of one file share one.
 test-cluster: setup
-	$(BIN)/python -m pytest tests/cluster -n $(JOBS) --dist loadfile
+	$(PYTEST) tests/cluster
 
 lint: setup
 	$(BIN)/ruff check .

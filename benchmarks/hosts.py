@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.parity import write_inputs
-from benchmarks.torchrun import torchrun
+from testing.ranks import run_ranks
+from testing.runs import write_inputs
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "hosts.csv"
@@ -120,7 +120,7 @@ def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
     job.write_text(json.dumps({"flags": flags, "marks": [str(file) for file in files]}))
     sampler = Sampler(files)
     sampler.start()
-    done = torchrun("benchmarks.hosts", "--job", str(job), ranks=RANKS, timeout=900)
+    done = run_ranks("benchmarks.hosts", "--job", str(job), ranks=RANKS, timeout=900)
     sampler.over.set()
     sampler.join()
     if done.returncode:

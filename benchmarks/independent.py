@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import parity
+from testing import runs
 
-PAGE = parity.REPOSITORY / "docs" / "independent.md"
+PAGE = runs.REPOSITORY / "docs" / "independent.md"
 TOLERANCE = 1e-6  # relative
 # Their configurations need no more than sizes; among them are mixtures of experts, sliding windows, latent attention and
 # a parallel block.
@@ -63,8 +63,8 @@ def compare(model_type: str, folder: Path) -> dict[str, Any]:
     import train
     from brigade.training import sample_answers
 
-    sample_answers.LONGEST = parity.LONGEST_ANSWER
-    shared = parity.write_inputs(folder)
+    sample_answers.LONGEST = runs.LONGEST_ANSWER
+    shared = runs.write_inputs(folder)
     write_model(model_type, folder / model_type)
     output = folder / f"run-{model_type}"
     with contextlib.redirect_stdout(io.StringIO()):

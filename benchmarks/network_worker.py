@@ -15,10 +15,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 import train
-from benchmarks.parity import forget
 from brigade.cluster import world_from_environment
 from brigade.distributed import ranks
 from brigade.model.sizes import parameter_count
+from testing.runs import forget
 
 
 def sent(card: str = "eth0") -> tuple[int, int]:

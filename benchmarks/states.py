@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parity import forget, write_inputs
 from brigade.planner.costs.states import cut_parameters, model_states
+from testing.runs import forget, write_inputs
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "states.csv"

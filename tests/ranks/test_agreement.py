@@ -8,24 +8,26 @@ import time
 
 import pytest
 
-from benchmarks.torchrun import REPOSITORY, torchrun
 from brigade.distributed import ranks
+from testing.ranks import REPOSITORY, run_ranks
 from tests.ranks import agreeing
 from tests.ranks.test_bad_input import ranks_part
 
 
 def test_one_rank_may_prepare_for_longer_than_a_collective_waits():
-    done = torchrun("tests.ranks.agreeing", "slow", ranks=2, timeout=60)
+    done = run_ranks("tests.ranks.agreeing", "slow", ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr
     assert all(f"rank {rank} went on after [0, 1]" in done.stdout for rank in (0, 1))
     assert "rank 1 gave up" in done.stdout, "a time-out that does not come proves nothing"
 
 
-@pytest.mark.parametrize("dies", [0, 1])
-def test_a_rank_that_dies_meanwhile_ends_the_others(dies, monkeypatch):
-    monkeypatch.setenv("DIES", str(dies))
+@pytest.mark.parametrize("dies", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = os.environ | {"DIES": str(dies), "PYTHONPATH": str(REPOSITORY)}
+    command = [*torchrun, "-m", "tests.ranks.agreeing", "dies"]
     began = time.monotonic()
-    done = torchrun("tests.ranks.agreeing", "dies", ranks=2, timeout=60)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and time.monotonic() - began < 30
     assert not ranks_part(done.stderr), done.stderr
     root = done.stderr.partition("Root Cause")[2]

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import train
-from benchmarks import parity
-from benchmarks.torchrun import torchrun
-from tests.ranks.answering import LONGEST
+from testing import parity, runs
 
-STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
+LONGEST = 12  # tokens of an answer, else these are most of the time
+STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", "zero3")), "fsdp2"]
 SHORT = ["--optim", "adamw_torch", "--report_to", "tensorboard"]
 # One warm-up step leaves the weights as they are. Then each step moves every weight by about 1, fifty times its size: the
 # held-out loss rises from 7 to hundreds, on whatever machine, and cannot come back.
@@ -23,10 +22,10 @@ RISING = ["--learning_rate", "1", "--lr_scheduler_type", "constant_with_warmup",
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, asked_for):
     """Each strategy with answers and without: directories of runs, from one model that has learned a little."""
     folder = tmp_path_factory.mktemp("answers")
-    shared = parity.write_inputs(folder)
+    shared = runs.write_inputs(folder)
     recipe = json.loads((folder / "full.yaml").read_text())
     for key in ("train_file", "validation_file"):  # a quarter of the samples are of the source `first`
         lines = Path(recipe["data"].pop(key)).read_text().splitlines(keepends=True)
@@ -42,13 +41,15 @@ def folder(tmp_path_factory):
     config.write_text(json.dumps(json.loads(config.read_text()) | drawing))
     cases = {"base": [*shared, *SHORT, "--max_steps", "30", "--learning_rate", "0.01", "--eval_answers", "0"]}
     known = [*shared, *RISING, "--model_name_or_path", "base", "--from_scratch", "false"]
-    for name in STRATEGIES:
+    for name in ("ddp", *sorted(asked_for("name") - {"ddp"})):
         cases[name] = [*known, *parity.STRATEGIES[name]]
         cases[f"{name}-silent"] = [*cases[name], "--eval_answers", "0"]
-    job = folder / "cases.json"
-    job.write_text(json.dumps({"folder": str(folder), "cases": cases}))
-    done = torchrun("tests.ranks.answering", str(job), ranks=2, timeout=300)
+    (folder / "cases.json").write_text(json.dumps(cases))
+    todo = [{"name": name, "flags": [*flags, "--output_dir", name]} for name, flags in cases.items()]
+    found, done = runs.run_all(2, todo, folder, timeout=300, longest_answer=LONGEST)
     assert done.returncode == 0, done.stderr[-4000:]
+    for name, result in found.items():
+        (folder / f"{name}.txt").write_text(result["said"])
     return folder
 
 
@@ -143,12 +144,12 @@ def test_the_best_checkpoint_is_kept_and_saved_and_the_run_stops_early(name, fol
     assert f"at step 1: {name}/checkpoint-1" in text
 
 
-@pytest.mark.parametrize("checkpoint", [2, 3])
+@pytest.mark.parametrize("checkpoint", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_resumed_run_stops_at_the_same_step(checkpoint, folder, tmp_path, monkeypatch):
     """From before it stopped, and from the checkpoint with which it stopped."""
     monkeypatch.chdir(folder)
     run = tmp_path / "run"
-    flags = [*json.loads((folder / "cases.json").read_text())["cases"]["ddp-silent"], "--save_total_limit", "null"]
+    flags = [*json.loads((folder / "cases.json").read_text())["ddp-silent"], "--save_total_limit", "null"]
     whole = train.main([*flags, "--output_dir", str(run)])
     (run / "success.json").unlink()
     for step in range(checkpoint + 1, 4):

@@ -187,7 +187,22 @@ CASES = {  # one mistake of each stage under each launcher; "late": rank 0, whic
 }
 
 
-@pytest.mark.parametrize("case, launcher", [(case, launcher) for case in CASES for launcher in CASES[case][1]])
+ONCE = {
+    ("flag", "accelerate"),
+    ("ds_config", "python"),
+    ("device", "deepspeed"),
+    ("data", "torchrun"),
+}  # in `make test`
+
+
+@pytest.mark.parametrize(
+    "case, launcher",
+    [
+        pytest.param(case, launcher, marks=() if (case, launcher) in ONCE else pytest.mark.slow)
+        for case in CASES
+        for launcher in CASES[case][1]
+    ],
+)
 def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
     (flags, words), _, fault = CASES[case]
     ended = train(launcher, folder, *flags, fault=fault)
@@ -196,6 +211,7 @@ def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
     assert not fault or ended.seconds > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
 def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
     ended = train(launcher, folder, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
@@ -203,7 +219,10 @@ def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
     assert not (folder / "run").exists()
 
 
-@pytest.mark.parametrize("launcher, strategy", [("torchrun", "none"), ("deepspeed", "ds_configs/zero2.json")])
+@pytest.mark.parametrize(
+    "launcher, strategy",
+    [("torchrun", "none"), pytest.param("deepspeed", "ds_configs/zero2.json", marks=pytest.mark.slow)],
+)
 def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, folder):
     flags = [
         "--dataset_name=",
@@ -469,7 +488,9 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
     return Ended(code, out.read_bytes().decode(), err.read_bytes().decode(), ranks_part(err.read_text()), 0, at)
 
 
-@pytest.mark.parametrize("launcher, number", [("python", signal.SIGINT), ("torchrun", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "launcher, number", [("python", signal.SIGINT), pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
     """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
     flags = [
@@ -572,6 +593,7 @@ class StopsAtOnce(TrainerCallback):
         control.should_training_stop = True
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main, told):
     """torchrun is killed: its ranks, of which it is not told, must not train on beside the rerun."""
     flags = [

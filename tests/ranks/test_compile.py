@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks import parity
+from testing import parity, runs
 
+pytestmark = pytest.mark.slow
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "zero3_hpz", "fsdp2")
 AGAIN = "fsdp2 computes again"
 COMPILED = ["--torch_compile", "--max_steps", "4"]
@@ -29,13 +30,13 @@ def results(tmp_path_factory):
     """Losses and norms of one process that compiles nothing, and of compiled runs on one, two and four ranks."""
     alone, two, four = (tmp_path_factory.mktemp(name) for name in ("alone", "two", "four"))
     for folder in (alone, two, four):
-        parity.write_inputs(folder)
+        runs.write_inputs(folder)
     plain = case("single", 16, ["--max_steps", "4"])
     compiled = case("single", 16, COMPILED) | {"name": "compiled"}
-    found = parity.run_cases(1, [plain, compiled], alone)
-    found |= parity.run_cases(4, [case("hsdp", 4, COMPILED)], four)
+    found = runs.run_cases(1, [plain, compiled], alone)
+    found |= runs.run_cases(4, [case("hsdp", 4, COMPILED)], four)
     again = case("fsdp2", 8, [*COMPILED, "--activation_checkpointing"]) | {"name": AGAIN}
-    return found | parity.run_cases(2, [*(case(strategy, 8, COMPILED) for strategy in STRATEGIES), again], two)
+    return found | runs.run_cases(2, [*(case(strategy, 8, COMPILED) for strategy in STRATEGIES), again], two)
 
 
 @pytest.mark.parametrize("name", ["compiled", *STRATEGIES, AGAIN, "hsdp"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import parity
+from testing import parity, runs
 
 HOOKS = ("fp16", "bf16", "power_sgd")
 
@@ -16,7 +16,7 @@ def results(tmp_path_factory):
             for hook in ("none", *HOOKS):
                 flags = [*case["flags"], "--ddp_comm_hook", hook]
                 cases.append(case | {"name": f"{hook}-{case['accumulation']}", "flags": flags})
-    return parity.run_cases(2, cases, tmp_path_factory.mktemp("ddp"))
+    return runs.run_cases(2, cases, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])

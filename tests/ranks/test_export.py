@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import parity
-from benchmarks.torchrun import REPOSITORY
 from brigade.__main__ import main
 from brigade.data.chat_template import TEMPLATES
+from testing import parity, runs
+from testing.ranks import REPOSITORY
 
 LORA = ["--use_peft", "--learning_rate", "2", "--lora_target_modules", "q_proj,v_proj,gate_proj"]
 WHOLE = ["--use_peft", "--learning_rate", "0.3", "--lora_modules_to_save", "norm"]
@@ -43,10 +43,15 @@ RUNS = {  # name: strategy, flags
 }
 FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
 ALL = RUNS | FOUR
+ONCE = {"full-ddp", "full-zero2", "full-zero3", "lora-zero3", "qlora-fsdp2"}  # in `make test`
+
+
+def each(names):
+    return [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
+def outputs(tmp_path_factory, asked_for):
     """name -> (output directory, held-out losses before, after step 3, after step 6)."""
     folder = tmp_path_factory.mktemp("config")
     config = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
@@ -54,7 +59,8 @@ def outputs(tmp_path_factory):
     (folder / "sharded.json").write_text(json.dumps(config))
     strategies = parity.STRATEGIES | {"sharded": ["--ds_config", str(folder / "sharded.json")]}
     found = {}
-    for ranks, runs in ((2, RUNS), (4, FOUR)):
+    names = asked_for("name")
+    for ranks, known in ((2, RUNS), (4, FOUR)):
         shared = ["--max_steps", "6", "--eval_steps", "3", "--save_steps", "3", "--per_device_train_batch_size", "4"]
         cases = [
             {
@@ -62,10 +68,13 @@ def outputs(tmp_path_factory):
                 "model": name.partition("+")[2],
                 "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], *shared],
             }
-            for name, (strategy, flags) in runs.items()
+            for name, (strategy, flags) in known.items()
+            if name in names
         ]
+        if not cases:
+            continue
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        results = parity.run_cases(ranks, cases, folder)
+        results = runs.run_cases(ranks, cases, folder)
         found |= {name: (folder / "outputs" / name, result["eval_loss"]) for name, result in results.items()}
     return found
 
@@ -115,7 +124,7 @@ def loss_of(directory, output, quantized=False):
     return held_out_loss(model, heldout, tokenizer.pad_token_id)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", each(ALL))
 def test_the_export_has_the_runs_held_out_loss(name, outputs, tmp_path):
     output, losses = outputs[name]
     assert losses[2] != pytest.approx(losses[1], rel=3e-4)  # else the wrong step would pass
@@ -127,7 +136,7 @@ def test_the_export_has_the_runs_held_out_loss(name, outputs, tmp_path):
         assert _ends_and_template(destination) == _ends_and_template(output), "of adapters alone too"
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("full") and "+" in name])
+@pytest.mark.parametrize("name", each(name for name in ALL if name.startswith("full") and "+" in name))
 def test_names_and_what_was_not_trained_are_the_bases(name, outputs, tmp_path):
     """Also of what the run itself has saved: ZeRO-3 named a multimodal model's weights as no other does."""
     output, _ = outputs[name]
@@ -142,7 +151,7 @@ def test_names_and_what_was_not_trained_are_the_bases(name, outputs, tmp_path):
     assert untrained <= same and all(".experts." in key for key in same - untrained)  # some are never chosen
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("full")])
+@pytest.mark.parametrize("name", each(name for name in ALL if not name.startswith("full")))
 def test_merged_adapters_are_a_whole_model_with_the_same_loss(name, outputs, tmp_path):
     output, losses = outputs[name]
     export(output, tmp_path / "merged", "--merge", "--step", "3")
@@ -152,14 +161,14 @@ def test_merged_adapters_are_a_whole_model_with_the_same_loss(name, outputs, tmp
     assert loss_of(tmp_path / "merged", output) == pytest.approx(losses[1], rel=2e-5)
 
 
-@pytest.mark.parametrize("name", ["full-ddp", "dora-fsdp2", "whole-zero3", "qlora-ddp"])
+@pytest.mark.parametrize("name", each(["full-ddp", "dora-fsdp2", "whole-zero3", "qlora-ddp"]))
 def test_eval_finds_the_loss_of_a_finished_run(name, outputs, capsys):
     assert main(["eval", str(outputs[name][0]), "--answers", "1"]) == 0
     said = capsys.readouterr().out
     assert "<|im_start|>user" in said.partition("question")[2] and "<|im_end|>" in said.partition("reference")[2]
 
 
-@pytest.mark.parametrize("name", ["full-zero1", "full-zero2"])
+@pytest.mark.parametrize("name", each(["full-zero1", "full-zero2"]))
 def test_zero_checkpoints_are_read_without_their_gathered_copy(name, outputs, tmp_path):
     output, losses = outputs[name]
     copy = tmp_path / "run"
@@ -170,6 +179,7 @@ def test_zero_checkpoints_are_read_without_their_gathered_copy(name, outputs, tm
     assert loss_of(tmp_path / "out", output) == pytest.approx(losses[1], rel=1e-2)
 
 
+@pytest.mark.cases(name="qlora-fsdp2")
 def test_it_says_what_it_wrote_and_what_the_adapters_need(outputs, tmp_path, capsys):
     output, _ = outputs["qlora-fsdp2"]
     export(output, tmp_path / "out")
@@ -182,6 +192,8 @@ def test_it_says_what_it_wrote_and_what_the_adapters_need(outputs, tmp_path, cap
     assert size < 0.1 * (Path(base) / "model.safetensors").stat().st_size
 
 
+@pytest.mark.slow
+@pytest.mark.cases(name="full-fsdp2")
 def test_mistakes_are_told(outputs, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(outputs["full-fsdp2"][0], run)

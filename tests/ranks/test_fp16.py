@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from benchmarks import parity
-from benchmarks.torchrun import torchrun
+from testing import parity, runs
+from testing.ranks import run_ranks
 
 # DeepSpeed trains in fp16 on CPUs that have instructions for it (accelerator/cpu_accelerator.py: is_fp16_supported); on others a
 # run is refused, and tests/unit/test_attention.py holds that.
@@ -21,6 +21,11 @@ ZERO = ("zero1", "zero2", "zero3") if torch.ops.mkldnn._is_mkldnn_fp16_supported
 STRATEGIES = ("ddp", *ZERO, "fsdp2")
 OTHERS = ("ddp+adamw_torch_fused", "fsdp2+adamw_torch_fused")  # which is told of an overflow, and skips by itself
 SOUND, STEPS = 4, 6  # in the last two the loss of rank 1 alone is far beyond fp16
+
+
+def each(names):
+    """`make test` has two of them."""
+    return [pytest.param(name, marks=() if name in ("zero2", "fsdp2") else pytest.mark.slow) for name in names]
 
 
 class Watch(TrainerCallback):
@@ -54,7 +59,7 @@ def work(folder):
     from brigade.training import sample_answers
     from brigade.training.trainer import Trainer
 
-    sample_answers.LONGEST = parity.LONGEST_ANSWER
+    sample_answers.LONGEST = runs.LONGEST_ANSWER
     rank, sound = int(os.environ["RANK"]), Trainer.compute_loss
 
     def compute_loss(self, model, *args, **options):
@@ -74,14 +79,14 @@ def work(folder):
             log = [entry for entry in trainer.state.log_history if "loss" in entry]
             found = {key: [entry[key] for entry in log] for key in ("loss", "grad_norm")}
             (folder / f"{name}.json").write_text(json.dumps(found | {"held": held, "said": said.getvalue()}))
-        parity.forget(trainer)
+        runs.forget(trainer)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, asked_for):
     folder = tmp_path_factory.mktemp("fp16")
     shared = [
-        *parity.write_inputs(folder),
+        *runs.write_inputs(folder),
         "--optim",
         "sgd",
         "--learning_rate",
@@ -96,17 +101,17 @@ def results(tmp_path_factory):
         "4",
     ]
     cases = {"fp32": [*shared, *parity.STRATEGIES["ddp"]]}
-    for name in (*STRATEGIES, *OTHERS):
+    for name in sorted(asked_for("strategy")):
         strategy, _, optim = name.partition("+")
         adam = ["--optim", optim, "--learning_rate", "1e-3"] if optim else []
         cases[f"fp16-{name}"] = [*shared, *parity.STRATEGIES[strategy], *adam, "--fp16"]
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = torchrun("tests.ranks.test_fp16", str(folder), ranks=2, timeout=600)
+    done = run_ranks("tests.ranks.test_fp16", str(folder), ranks=2, timeout=600)
     found = {path.stem: json.loads(path.read_text()) for path in folder.glob("fp*.json")}
     return found, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", each(STRATEGIES))
 def test_scaled_gradients_are_those_of_fp32(strategy, results):
     found, said = results
     assert f"fp16-{strategy}" in found, said
@@ -116,7 +121,7 @@ def test_scaled_gradients_are_those_of_fp32(strategy, results):
     assert "fp16 (slow on a CPU: for trials)" in found[f"fp16-{strategy}"]["said"]
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, *OTHERS])
+@pytest.mark.parametrize("strategy", each([*STRATEGIES, *OTHERS]))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(strategy, results):
     found, said = results
     assert f"fp16-{strategy}" in found, said

@@ -12,6 +12,7 @@ from brigade.data.collate import About
 from brigade.recipe.schema import SECTION_OF
 from brigade.training.throughput import Meter
 
+pytestmark = pytest.mark.slow
 ONLY = [
     ("qwen3-0.6b", "full", "base"),
     ("qwen3-0.6b", "lora", "checkpointing"),

@@ -6,6 +6,7 @@ import pytest
 from benchmarks import hosts, planner_hosts
 
 
+@pytest.mark.slow
 def test_fsdp2_converts_the_weights_on_one_rank_of_a_host(tmp_path, monkeypatch):
     small = {
         "hidden_size": 512,

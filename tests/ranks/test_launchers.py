@@ -10,7 +10,18 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SHORT = ["--max_steps", "3", "--max_train_samples", "100", "--max_eval_samples", "10"]
+SHORT = [
+    "--max_steps",
+    "3",
+    "--logging_steps",
+    "1",
+    "--max_train_samples",
+    "100",
+    "--max_eval_samples",
+    "10",
+    "--eval_answers",
+    "0",
+]
 
 COMMANDS = {
     "python": (["python", "train.py"], "world size 1", "single"),
@@ -36,13 +47,24 @@ COMMANDS = {
 }  # fmt: skip
 
 
+ONCE = ("python", "torchrun", "deepspeed", "accelerate-ddp")  # in `make test`
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in COMMANDS]
+)
+def test_command_line_trains_with_all_its_ranks(name, tmp_path, reference):
+    losses = reference if name == "python" else run(name, tmp_path)
+    assert losses == pytest.approx(reference, rel=1e-5) and len(losses) == 3
+
+
 @pytest.fixture(scope="module")
-def losses():
-    return {}
+def reference(tmp_path_factory):
+    return run("python", tmp_path_factory.mktemp("python"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command_line_trains_with_all_its_ranks(name, tmp_path, losses):
+def run(name, tmp_path):
+    """The losses of that command."""
     words, world_size, strategy = COMMANDS[name]
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n")
@@ -58,6 +80,7 @@ def test_command_line_trains_with_all_its_ranks(name, tmp_path, losses):
         "PATH": f"{ssh.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": os.environ["HOME"],
         "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
     }
     kept = {key: os.environ[key] for key in ("BRIGADE_CACHE", "TORCH_EXTENSIONS_DIR") if key in os.environ}
     done = subprocess.run(command, cwd=REPOSITORY, env=bare | kept, capture_output=True, text=True, timeout=200)
@@ -65,7 +88,5 @@ def test_command_line_trains_with_all_its_ranks(name, tmp_path, losses):
     assert world_size in done.stdout
     assert f"strategy       {strategy} " in done.stdout
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    losses[name] = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
     assert json.loads((tmp_path / "run" / "success.json").read_text())["steps"] == 3
-    if name != "python":
-        assert losses[name] == pytest.approx(losses["python"], rel=1e-5)
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]

@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from benchmarks import parity
-from benchmarks.torchrun import torchrun
 from brigade.strategy.methods import REFUSED
+from testing import parity, runs
 
 LORA = ["--use_peft", "--learning_rate", "2"]
 METHODS = {
@@ -60,16 +59,32 @@ def run(tmp_path_factory):
 
     def call(ranks, cases):
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        parity.write_inputs(folder)
+        runs.write_inputs(folder)
         untied = folder / "untied"
         untied.mkdir()
         config = json.loads((folder / "model" / "config.json").read_text()) | {"tie_word_embeddings": False}
         (untied / "config.json").write_text(json.dumps(config))
         for one in cases:
             one["flags"] = [str(untied) if word == "UNTIED" else word for word in one["flags"]]
-        return parity.run_cases(ranks, cases, folder)
+        return runs.run_cases(ranks, cases, folder)
 
     return call
+
+
+BY_NAME = {case["name"]: case for case in CASES}
+ONCE = {
+    "lora-zero3",
+    "parts-fsdp2",
+    "dora-zero2",
+    "qlora-fsdp2",
+    "qdora-zero2",
+    "lora+lamb-fsdp2",
+    "lora+lars-ddp",
+}  # each method
+
+
+def each(names):
+    return [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +93,13 @@ def reference(run):
 
 
 @pytest.fixture(scope="module")
-def results(run):
-    return run(2, CASES)
+def results(run, asked_for):
+    return run(2, [case for name, case in BY_NAME.items() if name in asked_for("name")])
 
 
-@pytest.mark.parametrize("name", [case["name"] for case in CASES])
+@pytest.mark.parametrize("name", each(BY_NAME))
 def test_method_under_a_strategy_equals_one_process(name, reference, results):
-    method = next(case["method"] for case in CASES if case["name"] == name)
-    differences = parity.worst(results[name], reference[f"{method}-single"])
+    differences = parity.worst(results[name], reference[f"{BY_NAME[name]['method']}-single"])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
 
 
@@ -105,16 +119,15 @@ REHEARSALS = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rehearsals")
-    job = folder / "cases.json"
-    job.write_text(json.dumps({"folder": str(folder), "cases": REHEARSALS}))
-    done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=900)
-    return {path.stem: path.read_text() for path in folder.glob("*.txt")}, done
+    cases = [{"name": name, "flags": [*flags, "--rehearse"]} for name, flags in REHEARSALS.items()]
+    return runs.run_all(2, cases, tmp_path_factory.mktemp("rehearsals"), timeout=900)
 
 
-@pytest.mark.parametrize("name", REHEARSALS)
-def test_rehearsal_resumes_and_shards(name, said):
+@pytest.mark.slow
+@pytest.mark.parametrize("rehearsal", REHEARSALS)
+def test_rehearsal_resumes_and_shards(rehearsal, said):
     """In bf16 with activation checkpointing: the same losses after an interruption, and frozen weights in shards."""
-    texts, done = said
-    assert name in texts, done.stderr[-3000:]
-    assert "The rehearsal went well" in texts[name] and "parameters are trained" in texts[name]
+    found, done = said
+    assert rehearsal in found, done.stderr[-3000:]
+    text = found[rehearsal]["said"]
+    assert "The rehearsal went well" in text and "parameters are trained" in text

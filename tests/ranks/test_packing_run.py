@@ -9,9 +9,9 @@ import json
 import pytest
 
 import train
-from benchmarks import parity
 from brigade.data import builtin, collate
 from brigade.data.cache import cache_directory
+from testing import parity, runs
 
 CHATS = 24
 SHARED = [
@@ -65,7 +65,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    return parity.write_inputs(tmp_path_factory.mktemp("inputs"))
+    return runs.write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def run(inputs, tmp_path_factory):
         rows = trainer.train_dataset
         history = trainer.state.log_history
         found = {key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")}
-        parity.forget(trainer)
+        runs.forget(trainer)
         return found, rows
 
     return call
@@ -116,7 +116,7 @@ def two_ranks(tmp_path_factory, texts):
         }
         for kind in ("ddp", "zero3")
     ]
-    return parity.run_cases(2, cases, tmp_path_factory.mktemp("ranks2"), timeout=300)
+    return runs.run_cases(2, cases, tmp_path_factory.mktemp("ranks2"), timeout=300)
 
 
 def differences(found, reference):

@@ -4,10 +4,10 @@ import ctypes.util
 
 import pytest
 
-from benchmarks import parity
+from testing import parity, runs
 
 # Every strategy meets every world size and every accumulation; the cheap ones meet more of their combinations.
-# The whole product is `python -m benchmarks.parity` (docs/parity.md).
+# The whole product is `python -m benchmarks.parity` (docs/parity.md). `make test` has each strategy once.
 CHEAP = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
 ALL = {1: (4,), 2: (2,), 4: (1,)}
 CHEAP_TOO = {1: (), 2: (1, 4), 4: (4,)}
@@ -18,7 +18,11 @@ def wanted(world_size):
     chosen += [case for case in parity.cases(world_size, CHEAP_TOO[world_size]) if case["strategy"] in CHEAP]
     if ctypes.util.find_library("aio") is None:  # CI installs it
         chosen = [case for case in chosen if "nvme" not in case["strategy"]]
-    return chosen
+    return {case["name"]: case for case in chosen}
+
+
+CASES = {size: wanted(size) for size in parity.WORLD_SIZES}
+ONCE = {*(name for name, case in CASES[2].items() if case["accumulation"] == 2), "hsdp-w4-k1"}
 
 
 DAMAGED = {
@@ -32,20 +36,19 @@ DAMAGED = {
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    return parity.run_cases(1, parity.references(), tmp_path_factory.mktemp("reference"))
+    return runs.run_cases(1, parity.references(), tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    found = {}
-
-    def of(world_size):
-        if world_size not in found:
-            todo = wanted(world_size) + ([DAMAGED] if world_size == 2 else [])
-            found[world_size] = parity.run_cases(world_size, todo, tmp_path_factory.mktemp(f"ranks{world_size}"))
-        return found[world_size]
-
-    return of
+def results(tmp_path_factory, asked_for):
+    names, found = asked_for("name"), {}
+    for world_size, known in CASES.items():
+        todo = [
+            case for name, case in (known | ({"damaged": DAMAGED} if world_size == 2 else {})).items() if name in names
+        ]
+        if todo:
+            found |= runs.run_cases(world_size, todo, tmp_path_factory.mktemp(f"ranks{world_size}"))
+    return found
 
 
 def test_the_reference_learns(reference):
@@ -53,20 +56,21 @@ def test_the_reference_learns(reference):
     for name, result in reference.items():
         most = 0.9 if name.partition("+")[2] in parity.MODELS else 0.8
         assert result["loss"][-1] < most * result["loss"][0], name
-        assert len(result["loss"]) == parity.STEPS
+        assert len(result["loss"]) == runs.STEPS
 
 
 @pytest.mark.parametrize(
-    ("world_size", "case"),
-    [pytest.param(size, case, id=case["name"]) for size in parity.WORLD_SIZES for case in wanted(size)],
+    "name",
+    [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for cases in CASES.values() for name in cases],
 )
-def test_strategy_equals_one_process(world_size, case, reference, results):
-    result = results(world_size)[case["name"]]
-    differences = parity.worst(result, reference[parity.reference_of(case["strategy"])])
+def test_strategy_equals_one_process(name, reference, results):
+    strategy = name.rpartition("-w")[0]
+    differences = parity.worst(results[name], reference[parity.reference_of(strategy)])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
 
 
+@pytest.mark.cases(name="damaged")
 def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results):
-    differences = parity.worst(results(2)["damaged"], reference["single+sgd"])
+    differences = parity.worst(results["damaged"], reference["single+sgd"])
     assert differences["grad_norm"] > 100 * parity.TOLERANCE
     assert differences["loss"] > 3 * parity.TOLERANCE

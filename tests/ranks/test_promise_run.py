@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 import train
-from benchmarks import parity
 from brigade.__main__ import main
 from brigade.planner.costs import calibration
 from brigade.recipe import flags as brigade_flags
+from testing import runs
 
 CPU = {"driver": "cpu", "memory_gib": 16, "bf16_tflops": 0.05, "hbm_gb_s": 20, "peer_gb_s": 5, "pcie_gb_s": 5, "sms": 1}
 LINE = "after 10 steps: "
@@ -17,7 +17,7 @@ LINE = "after 10 steps: "
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    shared = parity.write_inputs(tmp_path_factory.mktemp("inputs"))
+    shared = runs.write_inputs(tmp_path_factory.mktemp("inputs"))
     return [*shared, "--max_steps", "12", "--save_steps", "6", "--eval_steps", "6", "--eval_answers", "0"]
 
 
@@ -63,8 +63,7 @@ def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_promise(fla
     assert measured["step_time"] > measured["data_time"] > 0 and predicted["allocated_gib"] > 0
     assert predicted["step_time_between"][0] < predicted["step_time"] < predicted["step_time_between"][1]
     assert (
-        kept["job"]["accumulation"] * kept["job"]["micro_batch"] == parity.GLOBAL_BATCH
-        and kept["job"]["sequence"] <= 64
+        kept["job"]["accumulation"] * kept["job"]["micro_batch"] == runs.GLOBAL_BATCH and kept["job"]["sequence"] <= 64
     )
 
     # run.yaml is still a recipe, of the same run ...

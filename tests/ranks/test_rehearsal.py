@@ -4,18 +4,19 @@ import ctypes.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 from transformers import CONFIG_MAPPING
 
-from benchmarks import parity
-from benchmarks.torchrun import REPOSITORY, torchrun
 from brigade.__main__ import main
 from brigade.planner.choice.job_of_recipe import strategy_of
 from brigade.recipe import flags
 from brigade.recipe.method import method_of
 from brigade.training import rehearse
+from testing import parity, runs
+from testing.ranks import REPOSITORY
 
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
@@ -51,27 +52,37 @@ if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 
 
+ONCE = {"ddp", "zero2", "zero3_hpz", "fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
+
+
+def each(names):
+    return [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow, id=str(name)) for name in names]
+
+
 def run(cases, folder):
-    """What each rehearsal printed, all in one process group of two ranks."""
-    job = folder / "cases.json"
-    job.write_text(json.dumps({"folder": str(folder), "cases": cases}))
-    done = torchrun("tests.ranks.rehearsals", str(job), ranks=2, timeout=900)
-    return {path.stem: path.read_text() for path in folder.glob("*.txt")} | {"folder": folder}, done
+    """What each rehearsal printed, all in one process group of two ranks, and where they lie: in outputs/ of this folder."""
+    cases = [{"name": name, "flags": [*flags, "--rehearse"]} for name, flags in cases.items()]
+    found, done = runs.run_all(2, cases, folder, timeout=900)
+    return {name: result["said"] for name, result in found.items()}, done, folder
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    return run(CASES, tmp_path_factory.mktemp("strategies"))
+def said(tmp_path_factory, asked_for):
+    return run(
+        {name: CASES[name] for name in CASES if name in asked_for("name")}, tmp_path_factory.mktemp("strategies")
+    )
 
 
 @pytest.fixture(scope="module")
-def said_of_recipes(tmp_path_factory):
+def said_of_recipes(tmp_path_factory, asked_for):
     """Of every recipe of the repository, and of one that `plan` writes now."""
     folder = tmp_path_factory.mktemp("recipes")
     wanted = ["qwen3-4b", "--method", "lora", "--gpu", "A100 80GB", "--hostfile", str(REPOSITORY / "hostfiles/1x8")]
     assert main(["plan", *wanted, "--write", str(folder / "mine")]) == 0
-    cases = RECIPE_CASES | {"written": ["--recipe", str(folder / "mine" / "lora.yaml")]}
-    for model in parity.MODELS:
+    names = {REHEARSED[path] for path in asked_for("path") if path in REHEARSED}
+    cases = {name: flags for name, flags in RECIPE_CASES.items() if name in names}
+    cases["written"] = ["--recipe", str(folder / "mine" / "lora.yaml")]
+    for model in asked_for("model"):
         (folder / model).mkdir()
         (folder / model / "config.json").write_text(json.dumps(CONFIG_MAPPING[model]().to_dict()))
         recipe = yaml.safe_load((REPOSITORY / "recipes/tiny/full.yaml").read_text())
@@ -82,7 +93,7 @@ def said_of_recipes(tmp_path_factory):
     return run(cases, folder)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=str)
+@pytest.mark.parametrize("path", each(RECIPES))
 def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
     went_well(REHEARSED[path], *said_of_recipes)
 
@@ -91,6 +102,7 @@ def test_rehearsal_of_a_recipe_that_plan_has_written(said_of_recipes):
     went_well("written", *said_of_recipes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", parity.MODELS)
 def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recipes):
     """Buffers of the state dict, and a vision tower that texts do not reach."""
@@ -98,12 +110,12 @@ def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recip
     assert ("frozen         model.vision_tower" in said_of_recipes[0][model]) == (model == "gemma3")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each(CASES))
 def test_rehearsal_goes_well(name, said):
     went_well(name, *said)
 
 
-def went_well(name, texts, done):
+def went_well(name, texts, done, _):
     assert name in texts, done.stderr[-3000:]
     text = texts[name]
     assert "continues" in text and "checkpoint-3" in text
@@ -111,14 +123,16 @@ def went_well(name, texts, done):
     assert "world size 2" in text
 
 
+@pytest.mark.cases(name="zero3_hpz")
 def test_run_yaml_holds_the_ds_config_with_every_auto_filled(said):
-    texts, _ = said
-    record = yaml.safe_load((texts["folder"] / "outputs/rehearsal-tiny-full-zero3_hpz/run/run.yaml").read_text())
+    *_, folder = said
+    record = yaml.safe_load((folder / "outputs/rehearsal-tiny-full-zero3_hpz/run/run.yaml").read_text())
     ds_config = record["run"]["ds_config"]
     assert "auto" not in str(ds_config) and ds_config["zero_optimization"]["zero_hpz_partition_size"] == 2
     assert ds_config["train_batch_size"] == 8 and ds_config["zero_optimization"]["reduce_bucket_size"] == 64 * 64
 
 
+@pytest.mark.slow
 def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
     """The user's own command line, verbatim, from another directory."""
     command = [

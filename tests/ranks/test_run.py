@@ -12,13 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerCallback
 
 import train
-from benchmarks import parity
 from brigade.checkpoint import choosing
 from brigade.cluster import World
 from brigade.distributed import ranks
 from brigade.errors import UserError
 from brigade.run.directory import Run
 from brigade.strategy import Strategy
+from testing import runs
 
 FIGURES = {
     "loss",
@@ -35,7 +35,7 @@ FIGURES = {
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    shared = parity.write_inputs(folder)
+    shared = runs.write_inputs(folder)
     return [
         *shared,
         "--max_steps",

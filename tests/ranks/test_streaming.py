@@ -8,7 +8,7 @@ import json
 import pytest
 
 import train
-from benchmarks import parity
+from testing import parity, runs
 
 STEPS, SAVED = 8, 5  # the first window is over by then
 SHARED = [
@@ -38,7 +38,7 @@ CONTINUED = ("alone", "packed")
 def folder(tmp_path_factory):
     """A recipe that streams two sources in shares of 3 to 1."""
     folder = tmp_path_factory.mktemp("streams")
-    parity.write_inputs(folder)
+    runs.write_inputs(folder)
     recipe = json.loads((folder / "full.yaml").read_text())
     del recipe["data"]["train_file"]
     held = recipe["data"].pop("validation_file")
@@ -62,7 +62,7 @@ def two_ranks(folder):
     for name in CONTINUED:
         resumed = ["--resume_from_checkpoint", str(folder / "outputs" / name / f"checkpoint-{SAVED}")]
         cases.append({"name": f"{name}, continued", "flags": [*shared, *RUNS[name], *resumed]})
-    return parity.run_cases(2, cases, folder, timeout=240)
+    return runs.run_cases(2, cases, folder, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def one_process(folder, tmp_path_factory):
         trainer = train.main(["--recipe", str(folder / "streamed.yaml"), *flags, "--output_dir", str(output)])
         history = trainer.state.log_history
         assert not trainer.train_dataset.folder.exists(), "its windows are deleted when it is done"
-        parity.forget(trainer)
+        runs.forget(trainer)
         return {key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")}
 
     return call

@@ -6,8 +6,8 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import train
-from benchmarks import parity
 from brigade.training.trainer import Trainer
+from testing import runs
 
 # What a tensor's .item(), .tolist(), bool() and a mask as an index end in: on a GPU each waits for all that is queued.
 ASKS = ("_local_scalar_dense", "nonzero", "equal")
@@ -29,7 +29,7 @@ class Asked(TorchDispatchMode):
 
 @pytest.mark.parametrize("attention, packing", [("varlen", True), ("varlen", False), ("sdpa", True)])
 def test_a_step_asks_the_device_for_nothing(attention, packing, tmp_path, monkeypatch):
-    shared = parity.write_inputs(tmp_path)
+    shared = runs.write_inputs(tmp_path)
     begin, end, asked = Trainer.get_batch_samples, Trainer._maybe_log_save_evaluate, Asked()
 
     def begun(self, *arguments):

@@ -93,7 +93,7 @@ def test_kubernetes_expands_nothing_in_flags_and_reads_words_as_words():
 def parsed(tmp_path_factory):
     """What SkyPilot makes of every task, by recipe, hostfile and flags; one process parses them all."""
     if not SKY.exists():
-        pytest.fail("SkyPilot's environment is missing: run `make skypilot` once (or `make test`)")
+        pytest.fail("SkyPilot's environment is missing: run `make skypilot` once (or `make test-all`)")
     directory = tmp_path_factory.mktemp("sky")
     cases = [(recipe, hostfile, ANY_MICRO_BATCH) for recipe, hostfile in PAIRS]
     cases += [("recipes/tiny/full.yaml", "hostfiles/2x8", ("--gpu", gpu, "--report_to=wandb")) for gpu in ACCELERATORS]
@@ -111,6 +111,7 @@ def parsed(tmp_path_factory):
     return {case: tasks[path] for case, path in paths.items()}
 
 
+@pytest.mark.slow
 def test_skypilot_reads_every_task_as_meant(parsed):
     for (recipe, hostfile, flags), task in parsed.items():
         made = job(recipe, *flags, hostfile=hostfile)
@@ -126,6 +127,7 @@ def test_skypilot_reads_every_task_as_meant(parsed):
         assert task["run"] == document(made)["run"] and "make setup" in task["setup"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["nane: x", "resources: {acelerators: H100}"])
 def test_skypilot_refuses_what_it_does_not_know(change, parsed, tmp_path):
     task = document(job())

@@ -60,7 +60,7 @@ def test_where_nobody_can_tell_only_an_old_lock_goes(lock, whose, monkeypatch):
         lock.touch()
     else:
         kill_holder(lock)
-        monkeypatch.setattr(kernels, "LOCAL", set())
+        monkeypatch.setattr(locks, "LOCAL", set())
     assert not FileBaton(lock).try_acquire()
     long_ago = time.time() - 2 * 3600 * locks.HOURS
     os.utime(lock, (long_ago, long_ago))

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from benchmarks import parity
 from brigade.recipe import flags
 from brigade.recipe.files import REPOSITORY
 from brigade.strategy import NEED_WHOLE_PARAMETERS
 from brigade.strategy.methods import REFUSED
+from testing import parity
 from tests.ranks import test_export, test_methods, test_rehearsal
 
 PAGES = sorted(REPOSITORY.glob("docs/*.md"))

@@ -1,0 +1,175 @@
+"""Groups of ranks on this host that start in a tenth of a second: children of a process that has imported what a run needs.
+
+Importing torch, Transformers and DeepSpeed takes 5 to 6 CPU-seconds per rank, more than most trials of a tiny model. One process
+imports them once, before it has any thread, and forks each rank of each group. A rank is in a session of its own and finds
+torchrun's variables in its environment. What torchrun itself does is the business of tests that start torchrun.
+"""
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GRACE = 10  # seconds from SIGTERM to SIGKILL, for the ranks that are left when one has failed
+# Not among the ports that the kernel hands out (from 32768 on): nobody takes one between its choice and its use.
+PORTS = range(20000, 30000)
+_server: subprocess.Popen[str] | None = None
+
+
+def run_ranks(module: str, *arguments: str, ranks: int, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module arguments` on `ranks` ranks, one thread each; returns exit code and output.
+
+    As under torchrun a rank that fails ends the others, and its exit code is that of all. After `timeout` seconds all are killed.
+    """
+    global _server
+    if _server is None or _server.poll() is not None:
+        _server = _start()
+    with tempfile.TemporaryDirectory() as folder:
+        job = {
+            "module": module,
+            "arguments": arguments,
+            "ranks": ranks,
+            "timeout": timeout,
+            "folder": folder,
+            "environment": dict(os.environ),
+        }
+        assert _server.stdin and _server.stdout
+        print(json.dumps(job), file=_server.stdin, flush=True)
+        answer = _server.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process that forks ranks has ended")
+        out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
+    return subprocess.CompletedProcess([module, *arguments], json.loads(answer)["code"], out, err)
+
+
+def _start() -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "testing.ranks"],
+        cwd=REPOSITORY,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    atexit.register(server.kill)
+    return server
+
+
+def serve() -> None:
+    """Fork the groups that stdin asks for, one after the other; each is answered with one line: its exit code."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _import_all()
+    gc.collect()
+    gc.freeze()  # what is imported is never looked through again, neither here nor in a rank
+    for line in sys.stdin:
+        print(json.dumps({"code": _group(json.loads(line))}), file=answers, flush=True)
+
+
+def _import_all() -> None:
+    import bitsandbytes  # noqa: F401
+    import datasets  # noqa: F401
+    import deepspeed  # noqa: F401
+    import peft  # noqa: F401
+    import tensorboard.compat.proto  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+    import train  # noqa: F401
+
+
+def _group(job: dict[str, Any]) -> int:
+    """The exit code of the first rank that fails, else 0."""
+    port = _free_port()
+    children = {os.fork() or _rank(job, rank, port): rank for rank in range(job["ranks"])}
+    everybody, code, deadline, killed = list(children), 0, time.monotonic() + job["timeout"], False
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in children:
+            del children[pid]
+            left = os.waitstatus_to_exitcode(status)
+            if left and not code:
+                code, deadline = left, time.monotonic() + GRACE
+                _signal(children, signal.SIGTERM)
+        elif time.monotonic() > deadline and not killed:
+            killed, code = True, code or -signal.SIGKILL
+            _signal(children, signal.SIGKILL)
+        else:
+            time.sleep(0.01)
+    for leader in everybody:  # a rank's own processes are of its group
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+    return code
+
+
+def _signal(children: Any, number: int) -> None:
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _free_port() -> int:
+    for port in range(PORTS.start + os.getpid() % len(PORTS), PORTS.stop):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store binds it
+            probe.bind(("", port))
+            return port
+    return _free_port()
+
+
+def _rank(job: dict[str, Any], rank: int, port: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        _redirect(job["folder"])
+        os.environ.clear()
+        size = job["ranks"]
+        os.environ.update(
+            job["environment"],
+            OMP_NUM_THREADS="1",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(size),
+            LOCAL_WORLD_SIZE=str(size),
+            GROUP_RANK="0",
+            GROUP_WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_RUN_ID="none",
+        )
+        sys.argv = [job["module"], *job["arguments"]]
+        runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(folder: str) -> None:
+    """stdin from nowhere, stdout and stderr to the files of the group, where lines of all ranks follow each other."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,179 @@
+"""Many runs of train.py in one group of ranks: what each logged and printed. And a tiny model with a few chats for them.
+
+run_ranks("testing.runs", JOB, ...) is its worker, with {"folder", "shared", "longest_answer", "cases"} in JOB.
+"""
+
+import contextlib
+import gc
+import io
+import itertools
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from .ranks import REPOSITORY, run_ranks
+
+GLOBAL_BATCH = 16
+STEPS = 14  # five make an epoch of 67 chats
+LONGEST_ANSWER = 4  # tokens; else generating them would be most of a case's time under ZeRO-3
+
+
+def write_inputs(folder: Path) -> list[str]:
+    """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
+    from brigade.data import builtin, cache
+
+    built = builtin.ensure(cache.cache_directory())
+    model = folder / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
+    config |= {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    for name, source, count in (("train", built.train, 67), ("heldout", built.heldout, 13)):
+        short = (line for line in source.read_text().splitlines() if len(line) < 220)
+        (folder / f"{name}.jsonl").write_text("\n".join(itertools.islice(short, count)) + "\n")
+    recipe = {
+        "model": {"model_name_or_path": str(model), "from_scratch": True, "tokenizer_name_or_path": "python-docs"},
+        "data": {
+            "train_file": str(folder / "train.jsonl"),
+            "validation_file": str(folder / "heldout.jsonl"),
+            "chat_template": "chatml",
+            "max_length": 64,
+        },
+        "training": {
+            "global_batch_size": GLOBAL_BATCH,
+            "per_device_train_batch_size": 8,
+            "max_steps": STEPS,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0,
+            "eval_steps": STEPS // 2,
+            "save_steps": None,
+            "report_to": [],
+        },
+    }
+    (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return ["--recipe", str(folder / "full.yaml")]
+
+
+def write_model(folder: Path, name: str) -> Path:
+    """A tiny model of this type with random weights, the same each time, and buffers that are not the ones of a new model."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    from brigade.data import builtin, cache
+    from brigade.model.tiny import shrink
+
+    if not (folder / "config.json").exists():
+        config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            for tensor_name in set(model.state_dict()) - set(dict(model.named_parameters())):
+                with contextlib.suppress(AttributeError):  # a tied parameter's second name
+                    model.get_buffer(tensor_name).uniform_()
+        shutil.copytree(builtin.ensure(cache.cache_directory()).tokenizer, folder, dirs_exist_ok=True)
+        model.save_pretrained(folder)
+    return folder
+
+
+def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 1800) -> dict[str, Any]:
+    """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each.
+
+    Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
+    gradients on rank 1 that are 1 % too large. Raises RuntimeError when a case fails.
+    """
+    shared = write_inputs(folder)
+    for case in cases:
+        if model := case.get("model"):
+            named = str(write_model(folder / model, model))
+            case["flags"] = [*case["flags"], "--model_name_or_path", named, "--from_scratch", "false"]
+        case["flags"] = [*shared, *case["flags"], "--output_dir", str(folder / "outputs" / case["name"])]
+    found, done = run_all(ranks, cases, folder, timeout)
+    for case in cases:
+        if case["name"] not in found:
+            said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n{said}")
+    keys = ("loss", "grad_norm", "eval_loss")
+    return {
+        name: {key: [entry[key] for entry in result["log"] if key in entry] for key in keys}
+        for name, result in found.items()
+    }
+
+
+def run_all(
+    ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float, longest_answer: int = LONGEST_ANSWER
+) -> Any:
+    """Run train.main with the "flags" of each case in the directory `folder`, all in one group of ranks.
+
+    Returns name -> {"said": what rank 0 printed, "log": its log_history} of the cases that went well, and how the group ended.
+    """
+    job = folder / f"job-{ranks}.json"
+    job.write_text(json.dumps({"folder": str(folder), "longest_answer": longest_answer, "cases": cases}))
+    done = run_ranks("testing.runs", str(job), ranks=ranks, timeout=timeout)
+    files = {case["name"]: folder / f"{case['name']}.result.json" for case in cases}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}, done
+
+
+def forget(trainer: Any) -> None:
+    """Release a run's engine, so that the next run of this process starts clean."""
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        trainer.deepspeed.destroy()
+    del trainer
+    gc.collect()  # a ZeRO-3 configuration that is still alive would shard the next case's model
+
+
+def _work(job: Path) -> None:
+    """One rank: run every case, in order, through train.py itself."""
+    import train
+    from brigade.training import sample_answers
+
+    todo = json.loads(job.read_text())
+    sample_answers.LONGEST = todo["longest_answer"]
+    os.chdir(todo["folder"])
+    rank = int(os.environ["RANK"])
+    for case in todo["cases"]:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
+            trainer = train.main(case["flags"])
+        if rank == 0:
+            result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
+            temporary = Path(f".{case['name']}.json")
+            temporary.write_text(json.dumps(result))
+            temporary.rename(f"{case['name']}.result.json")
+        forget(trainer)
+        del trainer
+
+
+@contextlib.contextmanager
+def _damaged_gradients(wanted: bool) -> Any:
+    from brigade.model import load
+
+    whole = load.load_model
+
+    def damaged(*args: Any, **kwargs: Any) -> Any:
+        model = whole(*args, **kwargs)
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * 1.01)
+        return model
+
+    if wanted:
+        load.load_model = damaged
+    try:
+        yield
+    finally:
+        load.load_model = whole
+
+
+if __name__ == "__main__":
+    from brigade.distributed.ranks import run_to_the_end
+
+    run_to_the_end(lambda: _work(Path(sys.argv[1])))

@@ -1,0 +1,81 @@
+"""The house stands: rooms import only what is below them, nothing imports in a circle, and there are at most nine floors."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOORS = 9
+FOLDERS = ("brigade", "benchmarks", "testing", "testbed")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in [ROOT / "train.py", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))]
+}
+
+
+def imported(name, path):
+    """Modules of ours that this one imports, wherever in its text."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            names = [f"{source}.{alias.name}" for alias in node.names]
+            yield from (each if each in MODULES else source for each in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+IMPORTS = {
+    name: {other for other in imported(name, path) if other in MODULES} - {name} for name, path in MODULES.items()
+}
+
+
+def room(module):
+    """brigade/data for brigade.data.encode; benchmarks, testing, testbed and single files are a room each."""
+    parts = module.split(".")
+    return "/".join(parts[:2]) if parts[0] == "brigade" else parts[0]
+
+
+ROOMS = {room(module): set() for module in MODULES}
+for module, others in IMPORTS.items():
+    ROOMS[room(module)] |= {room(other) for other in others} - {room(module)}
+
+
+def floors(graph):
+    """The longest way down from each node; a circle has none."""
+    above = []
+
+    @cache
+    def floor(node):
+        assert node not in above, f"a circle: {' -> '.join([*above[above.index(node) :], node])}"
+        above.append(node)
+        found = 1 + max((floor(other) for other in graph[node]), default=0)
+        above.pop()
+        return found
+
+    return {node: floor(node) for node in sorted(graph)}
+
+
+@pytest.mark.parametrize("graph", [IMPORTS, ROOMS], ids=["modules", "rooms"])
+def test_nothing_imports_in_a_circle(graph):
+    floors(graph)
+
+
+def test_there_are_few_floors():
+    """Printed with `pytest -s`: the floors from the roof down, and what each room imports."""
+    found = floors(ROOMS)
+    for name in sorted(found, key=lambda name: (-found[name], name)):
+        print(found[name], name, "->", *sorted(ROOMS[name]))
+    print(len(ROOMS), "rooms,", max(found.values()), "floors,", sum(map(len, ROOMS.values())), "arrows")
+    assert max(found.values()) <= FLOORS
+
+
+def test_the_package_needs_neither_tests_nor_benchmarks():
+    assert not [
+        name
+        for name in ROOMS
+        if name.startswith("brigade") and ROOMS[name] & {"benchmarks", "testing", "testbed", "train"}
+    ]
