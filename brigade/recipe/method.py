@@ -1,30 +1,36 @@
-"""Which method a recipe asks for: all weights, LoRA, DoRA, QLoRA or QDoRA."""
+"""The methods: all weights, or adapters of one kind. What each is called, and which keys of a recipe ask for it."""
 
-from typing import TYPE_CHECKING
-
-from .schema import ModelSection
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    pass
+    from .schema import ModelSection
 
 
-# What `plan --method` calls a method, and the keys of a recipe that ask for it.
-METHODS: dict[str, dict[str, bool]] = {
-    "full": {},
-    "lora": {"use_peft": True},
-    "rslora": {"use_peft": True, "use_rslora": True},
-    "dora": {"use_peft": True, "use_dora": True},
-    "qlora": {"use_peft": True, "load_in_4bit": True},
-    "qdora": {"use_peft": True, "load_in_4bit": True, "use_dora": True},
+class Method(NamedTuple):
+    """title: for readers; keys: of a recipe's `model:`, those that are true"""
+
+    title: str
+    keys: tuple[str, ...] = ()
+
+
+# By the name that `plan --method` takes.
+METHODS = {
+    "full": Method("full fine-tuning"),
+    "lora": Method("LoRA", ("use_peft",)),
+    "rslora": Method("rsLoRA", ("use_peft", "use_rslora")),
+    "dora": Method("DoRA", ("use_peft", "use_dora")),
+    "qlora": Method("QLoRA", ("use_peft", "load_in_4bit")),
+    "qdora": Method("QDoRA", ("use_peft", "load_in_4bit", "use_dora")),
 }
 
 
-def method_of(section: ModelSection) -> str:
-    """full, lora, dora, qlora or qdora."""
+def method_of(section: "ModelSection") -> str:
+    """full, lora, dora, qlora or qdora: rsLoRA scales adapters otherwise, and is in all else the same."""
     if not section.use_peft:
         return "full"
     return ("q" if section.load_in_4bit else "") + ("dora" if section.use_dora else "lora")
 
 
-def method_name(section: ModelSection) -> str:
-    return {"lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}.get(method_of(section), "all weights")
+def method_name(section: "ModelSection") -> str:
+    """For readers."""
+    return METHODS[method_of(section)].title

@@ -102,10 +102,10 @@ def test_every_method_that_a_run_takes_is_planned_and_written(method, capsys, tm
         assert not re.search(r"\b0(\.0+)? (B|GB|MB|days|s per|GPU-hours)|\b1 (hosts|nodes|steps|ranks)\b", text), text
     section = flags.load(["--recipe", str(tmp_path / f"{method}.yaml")]).recipe.model
     assert {key for key in ("use_peft", "use_rslora", "use_dora", "load_in_4bit") if getattr(section, key)} == set(
-        METHODS[method]
+        METHODS[method].keys
     )
     assert method_of(section) == method.removeprefix("rs")
-    assert header.load(tmp_path / f"{method}.yaml").estimate.job.named == method.removeprefix("rs")
+    assert header.load(tmp_path / f"{method}.yaml").estimate.job.title == METHODS[method.removeprefix("rs")].title
 
 
 def test_dora_costs_more_than_lora(capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.planner.choice.search import Cluster, Wanted, candidates
+from brigade.planner.choice.search import Cluster, Workload, candidates
 from brigade.planner.models.find_model import named_shape
 from brigade.planner.output import plot
 
@@ -60,11 +60,11 @@ def test_where_no_picture_can_be_written(tmp_path, capsys, name, said):
 
 
 def test_parts_add_up_and_more_nodes_are_faster():
-    wanted, cluster = Wanted(named_shape("recipes/llama-3.1-70b")), Cluster("H100 80GB", 8, 2)
-    ranked = candidates(wanted, cluster)
+    workload, cluster = Workload(named_shape("recipes/llama-3.1-70b")), Cluster("H100 80GB", 8, 2)
+    ranked = candidates(workload, cluster)
     for candidate in ranked:
         assert sum(plot.parts(candidate).values()) == pytest.approx(candidate.estimate.device_gib)
-    lines = plot.curves(wanted, cluster, ranked)
+    lines = plot.curves(workload, cluster, ranked)
     assert "DDP" not in lines  # 70 billion parameters fit whole on no GPU
     assert min(point.nodes for point in lines["ZeRO-3"]) > 2  # it fits from more nodes than are planned
     for points in lines.values():
@@ -72,9 +72,12 @@ def test_parts_add_up_and_more_nodes_are_faster():
 
 
 def test_nothing_fits(tmp_path):
-    wanted, cluster = Wanted(named_shape("recipes/llama-3.1-405b"), length=65536, batch=8), Cluster("RTX 4090", 8, 1)
-    ranked = candidates(wanted, cluster)
-    plot.write(tmp_path / "none.png", wanted, cluster, ranked)
-    assert not plot.curves(wanted, cluster, ranked)
+    workload, cluster = (
+        Workload(named_shape("recipes/llama-3.1-405b"), length=65536, batch=8),
+        Cluster("RTX 4090", 8, 1),
+    )
+    ranked = candidates(workload, cluster)
+    plot.write(tmp_path / "none.png", workload, cluster, ranked)
+    assert not plot.curves(workload, cluster, ranked)
     with pytest.raises(UserError):
-        plot.write(tmp_path / "none.png", wanted, cluster, ranked)
+        plot.write(tmp_path / "none.png", workload, cluster, ranked)

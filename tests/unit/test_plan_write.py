@@ -15,7 +15,7 @@ from brigade.errors import UserError
 from brigade.lint.report import lint
 from brigade.model.location import load_config
 from brigade.planner.choice.job_of_recipe import job_of, source_of
-from brigade.planner.choice.search import Cluster, Wanted, candidates, chosen, reason, smallest_change
+from brigade.planner.choice.search import Cluster, Workload, candidates, chosen, reason, smallest_change
 from brigade.planner.models.find_model import named_shape
 from brigade.planner.output.header import load
 from brigade.recipe import flags
@@ -39,8 +39,8 @@ def plan(*words):
 
 
 def chosen_for(model, cluster, **changes):
-    wanted = replace(Wanted(named_shape(model)), **changes)
-    ranked = candidates(wanted, cluster)
+    workload = replace(Workload(named_shape(model)), **changes)
+    ranked = candidates(workload, cluster)
     return ranked, chosen(ranked)
 
 
@@ -209,8 +209,8 @@ def test_long_sequences_are_divided_among_gpus_by_estimate_only():
 ])  # fmt: skip
 def test_the_smallest_change_goes_through_the_methods(model, method, change):
     bare = Cluster("RTX 4090", 1, 1, host_gib=32, nvme_gb=10)
-    wanted = Wanted(named_shape(model), 1024, 8, method, trained=64_225_280 if method == "lora" else 0)
-    assert chosen(candidates(wanted, bare)) is None and change in smallest_change(wanted, bare)
+    workload = Workload(named_shape(model), 1024, 8, method, trained=64_225_280 if method == "lora" else 0)
+    assert chosen(candidates(workload, bare)) is None and change in smallest_change(workload, bare)
 
 
 @pytest.mark.parametrize("model, method, kernels", [
@@ -243,7 +243,7 @@ def test_every_reason_is_one(gpu, nodes, method):
 
 def test_more_gpus_in_one_host_come_before_more_hosts():
     bare = Cluster("A100 40GB", 1, 1)
-    assert "GPUs instead of 1" in smallest_change(Wanted(named_shape("llama-3.1-8b"), 4096, 8), bare)
+    assert "GPUs instead of 1" in smallest_change(Workload(named_shape("llama-3.1-8b"), 4096, 8), bare)
 
 
 def test_kernels_are_torchs_unless_asked(capsys):

@@ -1,9 +1,10 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import UserError
+from ...recipe.method import METHODS
 from ..costs.engines import ENGINES, Engine
 from ..models.layer import EAGER, Attention, Kernels
 from ..models.shape import ModelShape
@@ -11,19 +12,16 @@ from ..models.shape import ModelShape
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
 Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused"]
-SIZES = (
-    "sequence",
-    "micro_batch",
-    "accumulation",
-    "data",
-    "tensor",
-    "pipeline",
-    "context",
-    "expert",
-    "virtual",
-    "every",
-    "node_size",
-)
+RANKS = ("data", "tensor", "pipeline", "context", "expert")
+
+
+def of_method(name: str) -> dict[str, Any]:
+    """What a Job says of the method: a key of METHODS."""
+    keys = METHODS[name].keys
+    return {
+        "method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full",
+        "dora": "use_dora" in keys,
+    }
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Job:
     link: str = ""
 
     def __post_init__(self) -> None:
-        for name in SIZES:
+        for name in ("sequence", "micro_batch", "accumulation", *RANKS, "virtual", "every", "node_size"):
             if getattr(self, name) < 1:
                 raise UserError(name, f"{getattr(self, name)} is not a whole number above 0", "give at least 1")
         if self.shape.heads % self.tensor:
@@ -105,9 +103,9 @@ class Job:
             )
 
     @property
-    def named(self) -> str:
-        """As `plan --method` calls it."""
-        return self.method.replace("lora", "dora") if self.dora else self.method
+    def title(self) -> str:
+        """The method's, for readers."""
+        return METHODS[self.method.replace("lora", "dora") if self.dora else self.method].title
 
     @property
     def conventions(self) -> Engine:

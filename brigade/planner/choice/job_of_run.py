@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...recipe.batch import Batch
+from ...recipe.method import method_of
 from ...recipe.schema import Recipe
 from ...strategy import Strategy
 from ..costs.hardware import Gpu
@@ -14,7 +15,7 @@ from ..models.find_model import described
 from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, Method
+from .job import Job, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -56,11 +57,12 @@ def job_of_run(
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
         raise NoPromise(f"{error.place}: {error.problem}") from None
-    method: Method = "full" if not model.use_peft else "qlora" if model.load_in_4bit else "lora"
+    method = of_method(method_of(model))
+    adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
-    if method != "full" and not targets:
+    if adapters and not targets:
         raise NoPromise("the formulas count adapters on attention's projections, the MLP or all linear layers")
-    if method != "full" and not trained:
+    if adapters and not trained:
         if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
             raise NoPromise(
                 f"the formulas count {' and '.join(ENDS)} that are trained whole beside adapters, not {other[0]}"
@@ -72,7 +74,6 @@ def job_of_run(
         recipe.data.max_length,
         batch.micro,
         batch.accumulation,
-        method,
         data=ranks,
         node_size=node_size,
         gpu=gpu,
@@ -80,11 +81,11 @@ def job_of_run(
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
         loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
-        trained=trained if method != "full" else 0,
-        adapter_dropout=method != "full" and model.lora_dropout > 0,
+        trained=trained if adapters else 0,
+        adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
-        dora=method != "full" and model.use_dora,
         optimizer=training.optim,
+        **method,
         **_engine(strategy, node_size),
     )
 

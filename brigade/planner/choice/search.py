@@ -15,7 +15,7 @@ from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
 from ..models.traced_activations import Traced
 from .estimate import Estimate, estimate
-from .job import Job, Loss, Method
+from .job import Job, Loss, of_method
 from .job_of_run import attention_of
 from .strategies import CHOICES, Choice
 
@@ -28,7 +28,16 @@ KERNELS: dict[str, tuple[Kernels, Loss]] = {
 INSTALLED = ("torch", "torch.compile")  # Liger's are a package that requirements.txt leaves out
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
-
+LIGER = "Liger's kernels (--liger, use_liger_kernel)"
+# Method -> lighter ones, the least change first.
+_QLORA = {"qlora": "QLoRA instead of LoRA"}
+LIGHTER = {
+    "full": {"lora": "LoRA instead of training all weights", "qlora": "QLoRA instead of training all weights"},
+    "lora": _QLORA,
+    "rslora": _QLORA,
+    "dora": {"lora": "adapters without DoRA"} | _QLORA,
+    "qdora": {"qlora": "adapters without DoRA"},
+}
 
 Traces = Callable[[Job], Traced | None]
 
@@ -58,11 +67,11 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Workload:
     """What to train: sequences of `length` tokens, `batch` of them per optimizer step.
 
-    trained: parameters of adapters and of `whole`, modules trained whole beside them; 0 for all weights
-    asked: what `plan --method` calls the method, "" for that of the same name
+    method: a key of METHODS
+    trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
     margin: share of each card to leave free
     choices, micro_batches, kernels (keys of KERNELS), optimizer: what the search is among
     """
@@ -70,8 +79,7 @@ class Wanted:
     shape: ModelShape
     length: int = 4096
     batch: int = 128
-    method: Method = "full"
-    asked: str = ""
+    method: str = "full"
     trained: int = 0
     attended: float = 0
     kernels: tuple[str, ...] = INSTALLED
@@ -79,6 +87,7 @@ class Wanted:
     choices: tuple[Choice, ...] = CHOICES
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     optimizer: str = "adamw_torch_fused"
+    rank: int = 16
     whole: tuple[str, ...] = ()
 
 
@@ -101,28 +110,27 @@ class Candidate:
         return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib and not self.refused
 
 
-def compiles(wanted: Wanted, choice: Choice) -> bool:
+def compiles(workload: Workload, choice: Choice) -> bool:
     """Whether compiled layers are proven to compute what plain ones do (tests/ranks/test_compile.py)."""
-    return wanted.method == "full" and not (wanted.shape.experts or choice.only or choice.offload)
+    return workload.method == "full" and not (workload.shape.experts or choice.only or choice.offload)
 
 
-def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
+def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
     """The configurations of one strategy, with the kernels of that name."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
-    shape, attention = wanted.shape, attention_of(wanted.shape)
+    shape, attention = workload.shape, attention_of(workload.shape)
     tensor, expert, context = (node if choice.inside == kind else 1 for kind in ("tensor", "expert", "context"))
     stages = cluster.nodes if choice.pipeline else 1
     data = cluster.gpus // tensor // context // stages
-    for micro in wanted.micro_batches:
-        if wanted.batch % (micro * data):
+    for micro in workload.micro_batches:
+        if workload.batch % (micro * data):
             continue
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
-                wanted.length,
+                workload.length,
                 micro,
-                wanted.batch // micro // data,
-                method=wanted.method,
+                workload.batch // micro // data,
                 engine=choice.engine,
                 stage=choice.stage,
                 data=data,
@@ -130,7 +138,7 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterat
                 pipeline=stages,
                 expert=expert,
                 context=context,
-                attended=wanted.attended,
+                attended=workload.attended,
                 attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
@@ -139,9 +147,9 @@ def jobs(wanted: Wanted, cluster: Cluster, choice: Choice, names: str) -> Iterat
                 checkpointing=checkpointing,
                 kernels=kernels,
                 loss=loss,  # type: ignore[arg-type]
-                trained=wanted.trained,
-                dora=wanted.asked.endswith("dora"),
-                optimizer=wanted.optimizer,
+                trained=workload.trained,
+                **of_method(workload.method),
+                optimizer=workload.optimizer,
                 gpu=cluster.gpu,
                 node_size=node,
                 link=cluster.link,
@@ -182,29 +190,29 @@ def possible(shape: ModelShape, cluster: Cluster, choice: Choice) -> bool:
     return divided > 0 and divided % cluster.node_size == 0
 
 
-def candidates(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
+def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
     """Each strategy's best: the fastest configuration that fits, at its interval's upper end if there is one, or where none
     does the one that lacks least. Best first.
 
     traces: the trace of a configuration that takes the formulas' place, if it has one
     """
     gpu(cluster.gpu)
-    if wanted.batch % cluster.gpus:
-        near = math.ceil(wanted.batch / cluster.gpus) * cluster.gpus
+    if workload.batch % cluster.gpus:
+        near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         raise UserError(
-            "global batch", f"{wanted.batch} sequences do not divide over {cluster.gpus} GPUs", f"use {near}"
+            "global batch", f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs", f"use {near}"
         )
     best = []
-    for choice in wanted.choices:
-        if not possible(wanted.shape, cluster, choice):
+    for choice in workload.choices:
+        if not possible(workload.shape, cluster, choice):
             continue
         found = [
             Candidate(
-                choice, names, estimate(job, traced=traces(job)), wanted.margin, trap(job) or lacks_host(job, cluster)
+                choice, names, estimate(job, traced=traces(job)), workload.margin, trap(job) or lacks_host(job, cluster)
             )
-            for names in wanted.kernels
-            if names != "torch.compile" or compiles(wanted, choice)
-            for job in jobs(wanted, cluster, choice, names)
+            for names in workload.kernels
+            if names != "torch.compile" or compiles(workload, choice)
+            for job in jobs(workload, cluster, choice, names)
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
@@ -279,41 +287,33 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     return longer
 
 
-def smallest_change(wanted: Wanted, cluster: Cluster, traces: Traces = by_formula) -> str:
-    """What is the least to change where nothing fits: more nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
+def smallest_change(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> str:
+    """What is the least to change where nothing fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
     none of them does."""
-    ways = []
-    for size in (2, 4, 8) if cluster.nodes == 1 else ():
-        more = replace(cluster, node_size=size)
-        if size > cluster.node_size and chosen(
-            candidates(replace(wanted, batch=-(-wanted.batch // size) * size), more, traces)
-        ):
-            ways.append(f"{size} GPUs instead of {cluster.node_size}")
-            break
-    for nodes in () if ways else (2, 4, 8, 16, 32, 64):
+    sizes = [size for size in (2, 4, 8) if size > cluster.node_size] if cluster.nodes == 1 else []
+    clusters = {f"{size} GPUs instead of {cluster.node_size}": replace(cluster, node_size=size) for size in sizes}
+    for nodes in (2, 4, 8, 16, 32, 64):
         if nodes > cluster.nodes:
-            more = replace(cluster, nodes=nodes)
-            batch = math.ceil(wanted.batch / more.gpus) * more.gpus
-            if chosen(candidates(replace(wanted, batch=batch), more, traces)):
-                ways.append(f"{nodes} nodes instead of {cluster.nodes}")
-                break
-    length = wanted.length // 2
-    while length >= 512:
-        if chosen(candidates(replace(wanted, length=length), cluster, traces)):
-            ways.append(f"sequences of {length:,} tokens instead of {wanted.length:,}")
-            break
-        length //= 2
-    if wanted.kernels != ("Liger",) and chosen(candidates(replace(wanted, kernels=("Liger",)), cluster, traces)):
-        ways.append("Liger's kernels (--liger, use_liger_kernel)")
-    adapters = replace(wanted, trained=wanted.trained or wanted.shape.parameters // 200)
-    lighter: dict[Method, list[tuple[Method, str]]] = {
-        "full": [("lora", "LoRA instead of training all weights"), ("qlora", "QLoRA instead of training all weights")],
-        "lora": [("qlora", "QLoRA instead of LoRA")],
-        "qlora": [],
-    }
-    without = [(wanted.method, "adapters without DoRA")] if wanted.asked.endswith("dora") else []
-    for method, what in [*without, *lighter[wanted.method]]:
-        if chosen(candidates(replace(adapters, method=method, asked=""), cluster, traces)):
-            ways.append(what)
-            break
-    return " or ".join(ways)
+            clusters[f"{nodes} nodes instead of {cluster.nodes}"] = replace(cluster, nodes=nodes)
+    lengths = [length for halvings in range(1, 20) if (length := workload.length >> halvings) >= 512]
+    adapters = replace(workload, trained=workload.trained or workload.shape.parameters // 200)
+    ways: list[dict[str, tuple[Workload, Cluster]]] = [  # of each the first that fits
+        {
+            what: (replace(workload, batch=math.ceil(workload.batch / more.gpus) * more.gpus), more)
+            for what, more in clusters.items()
+        },
+        {
+            f"sequences of {length:,} tokens instead of {workload.length:,}": (
+                replace(workload, length=length),
+                cluster,
+            )
+            for length in lengths
+        },
+        {LIGER: (replace(workload, kernels=("Liger",)), cluster)} if workload.kernels != ("Liger",) else {},
+        {
+            what: (replace(adapters, method=method), cluster)
+            for method, what in LIGHTER.get(workload.method, {}).items()
+        },
+    ]
+    found = (next((what for what, one in way.items() if chosen(candidates(*one, traces))), "") for way in ways)
+    return " or ".join(filter(None, found))

@@ -8,7 +8,7 @@ from ...recipe import flags
 from ..choice.job_of_recipe import BESIDE
 from ..choice.search import Cluster, lacks_host, trap
 from . import show
-from .header import METHODS, Planned
+from .header import Planned
 
 
 def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bool, margin: float) -> int:
@@ -24,7 +24,7 @@ def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bo
     job, whole = result.job, result.gpu.memory_gib
     again = "layers" if job.checkpointing == "full" else "nothing"
     print(
-        f"{path}: {job.shape.name}, {METHODS[job.named]}, {planned.strategy_name} on {planned.cluster}, "
+        f"{path}: {job.shape.name}, {job.title}, {planned.strategy_name} on {planned.cluster}, "
         f"{recipe.training.optim}, micro-batch {job.micro_batch} x accumulation {job.accumulation} x {job.gpus}, "
         f"{job.sequence:,} tokens, recomputes {again}"
     )

@@ -16,14 +16,6 @@ from ..costs.memory import GIB, held_states
 from ..costs.network import links
 
 WIDTH, INDENT = 126, 12
-METHODS = {
-    "full": "full fine-tuning",
-    "lora": "LoRA",
-    "rslora": "rsLoRA",
-    "dora": "DoRA",
-    "qlora": "QLoRA",
-    "qdora": "QDoRA",
-}
 NAMES = {"single": "one process", "ddp": "DDP", "fsdp2": "FSDP2", "hsdp": "HSDP"}
 FILES = {"zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_hpz": "ZeRO-3 hpZ", "zeropp": "ZeRO++"}
 CONFIGS = {
@@ -188,7 +180,7 @@ def header(planned: Planned) -> str:
     job = planned.estimate.job
     base = " of the base model" if planned.source.base else ""
     strategy = "" if job.gpus == 1 else f"{planned.strategy_name} on "
-    title = f"{planned.source.name}, {METHODS[job.named]}{base} on chats, {strategy or 'on '}{planned.cluster}."
+    title = f"{planned.source.name}, {job.title}{base} on chats, {strategy or 'on '}{planned.cluster}."
     entries = {
         "Hardware": [_hardware(planned)],
         "Memory": [_memory(planned)],

@@ -15,11 +15,11 @@ from matplotlib.ticker import LogLocator
 
 from ...errors import UserError
 from ...errors.console import billions, counted
+from ...recipe.method import METHODS
 from ..choice.estimate import intervals, of_time
 from ..choice.job import Job
-from ..choice.search import Candidate, Cluster, Wanted, candidates, chosen
+from ..choice.search import Candidate, Cluster, Workload, candidates, chosen
 from ..costs.memory import GIB
-from .header import METHODS
 
 SUFFIXES = (".png", ".html")
 MOST_NODES = 64
@@ -70,7 +70,7 @@ def parts(candidate: Candidate) -> dict[str, float]:
     return inside | {"context, reserve": result.device_gib - result.allocated_gib}
 
 
-def curves(wanted: Wanted, cluster: Cluster, ranked: list[Candidate]) -> dict[str, list[Point]]:
+def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> dict[str, list[Point]]:
     """Strategy -> points, of those that fit on some number of nodes, best first.
 
     The global batch stays: more nodes than it has sequences for, or that it does not divide over, are left out.
@@ -78,10 +78,10 @@ def curves(wanted: Wanted, cluster: Cluster, ranked: list[Candidate]) -> dict[st
     counts = {2**power for power in range(MOST_NODES.bit_length())} | {cluster.nodes}
     found: dict[str, list[Point]] = {candidate.choice.name: [] for candidate in ranked}
     for nodes in sorted(counts):
-        if wanted.batch % (nodes * cluster.node_size):
+        if workload.batch % (nodes * cluster.node_size):
             continue
         larger = replace(cluster, nodes=nodes)
-        for candidate in ranked if nodes == cluster.nodes else candidates(wanted, larger):
+        for candidate in ranked if nodes == cluster.nodes else candidates(workload, larger):
             if candidate.fits:
                 speed = candidate.estimate.tokens_per_second_per_gpu * larger.gpus
                 found.setdefault(candidate.choice.name, []).append(Point(nodes, larger.gpus, speed))
@@ -101,23 +101,23 @@ def check(path: Path) -> None:
         raise UserError("flag --plot", f"there is no folder {path.parent}", "make it, or name a file in another one")
 
 
-def write(path: Path, wanted: Wanted, cluster: Cluster, ranked: list[Candidate]) -> None:
-    """Draw `ranked`, of search.candidates(wanted, cluster), into a new .png or .html. Raises UserError for any other path."""
+def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
+    """Draw `ranked`, of search.candidates(workload, cluster), into a new .png or .html. Raises UserError for any other path."""
     check(path)
-    lines, winner = curves(wanted, cluster, ranked), chosen(ranked)
-    figure, hints = _figure(wanted, cluster, ranked, lines, winner)
+    lines, winner = curves(workload, cluster, ranked), chosen(ranked)
+    figure, hints = _figure(workload, cluster, ranked, lines, winner)
     if path.suffix == ".png":
         figure.savefig(path, dpi=130)
         return
-    path.write_text(_page(figure, hints, _heading(wanted, cluster), ranked, lines, winner))
+    path.write_text(_page(figure, hints, _heading(workload, cluster), ranked, lines, winner))
 
 
-def _heading(wanted: Wanted, cluster: Cluster) -> tuple[str, str]:
+def _heading(workload: Workload, cluster: Cluster) -> tuple[str, str]:
     """(model and method, batch and cluster)"""
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.node_size} x {cluster.gpu}"
     return (
-        f"{wanted.shape.name}, {billions(wanted.shape.parameters)} parameters: {METHODS[wanted.asked or wanted.method]}",
-        f"{wanted.batch} sequences of {wanted.length:,} tokens per step, {nodes}"
+        f"{workload.shape.name}, {billions(workload.shape.parameters)} parameters: {METHODS[workload.method].title}",
+        f"{workload.batch} sequences of {workload.length:,} tokens per step, {nodes}"
         + (f", {cluster.link} between nodes" if cluster.link else ""),
     )
 
@@ -131,7 +131,11 @@ def _accuracy(job: Job) -> str:
 
 
 def _figure(
-    wanted: Wanted, cluster: Cluster, ranked: list[Candidate], lines: dict[str, list[Point]], winner: Candidate | None
+    workload: Workload,
+    cluster: Cluster,
+    ranked: list[Candidate],
+    lines: dict[str, list[Point]],
+    winner: Candidate | None,
 ) -> tuple[Figure, dict[str, str]]:
     """The picture, and what a pointer over each of its elements is told."""
     hints: dict[str, str] = {}
@@ -149,7 +153,7 @@ def _figure(
     }
     with matplotlib.rc_context(style):  # type: ignore[arg-type]
         figure = Figure(figsize=(14, max(6.2, 2.2 + 0.52 * len(ranked))), layout="constrained")
-        title, under = _heading(wanted, cluster)
+        title, under = _heading(workload, cluster)
         figure.suptitle(f"{title}\n{under}", x=0.01, ha="left", fontsize=12)
         figure.supxlabel(_accuracy(ranked[0].estimate.job), x=0.01, ha="left", fontsize=9, color=QUIET)
         grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..choice.estimate import Estimate
     from ..choice.job import Job
-    from ..choice.search import Candidate, Cluster, Traces, Wanted
+    from ..choice.search import Candidate, Cluster, Traces, Workload
     from ..models.traced_activations import Traced
 
 
@@ -29,17 +29,17 @@ def tracer(model: str) -> "Traces":
     config = named_config(model)[0]
 
     @functools.cache
-    def one_row(wanted: Asked) -> Traced | None:
+    def one_row(question: Asked) -> Traced | None:
         try:
-            return trace(config, wanted)
+            return trace(config, question)
         except UserError:
-            if wanted.autocast:  # some models' experts compute in one precision alone
+            if question.autocast:  # some models' experts compute in one precision alone
                 return None
             raise
 
     def traces(job: "Job") -> Traced | None:
-        wanted = asked(job)
-        row = one_row(wanted) if wanted else None
+        question = asked(job)
+        row = one_row(question) if question else None
         return row and row.times(job.micro_batch)
 
     return traces
@@ -72,11 +72,11 @@ def both(job: "Job", found: "Traced | None") -> None:
         print(f"{'':9}logits and loss: by formula; {what} that no trace runs")
 
 
-def with_liger(wanted: "Wanted", cluster: "Cluster", winner: "Candidate") -> None:
+def with_liger(workload: "Workload", cluster: "Cluster", winner: "Candidate") -> None:
     """What fused kernels would bring, which need a package that requirements.txt leaves out."""
     from ..choice import search
 
-    other = search.chosen(search.candidates(replace(wanted, kernels=("Liger",)), cluster))
+    other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
     if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
         print(
@@ -85,21 +85,37 @@ def with_liger(wanted: "Wanted", cluster: "Cluster", winner: "Candidate") -> Non
         )
 
 
-def comparison(wanted: "Wanted", cluster: "Cluster", ranked: "list[Candidate]", winner: "Candidate | None") -> "Table":
+def nothing_fits(workload: "Workload", cluster: "Cluster", ranked: "list[Candidate]", traces: "Traces") -> str:
+    """What to do then."""
+    from ..choice.search import smallest_change
+
+    if all(candidate.choice.only for candidate in ranked):
+        return "train.py runs none of these. Leave --strategy out to see what it runs."
+    if change := smallest_change(workload, cluster, traces):
+        return f"Nothing that train.py runs fits. The smallest change that does: {change}."
+    return (
+        "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
+        "take GPUs or hosts with more memory."
+    )
+
+
+def comparison(
+    workload: "Workload", cluster: "Cluster", ranked: "list[Candidate]", winner: "Candidate | None"
+) -> "Table":
     """The best ten, and why each is not the one."""
     from rich.table import Table
 
     from ...errors.console import billions
     from ..choice.search import reason
 
-    shape, device = wanted.shape, ranked[0].estimate.gpu
+    shape, device = workload.shape, ranked[0].estimate.gpu
     title = (
-        f"{shape.name}: {billions(shape.parameters)} parameters, {wanted.asked or wanted.method}, "
-        f"{wanted.batch} x {wanted.length:,} "
+        f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, "
+        f"{workload.batch} x {workload.length:,} "
         f"tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}"
     )
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
-    utilisation = ["MFU"] if wanted.method == "full" else []
+    utilisation = ["MFU"] if workload.method == "full" else []
     table = Table(
         "strategy",
         "micro-batch",

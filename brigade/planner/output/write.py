@@ -12,11 +12,10 @@ from ...model.config_json import read_config
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
 from ..choice.job import Job
-from ..choice.job_of_recipe import BESIDE, Source, here
-from ..choice.search import Candidate, Wanted
+from ..choice.job_of_recipe import BESIDE, Source, here, source_of
+from ..choice.search import Candidate, Workload
 from ..costs.host_memory import host
-from ..models.find_model import RECIPES
-from .header import METHODS as NAMES
+from ..models.find_model import RECIPES, config_of
 from .header import Planned, header, load, replaced
 
 # Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
@@ -59,24 +58,24 @@ def strategy_keys(candidate: Candidate, nodes: int) -> dict[str, Any]:
     return {"accelerate_config": document}
 
 
-def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, hostfile: str | None) -> dict[str, Any]:
+def recipe_of(candidate: Candidate, workload: Workload, source: Source, hostfile: str | None) -> dict[str, Any]:
     """The recipe's keys and values."""
     job = candidate.estimate.job
     model: dict[str, Any] = {"model_name_or_path": source.hub}
     if source.revision:
         model["revision"] = source.revision
     if job.method != "full":
-        model |= METHODS[wanted.asked or wanted.method]
-        model |= {"lora_r": rank, "lora_alpha": 2 * rank, "lora_target_modules": "all-linear"}
-        if wanted.whole:
-            model["lora_modules_to_save"] = list(wanted.whole)
+        model |= dict.fromkeys(METHODS[workload.method].keys, True)
+        model |= {"lora_r": workload.rank, "lora_alpha": 2 * workload.rank, "lora_target_modules": "all-linear"}
+        if workload.whole:
+            model["lora_modules_to_save"] = list(workload.whole)
     data: dict[str, Any] = {"dataset_name": "trl-lib/Capybara"}
     if source.template:
-        ordinary = source.base and job.method != "full" and not wanted.whole
+        ordinary = source.base and job.method != "full" and not workload.whole
         data["chat_template"] = ORDINARY if ordinary else source.template
     rate = next(rate for size, rate in RATES[job.method] if job.shape.parameters < size)
     training: dict[str, Any] = {
-        "global_batch_size": wanted.batch,
+        "global_batch_size": workload.batch,
         "per_device_train_batch_size": job.micro_batch,
         "per_device_eval_batch_size": job.micro_batch,
         "num_train_epochs": 1,
@@ -97,7 +96,7 @@ def recipe_of(candidate: Candidate, wanted: Wanted, source: Source, rank: int, h
     cluster = {"hostfile": hostfile, "gpu": candidate.estimate.gpu.kind} | strategy_keys(candidate, nodes)
     return {
         "model": model,
-        "data": data | {"max_length": wanted.length, "packing": True},
+        "data": data | {"max_length": workload.length, "packing": True},
         "training": training,
         "cluster": cluster,
     }
@@ -125,15 +124,14 @@ def body(recipe: dict[str, Any], source: Source, job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(
-    candidate: Candidate, wanted: Wanted, source: Source, config: Path, to: Path, rank: int, hostfile: str | None
-) -> list[Path]:
-    """Write the recipe to `to` (a folder gets METHOD.yaml) and the model's config.json beside it; returns what it wrote.
+def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
+    """Write the recipe to `to` (a folder gets METHOD.yaml) and the config.json of `model` beside it; returns what it wrote.
 
     Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
     model's positions.
     """
-    path = to if to.suffix in (".yaml", ".yml") else to / f"{wanted.asked or wanted.method}.yaml"
+    source, config = source_of(model), config_of(model)
+    path = to if to.suffix in (".yaml", ".yml") else to / f"{workload.method}.yaml"
     job = candidate.estimate.job
     if job.shape.other:
         raise UserError(
@@ -143,24 +141,24 @@ def write(
         )
     document = read_config(config)
     positions = (document.get("text_config") or document).get("max_position_embeddings")
-    if positions and wanted.length > positions:
-        problem = f"{wanted.length} tokens, but {job.shape.name} has positions for {positions}"
+    if positions and workload.length > positions:
+        problem = f"{workload.length} tokens, but {job.shape.name} has positions for {positions}"
         raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
-    text = body(recipe_of(candidate, wanted, source, rank, hostfile), source, job)
-    beside, model = path.with_name(BESIDE), config.read_bytes()
+    text = body(recipe_of(candidate, workload, source, hostfile), source, job)
+    beside, published = path.with_name(BESIDE), config.read_bytes()
     there = path.exists()
-    if beside.exists() and beside.read_bytes() != model:
+    if beside.exists() and beside.read_bytes() != published:
         raise _in_the_way(beside, f"name another folder: --write {path.parent}-2/")
     if there and (not path.is_file() or replaced(path.read_text(), "") != text):
         raise _in_the_way(path, f"remove it, or name another file: --write {path.with_name(f'{path.stem}-2.yaml')}")
     with tempfile.TemporaryDirectory() as folder:  # the header is made from what a run would read
         draft = Path(folder) / path.name
         draft.write_text(text, encoding="utf-8")
-        draft.with_name(BESIDE).write_bytes(model)
+        draft.with_name(BESIDE).write_bytes(published)
         text = header(load(draft, job.link, path)) + text
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(model)
+        beside.write_bytes(published)
         if there:
             return []
         path.write_text(text, encoding="utf-8")
@@ -202,7 +200,7 @@ def overview(planned: list[Planned]) -> str:
     for one in planned:
         result, shape = one.estimate, one.estimate.job.shape
         active = f", {shape.active / 1e9:.1f} B active" if shape.experts else ""
-        trains = "all weights" if result.job.method == "full" else NAMES[result.job.named]
+        trains = "all weights" if result.job.method == "full" else result.job.title
         name = one.path.removeprefix("recipes/")
         lines.append(
             f"| {one.source.name} | {billions(shape.parameters)}{active} | {trains} | {one.cluster} | {one.strategy_name} "
