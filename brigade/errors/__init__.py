@@ -124,3 +124,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return f"did you mean {best!r}?"
     shown = ", ".join(names) if len(names) <= 40 else f"{', '.join(names[:40])}, ... ({len(names)} in all)"
     return f"use one of: {shown}"
+
+
+def first_line(error: BaseException, most: int = 160) -> str:
+    """The first line of what an exception says, or its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]

@@ -2,21 +2,21 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import upstream
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..errors.console import millions
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
+from .sizes import beyond_texts, empty_model, half_or_full, parameter_count
 
-if TYPE_CHECKING:
-    pass
-
+ALL_LINEAR = "all-linear"
 # On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
-# pass, which nobody here uses (models.load_base).
+# pass, which nobody here uses (upstream.mend_loaded).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
@@ -24,26 +24,23 @@ def described(section: ModelSection, model: Any) -> dict[str, str]:
     """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
     if not section.use_peft:
         return {}
-    from .sizes import parameter_count
-
-    on = "all linear layers" if section.lora_target_modules == "all-linear" else ", ".join(section.lora_target_modules)
-    total, trained = parameter_count(model), parameter_count(model, trained=True)
+    on, experts = ", ".join(section.lora_target_modules), ""
     own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
-    fused = any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own)
-    experts = "; experts are no linear layers and stay as they are" if fused else ""
-    plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
-    if taken := sorted(taken_for_experts(model.get_base_model(), plain)) if on == "all linear layers" else []:
-        experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
-    whole = sum(
-        parameter_count(module, trained=True)
-        for path, module in model.named_modules()
-        if path.endswith(".modules_to_save.default")
-    )
-    said = trains(trained - whole, whole, section.lora_modules_to_save)
+    if any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own):
+        experts = "; experts are no linear layers and stay as they are"
+    if section.lora_target_modules == ALL_LINEAR:
+        on = "all linear layers"
+        plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
+        if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
+            experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
+    total, trained = parameter_count(model), parameter_count(model, trained=True)
+    copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
+    whole = sum(parameter_count(module, trained=True) for module in copies)
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
     if section.load_in_4bit:
         states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
+    said = trains(trained - whole, whole, section.lora_modules_to_save)
     return {"method": f"{method_name(section)} r {section.lora_r} on {on} {said}: {share}"}
 
 
@@ -72,20 +69,11 @@ def unlearned(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> di
     if not found:
         return {}
     ends = {end.weight for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
-    more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
     cure = "chat_template: tulu has ordinary words instead"
     if len(ends) > 1:
+        more = sum(getattr(weight, "ds_numel", weight.numel()) for weight in ends)
         cure += f"; lora_modules_to_save: [embed_tokens, lm_head] trains them, {millions(more)} parameters more"
     return {"chat tokens": f"{', '.join(found)}: a base model may not have learned them, and adapters do not; {cure}"}
-
-
-def empty_model(settings: Settings, config: Any) -> Any:
-    """The model with its names and shapes, on the meta device: it takes no memory."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.recipe.model.trust_remote_code)
 
 
 def linear_layers(model: Any) -> list[str]:
@@ -98,8 +86,6 @@ def linear_layers(model: Any) -> list[str]:
 
 def _reached(model: Any) -> dict[str, Any]:
     """Name -> module of all that texts reach in a model."""
-    from .parts import beyond_texts
-
     outside = {module for part in beyond_texts(model).values() for module in part.modules()}
     return {name: module for name, module in model.named_modules() if module not in outside}
 
@@ -119,11 +105,11 @@ def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
             return True
         return bool(config.target_parameters)
 
-    return {name for name in {layer.rpartition(".")[2] for layer in layers} if taken(name)}
+    return {name for name in set(map(_last, layers)) if taken(name)}
 
 
 def check_targets(settings: Settings, config: Any) -> None:
-    """Hold lora_target_modules and lora_modules_to_save against the model's own names, before weights are loaded.
+    """Compare lora_target_modules and lora_modules_to_save with the model's own names, before weights are loaded.
 
     Raises UserError that lists what the model has, when a name fits nothing that adapters can be put on.
     """
@@ -131,68 +117,57 @@ def check_targets(settings: Settings, config: Any) -> None:
     if not section.use_peft:
         return
     model = empty_model(settings, config)
-    place, layers, modules = settings.place("lora_target_modules"), linear_layers(model), _reached(model)
+    place, kind, layers, modules = (
+        settings.place("lora_target_modules"),
+        type(model),
+        linear_layers(model),
+        _reached(model),
+    )
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     if section.load_in_4bit:
-        _check_quantises(settings, model, layers)
+        _check_quantises(settings, kind, [model.get_submodule(name) for name in layers], ends)
+    targets = [] if section.lora_target_modules == ALL_LINEAR else section.lora_target_modules
     taken = taken_for_experts(model, layers)
-    free = [layer for layer in layers if layer.rpartition(".")[2] not in taken]
-    cure = f"its linear layers: {_grouped(free)}; or all-linear"
-    for target in [] if section.lora_target_modules == "all-linear" else section.lora_target_modules:
-        if any(_fits(layer, target) for layer in layers):
-            continue
-        fused = next((name for name, _ in model.named_parameters() if _fits(name, target)), None)
-        other = next((name for name in modules if _fits(name, target)), None)
-        what = (
-            f"{fused} is one parameter for all experts"
-            if fused
-            else f"{other} is a {type(modules[other]).__name__}"
-            if other
-            else "nothing in the model is called so"
-        )
-        raise UserError(place, f"{target!r} fits no linear layer of {type(model).__name__}: {what}", cure)
+    cure = f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken)}; or {ALL_LINEAR}"
+    for target in targets:
+        if not any(_fits(layer, target) for layer in layers):
+            fused = next((name for name, _ in model.named_parameters() if _fits(name, target)), None)
+            other = next((name for name in modules if _fits(name, target)), None)
+            what = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
+            what = f"{fused} is one parameter for all experts" if fused else what
+            raise UserError(place, f"{target!r} fits no linear layer of {kind.__name__}: {what}", cure)
     for wanted in section.lora_modules_to_save:
         if not any(_fits(module, wanted) for module in modules):
-            owners = dict.fromkeys(name for name, module in modules.items() if [*module.parameters(recurse=False)])
-            raise UserError(
-                settings.place("lora_modules_to_save"),
-                f"{wanted!r} fits no module of {type(model).__name__}",
-                f"its modules: {_grouped(owners)}",
-            )
-    head = model.get_output_embeddings()
-    tied = head is not None and head.weight is model.get_input_embeddings().weight
-    for key in ("lora_target_modules", "lora_modules_to_save") if tied else ():
-        named = getattr(section, key)
-        ends = [name for name, module in modules.items() if module in (head, model.get_input_embeddings())]
-        if (
-            hit := next((w for w in named if any(_fits(end, w) for end in ends)), None)
-            if named != "all-linear"
-            else None
-        ):
-            raise UserError(
-                settings.place(key),
-                f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
-                "trained apart, the two could not be saved as one",
-                "leave it out",
-            )
+            with_weights = [name for name, module in modules.items() if [*module.parameters(recurse=False)]]
+            problem = f"{wanted!r} fits no module of {kind.__name__}"
+            raise UserError(settings.place("lora_modules_to_save"), problem, f"its modules: {_grouped(with_weights)}")
+    if ends[1] is not None and ends[0].weight is ends[1].weight:
+        names = [name for name, module in modules.items() if module in ends]
+        for key, named in (("lora_target_modules", targets), ("lora_modules_to_save", section.lora_modules_to_save)):
+            if hit := next((wanted for wanted in named if any(_fits(end, wanted) for end in names)), None):
+                problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
+                problem += "trained apart, the two could not be saved as one"
+                raise UserError(settings.place(key), problem, "leave it out")
     try:
         wrapped = wrap(model, settings, "")
     except ValueError as error:
-        raise UserError(place, f"PEFT refuses: {str(error).splitlines()[0]}", cure) from None
+        raise UserError(place, f"PEFT refuses: {first_line(error)}", cure) from None
     if wrapped.peft_config["default"].target_parameters:
         raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
 
 
-def _check_quantises(settings: Settings, model: Any, layers: list[str]) -> None:
+def _check_quantises(settings: Settings, model: type, layers: list[Any], ends: list[Any]) -> None:
     """Raises UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear,
     and no class made of it such as FalconLinear (integrations/bitsandbytes.py:189)."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
-    kinds = {type(module) for name in layers if (module := model.get_submodule(name)) is not head}
+    kinds = {type(layer) for layer in layers if layer not in ends}
     if not any(kind is torch.nn.Linear or issubclass(kind, Conv1D) for kind in kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        problem = f"no layer of {type(model).__name__} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
+        problem = (
+            f"no layer of {model.__name__} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
+        )
         raise UserError(settings.place("load_in_4bit"), problem, "train adapters without load_in_4bit")
 
 
@@ -201,9 +176,13 @@ def _fits(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _grouped(names: Any) -> str:
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _grouped(names: Iterable[str]) -> str:
     """`q_proj (28), k_proj (28), ...`: last parts of the names, and how many modules have each."""
-    return ", ".join(f"{name} ({count})" for name, count in Counter(n.rpartition(".")[2] for n in names).items())
+    return ", ".join(f"{name} ({count})" for name, count in Counter(map(_last, names)).items())
 
 
 def wrap(model: Any, settings: Settings, source: str) -> Any:
@@ -215,17 +194,12 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    from .parts import beyond_texts
-    from .sizes import half_or_full
-
     section = settings.recipe.model
     targets: Any = section.lora_target_modules
     layers = linear_layers(model)
-    if targets == "all-linear":  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
+    if targets == ALL_LINEAR:  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
         head, taken = model.get_output_embeddings(), taken_for_experts(model, layers)
-        targets = [
-            name for name in layers if model.get_submodule(name) is not head and name.rpartition(".")[2] not in taken
-        ]
+        targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
     elif beyond_texts(model):  # a vision tower has a q_proj too
         targets = [name for name in layers if any(_fits(name, target) for target in targets)]
     lora = LoraConfig(

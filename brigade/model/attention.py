@@ -21,54 +21,38 @@ SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
 BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size")
 
 
-def chosen(settings: Settings, config: Any) -> tuple[str, str]:
-    """choose(), for a run on this host."""
-    import torch
-
-    model, training = settings.recipe.model, settings.recipe.training
-    half = training.bf16 or training.fp16
-    return choose(
-        model.attn_implementation, config, settings.place("attn_implementation"), torch.cuda.is_available(), half
-    )
-
-
-def choose(wanted: str, config: Any, place: str, gpu: bool, half: bool) -> tuple[str, str]:
-    """The implementation to load the model with, and why in a few words ("" where it was asked for).
+def choose(settings: Settings, config: Any) -> tuple[str, str]:
+    """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU FlashAttention 2 where it is installed, else
-    SDPA. eager for models without SDPA (gpt-oss). Raises UserError at `place` for varlen where it would compute something
-    else.
+    SDPA. eager for models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
     """
+    import torch
     import transformers
     from transformers.utils import is_flash_attn_2_available
 
-    text = config.get_text_config()
-    names = [
-        *(config.architectures or []),
-        *(transformers.AutoModelForCausalLM._model_mapping.get(type(config), None),),
-    ]
-    model = next((c for n in names if (c := getattr(transformers, n, None) if isinstance(n, str) else n)), None)
+    wanted, training = settings.recipe.model.attn_implementation, settings.recipe.training
+    classes = [getattr(transformers, name, None) for name in config.architectures or []]
+    classes.append(transformers.AutoModelForCausalLM._model_mapping.get(type(config), None))
+    model = next(filter(None, classes), None)
     no_sdpa = not getattr(model, "_supports_sdpa", True)
     own = not getattr(model, "_supports_attention_backend", True)  # classes of its own for each implementation
-    lacking = next((key for key in BEYOND_VARLEN if getattr(text, key, None)), "SDPA" if no_sdpa or own else None)
+    has = next((key for key in BEYOND_VARLEN if getattr(config.get_text_config(), key, None)), None)
+    lacking = has or ("SDPA" if no_sdpa or own else None)
     if wanted == VARLEN and lacking:
-        raise UserError(
-            place, f"varlen does not compute {type(config).__name__}'s attention ({lacking})", "use auto or eager"
-        )
+        problem = f"varlen does not compute {type(config).__name__}'s attention ({lacking})"
+        raise UserError(settings.place("attn_implementation"), problem, "use auto or eager")
     if wanted != "auto":
         return wanted, ""
     if no_sdpa:
         return "eager", "the model has no SDPA"
-    if not gpu:
+    if not torch.cuda.is_available():
         return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
-    if half and is_flash_attn_2_available():
+    if not (training.bf16 or training.fp16):
+        return "sdpa", "FlashAttention computes in bf16 and fp16 only"
+    if is_flash_attn_2_available():
         return "flash_attention_2", "it is installed"
-    return (
-        "sdpa",
-        "flash-attn is not installed; `varlen` needs no package"
-        if half
-        else "FlashAttention computes in bf16 and fp16 only",
-    )
+    return "sdpa", "flash-attn is not installed; `varlen` needs no package"
 
 
 def register() -> None:
@@ -111,7 +95,6 @@ def varlen(
     attention_mask: Any,
     dropout: float = 0.0,
     scaling: float | None = None,
-    is_causal: bool | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Any = None,
     max_length_q: int | None = None,
@@ -130,9 +113,8 @@ def varlen(
     from .cpu_attention import BlockedAttention, takes
 
     if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
-        )
+        kwargs |= {"dropout": dropout, "scaling": scaling}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
         half = torch.get_autocast_dtype(query.device.type)
         query, key, value = (tensor.to(half) for tensor in (query, key, value))
@@ -143,12 +125,11 @@ def varlen(
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        ends = cu_seq_lens_q
-        found = varlen_attn(
-            *rows, ends, ends, max_length_q, max_length_q, scale=scaling, window_size=window, enable_gqa=grouped
-        )
+        lengths = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        found = varlen_attn(*rows, *lengths, scale=scaling, window_size=window, enable_gqa=grouped)
         return found[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
     parts = []
     lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
     # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it, one for each sample
@@ -161,9 +142,6 @@ def varlen(
             places = torch.arange(q.shape[2], device=query.device)
             distance = places[:, None] - places[None]
             band = (distance >= 0) & (distance < sliding_window)
-        parts.append(
-            torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=band, dropout_p=dropout, scale=scale, is_causal=band is None, enable_gqa=grouped
-            )
-        )
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        parts.append(sdpa(q, k, v, attn_mask=band, is_causal=band is None, **options))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

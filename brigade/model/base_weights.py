@@ -6,14 +6,14 @@ under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model a
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..distributed import ranks
-from ..errors import UserError, of_disk
-from .config_json import read_config
+from ..errors import UserError, first_line, of_disk
+from .config_json import published_quantization
 
 _AGAIN = "download or copy the model again"
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
@@ -31,9 +31,8 @@ def check(source: str, trust_remote_code: bool) -> None:
 
     folder = Path(source)
     integers = [name for file in _files(folder) for name in _integers(file)]
-    published = read_config(folder).get("quantization_config") or {}
-    method = published.get("quant_method")
-    if method not in (None, "mxfp4"):  # its own loader knows what its tensors mean
+    quantised = published_quantization(folder)
+    if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -43,27 +42,24 @@ def check(source: str, trust_remote_code: bool) -> None:
             dtype=torch.bfloat16,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            quantization_config=Mxfp4Config(dequantize=True) if method else None,
+            quantization_config=Mxfp4Config(dequantize=True) if quantised else None,
         )
     except RuntimeError as error:
-        problem = (
-            "weights of its experts are missing or of another shape" if "conversion" in str(error) else _line(error)
-        )
+        of_experts = "weights of its experts are missing or of another shape"
+        problem = of_experts if "conversion" in str(error) else first_line(error)
         raise UserError(source, problem, _AGAIN) from None
-    name, names = type(model).__name__, dict(model.named_parameters())
-    missing, unknown = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
-    other = [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in sorted(found["mismatched_keys"])]
-    whole = [key for key in integers if key in names and not method]
-    prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
+    name, names, unknown = type(model).__name__, dict(model.named_parameters()), sorted(found["unexpected_keys"])
+    shapes = sorted(found["mismatched_keys"])
+    faults = {
+        f"weights of {name} that its files lack": sorted(found["missing_keys"]),
+        "weights of another shape": [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in shapes],
+        "tensors that are none of the model's": unknown,
+        "weights in integers": [key for key in integers if key in names and not quantised],
+    }
     cure = f"{_AGAIN}, or save it with the save_pretrained() of {name}"
+    prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
     if prefix:
         cure = f"their names begin with {prefix!r}: save the model inside the wrapper, with its save_pretrained()"
-    faults = {
-        f"weights of {name} that its files lack": missing,
-        "weights of another shape": other,
-        "tensors that are none of the model's": unknown,
-        "weights in integers": whole,
-    }
     for what, keys in faults.items():
         if keys:
             raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
@@ -78,7 +74,7 @@ def of_run(folder: Path) -> Iterator[None]:
     except UserError as error:
         raise UserError(error.place, error.problem, cure if error.cure.startswith(_AGAIN) else error.cure) from None
     except Exception as error:
-        problem = f"what is saved there cannot be loaded: {type(error).__name__}: {_line(error)}"
+        problem = f"what is saved there cannot be loaded: {type(error).__name__}: {first_line(error)}"
         raise of_disk(error) or UserError(str(folder), problem, cure) from None
 
 
@@ -88,22 +84,17 @@ def check_finite(model: Any, source: str) -> None:
     model: None on a rank whose weights come from another
     """
     found = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
-    name = next(filter(None, found), None)
-    if name:
-        raise UserError(
-            source, f"the weight {name} holds NaN or infinity", f"{_AGAIN}; what it was trained into is lost"
-        )
+    if name := next(filter(None, found), None):
+        problem = f"the weight {name} holds NaN or infinity"
+        raise UserError(source, problem, f"{_AGAIN}; what it was trained into is lost")
 
 
 def first_not_finite(model: Any, trained: bool = True) -> str | None:
     """The first parameter (of those that are trained, or of all) of which this rank's part is not finite: ZeRO-3's ds_tensor,
     FSDP2's local tensor. Weights in 4 bits are not looked at: their containers' bits are no numbers."""
     for name, parameter in model.named_parameters():
-        if (
-            parameter.is_floating_point()
-            and parameter.requires_grad >= trained
-            and not hasattr(parameter, "quant_state")
-        ):
+        number = parameter.is_floating_point() and not hasattr(parameter, "quant_state")
+        if number and parameter.requires_grad >= trained:
             part = getattr(parameter, "ds_tensor", parameter).detach()
             part = part.to_local() if hasattr(part, "to_local") else part
             # One pass, and no second tensor of its size: NaN and infinity both end up in the extremes.
@@ -120,12 +111,10 @@ def _files(folder: Path) -> list[Path]:
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(str(index), f"it is damaged: {_line(error)}", _AGAIN) from None
-    gone = [name for name in files if not (folder / name).is_file()]
-    if gone:
-        raise UserError(
-            str(index), f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}", _AGAIN
-        )
+        raise UserError(str(index), f"it is damaged: {first_line(error)}", _AGAIN) from None
+    if gone := [name for name in files if not (folder / name).is_file()]:
+        problem = f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}"
+        raise UserError(str(index), problem, _AGAIN)
     return [folder / name for name in files]
 
 
@@ -135,20 +124,13 @@ def _integers(file: Path) -> list[str]:
 
     try:
         with safe_open(file, framework="pt") as tensors:
-            return [
-                name
-                for name in tensors.keys()  # noqa: SIM118  (safe_open is no dict)
-                if tensors.get_slice(name).get_dtype()[0] in "IUB"
-                and not tensors.get_slice(name).get_dtype().startswith("BF")
-            ]
+            types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  (no dict)
     except (SafetensorError, OSError) as error:
-        raise UserError(str(file), f"it is damaged ({file.stat().st_size:,} bytes): {_line(error)}", _AGAIN) from None
+        problem = f"it is damaged ({file.stat().st_size:,} bytes): {first_line(error)}"
+        raise UserError(str(file), problem, _AGAIN) from None
+    return [name for name, kind in types.items() if kind[0] in "IUB" and not kind.startswith("BF")]
 
 
-def _some(names: Iterable[str], most: int = 3) -> str:
-    first, more = list(names)[:most], len(list(names)) - most
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

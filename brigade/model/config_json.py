@@ -27,16 +27,19 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            str(path), f"it cannot be read: {error.strerror}", "name a model's folder or config.json"
-        ) from None
+        cure = "name a model's folder or config.json"
+        raise UserError(str(path), f"it cannot be read: {error.strerror}", cure) from None
     except ValueError as error:
-        raise UserError(
-            str(path), f"not JSON: {error}", "take the config.json that was published with the model"
-        ) from None
+        cure = "take the config.json that was published with the model"
+        raise UserError(str(path), f"not JSON: {error}", cure) from None
     if not isinstance(config, dict):
         raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")
     return config
+
+
+def published_quantization(folder: Path) -> str | None:
+    """How the weights in a folder are quantised, by Transformers' name ("mxfp4", "gptq"), or None."""
+    return (read_config(folder).get("quantization_config") or {}).get("quant_method")
 
 
 def check_causal(config: Any, place: str) -> None:
@@ -55,8 +58,5 @@ def check_causal(config: Any, place: str) -> None:
     elif kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not getattr(config, "auto_map", None):
         what = "is none, as Transformers knows it"
     if what:
-        raise UserError(
-            place,
-            f"train.py trains causal language models, and {kind!r} {what}",
-            "name a decoder, such as Qwen/Qwen3-8B",
-        )
+        problem = f"train.py trains causal language models, and {kind!r} {what}"
+        raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")

@@ -1,4 +1,4 @@
-"""The model and its tokenizer: from the Hub, from a local directory, or built from a config.json with random weights."""
+"""The model and its weights: from the Hub, from a local directory, or built from a config.json with random weights."""
 
 import copy
 import hashlib
@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
-from ..errors import UserError, writing
+from ..errors import UserError, first_line, writing
 from ..recipe.flags import Settings
 from . import attention, base_weights
-from . import quantization as model_quantization
-from .location import _first_line, hub_is_away, load_config, location
-from .parts import beyond_texts
-from .quantization import _dequantised
-from .sizes import half_or_full
+from .config_json import published_quantization
+from .location import hub_is_away, load_config, location
+from .sizes import beyond_texts, half_or_full
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +29,9 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     if not Path(source).is_dir():
         source = _download(source, settings)
     if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
-        raise UserError(
-            settings.place("model_name_or_path"),
-            f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})",
-            "name a model with weights, or set from_scratch: true",
-        )
+        problem = f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})"
+        cure = "name a model with weights, or set from_scratch: true"
+        raise UserError(settings.place("model_name_or_path"), problem, cure)
     base_weights.check(source, settings.recipe.model.trust_remote_code)
     return source
 
@@ -56,108 +52,10 @@ def _download(name: str, settings: Settings) -> str:
             if any(Path(folder).glob(pattern)):
                 break
     except Exception as error:
-        raise UserError(
-            settings.place("model_name_or_path"),
-            f"the weights of {name!r} cannot be had: {hub_is_away() or _first_line(error)}",
-            "check the name, the network and HF_TOKEN",
-        ) from None
+        problem = f"the weights of {name!r} cannot be had: {hub_is_away() or first_line(error)}"
+        cure = "check the name, the network and HF_TOKEN"
+        raise UserError(settings.place("model_name_or_path"), problem, cure) from None
     return folder
-
-
-def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
-    """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
-    now: it is then loaded shard by shard, and never whole on one rank."""
-    attention.register()
-    chosen = attention.chosen(settings, load_config(settings))[0]
-    return load_base(settings, source, dtype, attn_implementation=chosen)
-
-
-def compile_layers(model: "PreTrainedModel") -> None:
-    """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
-    for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
-    import torch
-
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for module in base.modules():
-        if type(module).__name__ in (base._no_split_modules or ()):
-            module.compile()
-    base.loss_function = torch.compile(base.loss_function, dynamic=True)
-
-
-def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
-    """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
-
-    options: further ones of from_pretrained
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    trust = settings.recipe.model.trust_remote_code
-    quantization = model_quantization.quantization(settings, dtype) or _dequantised(source)
-    sent = _are_sent(settings, quantization)
-    if sent:
-        options["device_map"] = "meta"
-    if sent and quantization:  # of the file; without weights there is nothing to dequantise
-        options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=trust)
-        del options["config"].quantization_config
-        quantization = None
-    model = AutoModelForCausalLM.from_pretrained(
-        source, trust_remote_code=trust, dtype=dtype, quantization_config=quantization, **options
-    )
-    if sent:
-        _hold_places(model)
-    base_weights.check_finite(model if _are_own() else None, source)
-    for part in beyond_texts(model).values():
-        part.requires_grad_(False)
-    upstream.mend_loaded(model)
-    return model
-
-
-def _are_own() -> bool:
-    """Whether this rank trains what it loads; FSDP2 sends all ranks of a host what the host's first one has."""
-    from transformers.distributed.fsdp import is_fsdp_enabled
-    from transformers.distributed.utils import is_local_dist_rank_0
-
-    return not is_fsdp_enabled() or is_local_dist_rank_0()
-
-
-def _are_sent(settings: Settings, quantization: Any) -> bool:
-    """Whether this rank gets its weights from the first rank when FSDP2 shards them, and needs none until then.
-
-    Transformers 5.23 reads them on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again
-    (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
-    would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
-    """
-    section = settings.recipe.model
-    converted = not section.use_peft or quantization is not None
-    return not _are_own() and converted and not section.load_in_4bit
-
-
-def _hold_places(model: "PreTrainedModel") -> None:
-    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
-    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
-    import torch
-
-    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
-                module._parameters[name] = place
-
-
-def load_trained(settings: Settings, directory: Path) -> "PreTrainedModel":
-    """What a run left in `directory`: a model, or adapters on the base that they were trained on."""
-    from transformers import AutoModelForCausalLM
-
-    section = settings.recipe.model
-    if not section.use_peft:
-        base_weights.check(str(directory), section.trust_remote_code)
-        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
-    from peft import PeftModel
-
-    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
-    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
-    return PeftModel.from_pretrained(base, directory)
 
 
 def materialise(config: "PreTrainedConfig", seed: int) -> str:
@@ -174,19 +72,126 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
 
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    if (folder / "model.safetensors").exists():
+    file = folder / "model.safetensors"
+    if file.exists():
         return str(folder)
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not (folder / "model.safetensors").exists():
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)
-                    model = AutoModelForCausalLM.from_config(
-                        copy.deepcopy(config), dtype=torch.float32
-                    )  # it writes dtype there
+        with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):
+            if not file.exists():
+                torch.manual_seed(seed)
+                config = copy.deepcopy(config)  # the model writes its dtype there
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
                 model.config.save_pretrained(folder)
                 # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
                 save_model(model, str(folder / "partial"), metadata={"format": "pt"})
-                (folder / "partial").rename(folder / "model.safetensors")
+                (folder / "partial").rename(file)
     return str(folder)
+
+
+def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
+    """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
+    now: it is then loaded shard by shard, and never whole on one rank."""
+    attention.register()
+    chosen, _ = attention.choose(settings, load_config(settings))
+    return load_base(settings, source, dtype, attn_implementation=chosen)
+
+
+def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+    """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
+
+    options: further ones of from_pretrained
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    section = settings.recipe.model
+    quantization = quantization_config(settings, source, dtype)
+    # Transformers 5.23 reads weights on every rank whatever cpu_ram_efficient_loading says, and Accelerate drops them again
+    # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
+    # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
+    converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
+    own = _trains_what_it_loads()
+    if sent := converted and not own:
+        options["device_map"] = "meta"
+        if quantization:  # without weights there is nothing to dequantise
+            quantization = None
+            options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+            del options["config"].quantization_config
+    options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+    if sent:
+        _hold_places(model)
+    base_weights.check_finite(model if own else None, source)
+    for part in beyond_texts(model).values():
+        part.requires_grad_(False)
+    upstream.mend_loaded(model)
+    return model
+
+
+def quantization_config(settings: Settings, source: str, dtype: "torch.dtype") -> Any:
+    """What from_pretrained is told of the weights' type: of a QLoRA run that computes in `dtype`, else of a model that was
+    published in MXFP4 (gpt-oss), else None."""
+    from transformers import BitsAndBytesConfig, Mxfp4Config
+
+    section = settings.recipe.model
+    if not section.load_in_4bit:
+        # Transformers cannot train MXFP4 as it is (quantizers/quantizer_mxfp4.py: is_trainable), and keeps it so wherever the
+        # `kernels` package is installed.
+        return Mxfp4Config(dequantize=True) if published_quantization(Path(source)) == "mxfp4" else None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=section.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=section.use_bnb_nested_quant,
+        bnb_4bit_compute_dtype=dtype,
+        # The container of the 4-bit values: FSDP2 and ZeRO-3 shard floating-point tensors, and accelerate would leave uint8 ones
+        # whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
+        bnb_4bit_quant_storage=dtype,
+    )
+
+
+def _trains_what_it_loads() -> bool:
+    """FSDP2 sends all ranks of a host what the host's first one has."""
+    from transformers.distributed.fsdp import is_fsdp_enabled
+    from transformers.distributed.utils import is_local_dist_rank_0
+
+    return not is_fsdp_enabled() or is_local_dist_rank_0()
+
+
+def _hold_places(model: "PreTrainedModel") -> None:
+    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
+    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
+    import torch
+
+    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+                module._parameters[name] = place
+
+
+def compile_layers(model: "PreTrainedModel") -> None:
+    """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
+    for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
+    import torch
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for module in base.modules():
+        if type(module).__name__ in (base._no_split_modules or ()):
+            module.compile()
+    base.loss_function = torch.compile(base.loss_function, dynamic=True)
+
+
+def load_trained(settings: Settings, directory: Path) -> "PreTrainedModel":
+    """What a run left in `directory`: a model, or adapters on the base that they were trained on."""
+    from transformers import AutoModelForCausalLM
+
+    section = settings.recipe.model
+    if not section.use_peft:
+        base_weights.check(str(directory), section.trust_remote_code)
+        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
+    from peft import PeftModel
+
+    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
+    return PeftModel.from_pretrained(base, directory)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from .config_json import ALIASES, check_causal, read_config
@@ -17,16 +17,9 @@ from .config_json import ALIASES, check_causal, read_config
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-
 # What of a config.json gives a model its shapes.
-SHAPES = (
-    "model_type",
-    *ALIASES,
-    "head_dim",
-    "tie_word_embeddings",
-    "shared_expert_intermediate_size",
-    "attention_bias",
-)
+OF_SHAPES = ("head_dim", "tie_word_embeddings", "shared_expert_intermediate_size", "attention_bias")
+SHAPES = ("model_type", *ALIASES, *OF_SHAPES)
 
 
 def location(settings: Settings) -> str:
@@ -35,35 +28,27 @@ def location(settings: Settings) -> str:
     Raises UserError for a revision of a directory.
     """
     name, revision = settings.recipe.model.model_name_or_path, settings.recipe.model.revision
-    for candidate in (Path(name).expanduser(), REPOSITORY / name):
-        if candidate.is_dir():
-            if revision is not None:
-                raise UserError(
-                    settings.place("revision"),
-                    f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory",
-                    "leave revision out (--revision null), or name the model on the Hub",
-                )
-            return str(candidate)
-    hub_is_away()
-    return name
+    folder = next((path for path in (Path(name).expanduser(), REPOSITORY / name) if path.is_dir()), None)
+    if folder and revision is not None:
+        problem = f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory"
+        cure = "leave revision out (--revision null), or name the model on the Hub"
+        raise UserError(settings.place("revision"), problem, cure)
+    if not folder:
+        hub_is_away()
+    return str(folder or name)
 
 
 def load_config(settings: Settings) -> "PreTrainedConfig":
     """The model's configuration. Raises UserError when it is not there or its positions are fewer than max_length."""
     from transformers import AutoConfig
 
-    model, place = settings.recipe.model, settings.place("model_name_or_path")
+    model, place, name = settings.recipe.model, settings.place("model_name_or_path"), location(settings)
     try:
-        config = AutoConfig.from_pretrained(
-            location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
+        config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
-        away = "" if Path(location(settings)).is_dir() else hub_is_away()
-        raise UserError(
-            place,
-            f"{model.model_name_or_path!r} has no usable config: {away or _first_line(error)}",
-            "give a name on the Hub or a directory with a config.json",
-        ) from None
+        away = "" if Path(name).is_dir() else hub_is_away()
+        problem = f"{model.model_name_or_path!r} has no usable config: {away or first_line(error)}"
+        raise UserError(place, problem, "give a name on the Hub or a directory with a config.json") from None
     check_causal(config, place)
     _check_length(settings, getattr(config, "max_position_embeddings", None))
     return config
@@ -78,17 +63,13 @@ def vocabulary(settings: Settings) -> int:
     from transformers import PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    model = settings.recipe.model
     try:
-        document, _ = PreTrainedConfig.get_config_dict(location(settings), revision=model.revision)
+        document, _ = PreTrainedConfig.get_config_dict(location(settings), revision=settings.recipe.model.revision)
+        words = (document.get("text_config") or document).get("vocab_size")
+        positions = document.get("max_position_embeddings")
     except Exception:  # load_config() says what is wrong
-        document = {}
-    text = document.get("text_config") or document
+        document, words, positions = {}, None, None
     known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
-    words, positions = (
-        (text if isinstance(text, dict) else {}).get("vocab_size"),
-        document.get("max_position_embeddings"),
-    )
     if not known or not isinstance(words, int) or not isinstance(positions, int | None):
         return load_config(settings).get_text_config().vocab_size
     _check_length(settings, positions)
@@ -98,11 +79,8 @@ def vocabulary(settings: Settings) -> int:
 def _check_length(settings: Settings, positions: int | None) -> None:
     length = settings.recipe.data.max_length
     if positions and length > positions:
-        raise UserError(
-            settings.place("max_length"),
-            f"{length} tokens, but the model has positions for {positions}",
-            f"set max_length to at most {positions}",
-        )
+        problem = f"{length} tokens, but the model has positions for {positions}"
+        raise UserError(settings.place("max_length"), problem, f"set max_length to at most {positions}")
 
 
 def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
@@ -121,16 +99,9 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
         there = next((text[name] for name in names if text.get(name) is not None), None)
         here = next((value for name in names if (value := getattr(ours, name, None)) is not None), None)
         if there is not None and here is not None and there != here:
-            raise UserError(
-                f"{beside}: {field}",
-                f"{there!r} here, but {here!r} in the model that the recipe names, "
-                f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied",
-                "put the model's own config.json there, or remove it",
-            )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+            problem = f"{there!r} here, but {here!r} in the model that the recipe names, "
+            problem += f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied"
+            raise UserError(f"{beside}: {field}", problem, "put the model's own config.json there, or remove it")
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """How a model learns where the samples of a row begin, so that none sees another: tried out, not believed.
 
 Most of Transformers' models make their attention masks from position ids that start anew. gpt-oss makes them without, but
-takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state can be told by nothing.
+takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers with a state learn it in no way.
 """
 
 from typing import Any
@@ -12,52 +12,44 @@ from .. import upstream
 from ..errors import UserError
 from ..recipe.flags import Settings
 from . import attention
+from .tiny import shrink
 
-# Ways to tell. Cumulative lengths are what varlen and FlashAttention take.
+# What a model learns it from. Cumulative lengths are what varlen and FlashAttention take.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
 _KNOWN: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def check(settings: Settings, config: Any) -> None:
     """Raises UserError where a recipe packs samples that the model would let see each other."""
-    if settings.recipe.data.packing and way(settings, config) == NOTHING:
-        name, cause = type(config).__name__, why_nothing(settings, config)
-        raise UserError(
-            settings.place("packing"), f"packed samples of {name} would see each other: {cause}", "set packing to false"
-        )
+    if settings.recipe.data.packing:
+        found, why = method(settings, config)
+        if found == NOTHING:
+            problem = f"packed samples of {type(config).__name__} would see each other: {why}"
+            raise UserError(settings.place("packing"), problem, "set packing to false")
 
 
 def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
     """(whether samples of a micro-batch lie end to end, whether not all do as attention computes squares, the reason)."""
-    how = attention.chosen(settings, config)[0]
     if not settings.recipe.training.padding_free:
         return False, False, "padded: padding_free is false"
-    if way(settings, config) == NOTHING:
-        return False, False, f"padded: {why_nothing(settings, config)}"
+    found, why = method(settings, config)
+    if found == NOTHING:
+        return False, False, f"padded: {why}"
+    how, _ = attention.choose(settings, config)
     if how in attention.SAMPLE_BY_SAMPLE:
         return True, False, f"end to end: {how} computes no products between samples"
-    return (
-        True,
-        True,
-        f"end to end, or padded where {how} attention would compute twice as much: it does all products between samples",
+    why = (
+        f"end to end, or padded where {how} attention would compute twice as much: it does all products between samples"
     )
+    return True, True, why
 
 
-def way(settings: Settings, config: Any) -> str:
-    """LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes."""
-    return _tried(settings, config)[0]
-
-
-def why_nothing(settings: Settings, config: Any) -> str:
-    """Why the way is NOTHING: it was tried and did not help, or what went wrong when it was tried."""
-    return _tried(settings, config)[1]
-
-
-def _tried(settings: Settings, config: Any) -> tuple[str, str]:
-    chosen = attention.chosen(settings, config)[0]
-    key = chosen, config.to_json_string(use_diff=False)
+def method(settings: Settings, config: Any) -> tuple[str, str]:
+    """(LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes; why it is NOTHING)."""
+    how, _ = attention.choose(settings, config)
+    key = how, config.to_json_string(use_diff=False)
     if key not in _KNOWN:
-        _KNOWN[key] = _try(config, chosen, settings.recipe.model.trust_remote_code)
+        _KNOWN[key] = _try(config, how, settings.recipe.model.trust_remote_code)
     return _KNOWN[key]
 
 
@@ -68,63 +60,54 @@ def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
 
     text = config.get_text_config()
     shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
-    known = {
-        "config": text,
-        "inputs_embeds": shape,
-        "attention_mask": None,
-        "past_key_values": None,
-        "position_ids": position_ids,
-    }
+    known = {"config": text, "inputs_embeds": shape, "position_ids": position_ids}
+    known |= {"attention_mask": None, "past_key_values": None}
     found = {"full_attention": create_causal_mask(**known)}
     if getattr(text, "sliding_window", None):
         found["sliding_attention"] = create_sliding_window_causal_mask(**known)
     return found
 
 
-def _try(config: Any, chosen: str, trust_remote_code: bool) -> tuple[str, str]:
-    """(way, why there is none). Change the first sample of a row, in a tiny random model of the architecture, and look at the
+def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
+    """method() of an attention: change the first sample of a row, in a tiny random model of the architecture, and look at the
     second's logits.
 
-    On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they are told in the same way.
+    On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they learn it in the same way.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     from ..data.collate import cumulative, positions
-    from .tiny import shrink
 
-    by_lengths = chosen in attention.NEEDS_CUMULATIVE_LENGTHS
-    stand_in = attention.VARLEN if by_lengths else "sdpa" if chosen.startswith("flex") else chosen
+    by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
+    stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
     try:
         tiny = type(config).from_dict(shrink(config.to_dict())).get_text_config()
     except Exception as error:  # what cannot be tried is not trusted
-        return NOTHING, f"a tiny model of it to try that with cannot be described ({_told(error)})"
-    lengths = np.array([4, 3])
-    told = {"position_ids": torch.from_numpy(positions(lengths))[None], "use_cache": False}
-    rows = torch.tensor([[7, 8, 9, 10, 11, 12, 13], [17, 18, 19, 20, 11, 12, 13]])
-    ways = (
-        {LENGTHS: lambda: cumulative(lengths)}
-        if by_lengths
-        else {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, told["position_ids"], torch.float32)}}
-    )
+        return NOTHING, f"a tiny model of it to try that with cannot be described ({_short(error)})"
+    lengths, rows = np.array([4, 3]), torch.tensor([[7, 8, 9, 10, 11, 12, 13], [17, 18, 19, 20, 11, 12, 13]])
+    position_ids = torch.from_numpy(positions(lengths))[None]
+    ways = {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, position_ids, torch.float32)}}
+    if by_lengths:
+        ways = {LENGTHS: lambda: cumulative(lengths)}
     attention.register()
     why = "nothing tells it where one begins"
+    options = {"attn_implementation": stand_in, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         for name, more in ways.items():
             try:
-                model = AutoModelForCausalLM.from_config(
-                    tiny, attn_implementation=stand_in, dtype=torch.float32, trust_remote_code=trust_remote_code
-                ).eval()
-                one, other = (model(row[None], **told | more()).logits[:, 4:] for row in rows)
+                model = AutoModelForCausalLM.from_config(tiny, **options).eval()
+                given = {"position_ids": position_ids, "use_cache": False, **more()}
+                one, other = (model(row[None], **given).logits[:, 4:] for row in rows)
             except Exception as error:  # nor here; some models take no masks that are made already
                 if name != MASKS:
-                    why = f"that it is told where one begins could not be tried ({_told(error)})"
+                    why = f"that it is told where one begins could not be tried ({_short(error)})"
                 continue
             if torch.allclose(one, other, rtol=0, atol=1e-6):
                 return name, ""
     return NOTHING, why
 
 
-def _told(error: Exception) -> str:
+def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

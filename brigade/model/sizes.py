@@ -1,4 +1,4 @@
-"""Sizes of a model: its parameters, and the type that they are loaded in."""
+"""A model's parameters: how many, of which type, and which of them texts do not reach."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,6 @@ from ..recipe.flags import Settings
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig
 
 
 def half_or_full(settings: Settings) -> "torch.dtype":
@@ -17,13 +16,18 @@ def half_or_full(settings: Settings) -> "torch.dtype":
     return torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
 
 
-def largest_parameter(config: "PreTrainedConfig") -> int:
-    """Elements of the model's largest parameter, from a model on the meta device, which takes no memory."""
+def empty_model(settings: Settings, config: Any) -> Any:
+    """The model with its names and shapes, on the meta device: it takes no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return max(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.recipe.model.trust_remote_code)
+
+
+def largest_parameter(settings: Settings, config: Any) -> int:
+    """Elements of the model's largest parameter."""
+    return max(parameter.numel() for parameter in empty_model(settings, config).parameters())
 
 
 def parameter_count(model: Any, trained: bool = False) -> int:
@@ -34,3 +38,19 @@ def parameter_count(model: Any, trained: bool = False) -> int:
         for p in model.parameters()
         if p.requires_grad or not trained
     )
+
+
+def beyond_texts(model: Any) -> dict[str, Any]:
+    """Name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and the two
+    ends. {} for a model of texts. Trained, it would get no gradient, which DDP takes for an error and weight decay does not."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if base.config.get_text_config() is base.config:
+        return {}
+    ends = (base.get_decoder(), base.get_input_embeddings(), base.get_output_embeddings())
+    reached = {id(parameter) for part in ends if part is not None for parameter in part.parameters()}
+    found: dict[str, Any] = {}
+    for name, module in base.named_modules():  # a module before those in it
+        own = {id(parameter) for parameter in module.parameters()}
+        if own and own.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return found

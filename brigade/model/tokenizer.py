@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..data import builtin
 from ..data.cache import cache_directory
 from ..data.sources import BUILT_IN
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..recipe.flags import Settings
-from .location import _first_line, location
+from .location import location
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,32 +18,23 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
     the model's vocabulary."""
     from transformers import AutoTokenizer
 
-    model = settings.recipe.model
+    model, place = settings.recipe.model, settings.place("tokenizer_name_or_path")
     name = model.tokenizer_name_or_path or location(settings)
     if name == BUILT_IN:
         name = str(builtin.ensure(cache_directory()).tokenizer)
+    revision = None if model.tokenizer_name_or_path else model.revision  # the model's is none of another's
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name,
-            revision=None if model.tokenizer_name_or_path else model.revision,  # the model's is none of another's
-            trust_remote_code=model.trust_remote_code,
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:
-        raise UserError(
-            settings.place("tokenizer_name_or_path"),
-            f"no tokenizer at {name!r}: {_first_line(error)}",
-            "name a tokenizer, or `python-docs` for the built-in one",
-        ) from None
+        cure = f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
+        raise UserError(place, f"no tokenizer at {name!r}: {first_line(error)}", cure) from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.tokenizer_name_or_path and not model.from_scratch:
         _check_belongs(settings, tokenizer)
     if len(tokenizer) > words:
-        raise UserError(
-            settings.place("tokenizer_name_or_path"),
-            f"{name!r} has {len(tokenizer)} tokens, but the model's vocabulary {words}",
-            "name the model's own tokenizer",
-        )
+        problem = f"{name!r} has {len(tokenizer)} tokens, but the model's vocabulary {words}"
+        raise UserError(place, problem, "name the model's own tokenizer")
     return tokenizer
 
 
@@ -52,20 +43,14 @@ def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> 
     mean something else. More tokens than the model's own it may have."""
     from transformers import AutoTokenizer
 
-    model = settings.recipe.model
+    model, place = settings.recipe.model, location(settings)
     try:
-        own = AutoTokenizer.from_pretrained(
-            location(settings), revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
+        own = AutoTokenizer.from_pretrained(place, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception:  # a model without a tokenizer of its own
         return
-    given = tokenizer.get_vocab()
-    moved = next((token for token, number in own.get_vocab().items() if given.get(token) != number), None)
+    given, wanted = tokenizer.get_vocab(), own.get_vocab()
+    moved = next((token for token, number in wanted.items() if given.get(token) != number), None)
     if moved is not None:
-        raise UserError(
-            settings.place("tokenizer_name_or_path"),
-            f"{model.tokenizer_name_or_path!r} does not belong to "
-            f"{model.model_name_or_path!r}: token {moved!r} is {own.get_vocab()[moved]} there, and here "
-            f"{given.get(moved, 'missing')}",
-            "leave the key out to take the model's own",
-        )
+        problem = f"{model.tokenizer_name_or_path!r} does not belong to {model.model_name_or_path!r}: "
+        problem += f"token {moved!r} is {wanted[moved]} there, and here {given.get(moved, 'missing')}"
+        raise UserError(settings.place("tokenizer_name_or_path"), problem, "leave the key out to take the model's own")

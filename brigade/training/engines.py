@@ -112,7 +112,7 @@ class DeepSpeed(OneProcess):
         named = settings.recipe.cluster.nvme_path
         nvme = Path(named).expanduser() if named else self.run.directory.resolve() / "nvme_offload"
         swaps = deepspeed_config.swaps_to_nvme(config)
-        shard = -(-largest_parameter(load_config(settings)) // world.size) if swaps else 0
+        shard = -(-largest_parameter(settings, load_config(settings)) // world.size) if swaps else 0
         filled = deepspeed_config.fill(config, world.local_size, nvme, self.training.optim, shard)
         return super().arguments() | {"deepspeed": filled}
 
@@ -126,7 +126,7 @@ class DeepSpeed(OneProcess):
 class FSDP2(OneProcess):
     def arguments(self) -> dict[str, Any]:
         # Sharded checkpoints: a full one would gather the model on rank 0 at every save. And the first rank's weights are sent
-        # to the others (model/load.py: _are_sent): eight copies of an 8B model in fp32 would take 260 GB of host memory.
+        # to the others (model/load.py: load_base): eight copies of an 8B model in fp32 would take 260 GB of host memory.
         defaults = {
             "version": 2,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",

@@ -6,8 +6,7 @@ from typing import Any
 from ..data import report
 from ..errors.console import console, counted
 from ..model import adapters, attention, packed_samples
-from ..model.parts import beyond_texts
-from ..model.sizes import parameter_count
+from ..model.sizes import beyond_texts, parameter_count
 from ..run.directory import Run
 from . import preflight
 
@@ -79,7 +78,7 @@ def _frozen(model: Any) -> dict[str, str]:
 
 def _kernels(run: Run, config: Any) -> str:
     """What computes attention and the rest, with one reason for what the device lacks."""
-    name, why = attention.chosen(run.settings, config)
+    name, why = attention.choose(run.settings, config)
     words = [f"attention {name}" + (f" ({why})" if why else "")]
     on, why = preflight.liger(run.settings)
     words += [f"Liger {why or 'on'}"] if on or why else []

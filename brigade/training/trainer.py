@@ -72,7 +72,7 @@ class Trainer(EvaluatingTrainer):
         engine.attach(self)
         self.windows_told = False
         self.pad_token_id = tokenizer.pad_token_id
-        self.told = packed_samples.way(run.settings, model.config)
+        self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
         padding_free, squares, _ = packed_samples.layout(run.settings, model.config)
         packing = run.settings.recipe.data.packing
         cumulative = model.config._attn_implementation in NEEDS_CUMULATIVE_LENGTHS
@@ -139,7 +139,7 @@ class Trainer(EvaluatingTrainer):
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
         known = END_TO_END.set(about and about.end_to_end)
         try:
-            if self.told == packed_samples.MASKS and "attention_mask" not in inputs:
+            if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
                 inputs["attention_mask"] = packed_samples.masks(
                     self.model.config, inputs["position_ids"], self.model.dtype
                 )

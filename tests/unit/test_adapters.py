@@ -8,11 +8,10 @@ from transformers import CONFIG_MAPPING
 
 from brigade.cluster import World
 from brigade.errors import UserError
-from brigade.model import adapters, quantization
-from brigade.model.load import load_base
+from brigade.model import adapters
+from brigade.model.load import load_base, quantization_config
 from brigade.model.location import load_config
-from brigade.model.parts import beyond_texts
-from brigade.model.sizes import parameter_count
+from brigade.model.sizes import beyond_texts, parameter_count
 from brigade.model.tiny import shrink
 from brigade.model.tokenizer import load_tokenizer
 from brigade.planner.models.adapter_costs import lora_parameters
@@ -231,10 +230,9 @@ def test_four_bits_are_held_in_the_computations_type():
     import torch
 
     settings = flags.load(["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"])
-    config = quantization.quantization(settings, torch.bfloat16)
+    config = quantization_config(settings, "", torch.bfloat16)
     assert config.bnb_4bit_quant_storage == config.bnb_4bit_compute_dtype == torch.bfloat16
     assert config.bnb_4bit_quant_type == "fp4" and config.bnb_4bit_use_double_quant
-    assert quantization.quantization(flags.load(["--use_peft"]), torch.bfloat16) is None
 
 
 def test_the_share_of_weights_in_four_bits_is_said(tmp_path):

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from brigade.cluster import World
 from brigade.model import attention
 from brigade.model.cpu_attention import BlockedAttention, takes
+from brigade.recipe import flags
 from brigade.strategy import choose as choose_strategy
 from brigade.training import preflight
-
-PLACE = "full.yaml: model.attn_implementation"
 
 
 def config(family, **values):
@@ -22,7 +21,10 @@ def config(family, **values):
 
 
 def choose(wanted, family, gpu=False, half=False, **values):
-    return attention.choose(wanted, config(family, **values), PLACE, gpu, half)
+    settings = flags.load(["--attn_implementation", wanted, *(["--bf16"] if half else [])])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("torch.cuda.is_available", lambda: gpu)
+        return attention.choose(settings, config(family, **values))
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_named_one_is_taken(named):
 ])  # fmt: skip
 def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking, mistake):
     message = mistake(choose, "varlen", family)
-    assert PLACE in message and lacking in message and "auto" in message
+    assert "flag --attn_implementation" in message and lacking in message and "auto" in message
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,8 @@ def test_deepspeeds_fp16_on_a_cpu_without_instructions_for_it_is_refused(load, m
 
 def test_a_runs_choice_follows_its_recipe(load, flash):
     auto = load()
-    assert attention.chosen(auto, config("llama")) == ("varlen", "the fastest proven on a CPU")
-    assert attention.chosen(load(model={"attn_implementation": "sdpa"}), config("llama")) == ("sdpa", "")
+    assert attention.choose(auto, config("llama")) == ("varlen", "the fastest proven on a CPU")
+    assert attention.choose(load(model={"attn_implementation": "sdpa"}), config("llama")) == ("sdpa", "")
 
 
 # ---- what varlen computes ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from brigade.data.collate import ABOUT, Collate
 from brigade.errors import UserError
 from brigade.model import packed_samples
 
-WAYS = {
+METHODS = {
     ("llama", "sdpa"): packed_samples.POSITIONS, ("qwen3_moe", "eager"): packed_samples.POSITIONS,
     ("gemma3_text", "varlen"): packed_samples.LENGTHS, ("llama", "flash_attention_2"): packed_samples.LENGTHS,
     ("mistral", "flex_attention"): packed_samples.POSITIONS, ("deepseek_v3", "sdpa"): packed_samples.POSITIONS,
@@ -19,12 +19,12 @@ WAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family, how", WAYS)
-def test_the_way_of_an_architecture(family, how, load):
+@pytest.mark.parametrize("family, how", METHODS)
+def test_the_method_of_an_architecture(family, how, load):
     """The models are the published sizes' configs; what is tried is tiny, and moves no random state."""
     settings = load(model={"attn_implementation": how})
     before = torch.random.get_rng_state()
-    assert packed_samples.way(settings, AutoConfig.for_model(family)) == WAYS[family, how]
+    assert packed_samples.method(settings, AutoConfig.for_model(family))[0] == METHODS[family, how]
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -58,7 +58,7 @@ def test_a_zero3_configuration_does_not_stand_in_the_way(load):
 
     lives = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
     config = AutoConfig.for_model("llama", vocab_size=4321)  # not tried before
-    assert packed_samples.way(load(model={"attn_implementation": "varlen"}), config) == packed_samples.LENGTHS
+    assert packed_samples.method(load(model={"attn_implementation": "varlen"}), config)[0] == packed_samples.LENGTHS
     assert is_deepspeed_zero3_enabled() and lives.is_zero3()
 
 
@@ -72,12 +72,12 @@ def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
 
 def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeypatch):
     settings = load(model={"attn_implementation": "eager"}, data={"packing": True})
-    monkeypatch.setattr("brigade.model.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
+    monkeypatch.setattr("brigade.model.packed_samples.shrink", lambda config: config | {"num_attention_heads": "many"})
     for vocabulary, said in ((1234, "num_attention_heads"), (1235, "a broken kernel")):  # not tried before
         config = AutoConfig.for_model("llama", vocab_size=vocabulary)
         with pytest.raises(UserError, match=said):
             packed_samples.check(settings, config)
-        assert packed_samples.way(settings, config) == packed_samples.NOTHING
+        assert packed_samples.method(settings, config)[0] == packed_samples.NOTHING
         monkeypatch.undo()
         monkeypatch.setattr("transformers.LlamaForCausalLM.forward", broken)
 

@@ -186,7 +186,7 @@ def gradients(model):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def told(model):
+def sample_boundaries(model):
     """Transformers 5.23's GptOssModel makes its masks without position ids (tests/unit/test_isolation.py)."""
     return packed_samples.MASKS if model.config.model_type in ONLY_EAGER else packed_samples.POSITIONS
 
@@ -195,7 +195,7 @@ def compute_loss(model, inputs, tokens):
     """The loss of Brigade's own Trainer, on one rank."""
     from brigade.training.trainer import Trainer
 
-    trainer = SimpleNamespace(world=SimpleNamespace(size=1), model=model, told=told(model))
+    trainer = SimpleNamespace(world=SimpleNamespace(size=1), model=model, sample_boundaries=sample_boundaries(model))
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=tokens)  # type: ignore[arg-type]
 
 
@@ -251,7 +251,7 @@ def prove(
     spoil(batch)
     inputs = {key: value for key, value in batch.items() if key not in ("labels", "shift_labels", "logits_to_keep")}
     model.zero_grad()
-    if told(model) == packed_samples.MASKS and "attention_mask" not in inputs:
+    if sample_boundaries(model) == packed_samples.MASKS and "attention_mask" not in inputs:
         inputs["attention_mask"] = packed_samples.masks(model.config, inputs["position_ids"], dtype)
     found = model(**{"use_cache": False} | inputs).logits.detach()
     width = found.shape[1] // len(packed) if found.shape[0] > 1 else None  # a padded row's; else end to end

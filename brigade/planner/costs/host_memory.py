@@ -40,7 +40,7 @@ def host(job: Job) -> Host:
 
     Loading: weights that keep their precision are pages of the model's files, which all ranks share and the system may drop.
     What is converted, to fp32 where weights are trained without DeepSpeed (training/arguments.py: load_dtype) or from MXFP4,
-    each rank owns, but under FSDP2, where a node has one copy (model/load.py: _are_sent). Four bits are made on the GPU, one
+    each rank owns, but under FSDP2, where a node has one copy (model/load.py: load_base). Four bits are made on the GPU, one
     tensor at a time (transformers 5.23, quantizers/quantizer_bnb_4bit.py: update_device_map).
     Training: what is offloaded; of NVMe the disks hold it, weights, gradients and states (runtime/swap_tensor). The data set is
     read through a memory map, whose pages the system may drop.
