@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         if settings.recipe.training.torch_compile:
             load.compile_layers(model)
         trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
-        stop.where = lambda: choosing.way_on(run, trainer.state)  # if it is interrupted
+        stop.where = lambda: choosing.how_to_continue(run, trainer.state)  # if it is interrupted
         if world.speaks:
             introduce(run, trainer, data, checkpoint)
         chat_template.record(settings, tokenizer, model.generation_config)  # what is saved says how it was trained

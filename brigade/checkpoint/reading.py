@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..run.directory import RECORD, SUCCESS, whole_checkpoints
 
-if TYPE_CHECKING:
-    import torch
-
 FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
+OTHER_STEP = "name another step: --step N"
 
 
 def find(output: Path, step: int | None) -> Path:
@@ -25,42 +23,32 @@ def find(output: Path, step: int | None) -> Path:
     if step is not None:
         if step not in found:
             broken = (output / f"checkpoint-{step}").is_dir()
-            problem = (
-                f"checkpoint-{step} is incomplete: its run died while it was saved" if broken else f"no step {step}"
-            )
-            raise UserError("flag --step", f"{problem} in {output}", steps)
+            died = f"checkpoint-{step} is incomplete: its run died while it was saved"
+            raise UserError("flag --step", f"{died if broken else f'no step {step}'} in {output}", steps)
         return found[step]
     if (output / SUCCESS).exists():
         if not _reader(output):
-            raise UserError(
-                str(output),
-                "the run is finished, and its model is gone: no *.safetensors",
-                f"copy it again where it was copied, or take another step: --step N ({steps})",
-            )
+            problem = "the run is finished, and its model is gone: no *.safetensors"
+            cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
+            raise UserError(str(output), problem, cure)
         return output
     if not found:
-        raise UserError(
-            str(output),
-            "the run is not finished, and it has no whole checkpoint yet",
-            "wait for its first (save_steps), or start the run's command again",
-        )
+        cure = "wait for its first (save_steps), or start the run's command again"
+        raise UserError(str(output), "the run is not finished, and it has no whole checkpoint yet", cure)
     return found[max(found)]
 
 
 def check_run(output: Path) -> None:
     """Raises UserError for what is no run's output directory."""
     if not (output / RECORD).is_file():
-        raise UserError(
-            str(output),
-            f"there is no {RECORD} in it, so it is no run's output directory",
-            "name the directory that train.py printed as its output",
-        )
+        problem = f"there is no {RECORD} in it, so it is no run's output directory"
+        raise UserError(str(output), problem, "name the directory that train.py printed as its output")
 
 
-def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.Tensor"]:
+def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
     """Name -> whole tensor, on the CPU: all weights, or of an adapter run those that were trained.
 
-    dtype: what floating-point tensors become, one after another; None: they stay.
+    dtype: torch's, what floating-point tensors become, one after another; None: they stay.
 
     Raises UserError where a file is missing or damaged.
     """
@@ -68,12 +56,8 @@ def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.T
 
     reader = _reader(folder)
     if reader is None:
-        raise UserError(
-            str(folder),
-            "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
-            "no FSDP checkpoint (pytorch_model_fsdp_0)",
-            "name another step: --step N",
-        )
+        problem = "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
+        raise UserError(str(folder), f"{problem}no FSDP checkpoint (pytorch_model_fsdp_0)", OTHER_STEP)
     try:
         state = reader(folder)
         for name, tensor in state.items():
@@ -81,10 +65,8 @@ def load(folder: Path, dtype: "torch.dtype | None" = None) -> dict[str, "torch.T
             state[name] = whole.to(dtype) if dtype and whole.is_floating_point() else whole
         return state
     except (Exception, CheckpointException) as error:  # torch's is no Exception
-        words = (str(error).strip().splitlines() or [""])[0][:200]
-        raise UserError(
-            str(folder), f"it cannot be read: {type(error).__name__}: {words}", "name another step: --step N"
-        ) from None
+        problem = f"it cannot be read: {type(error).__name__}: {first_line(error)}"
+        raise UserError(str(folder), problem, OTHER_STEP) from None
 
 
 def in_hugging_face_format(folder: Path) -> bool:

@@ -20,7 +20,7 @@ ALL_LINEAR = "all-linear"
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
-def described(section: ModelSection, model: Any) -> dict[str, str]:
+def describe(section: ModelSection, model: Any) -> dict[str, str]:
     """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
     if not section.use_peft:
         return {}
@@ -55,7 +55,7 @@ def trains(adapters: int, whole: int, modules: list[str]) -> str:
     return f"{text} + {millions(whole)} in {' and '.join(modules)}, because lora_modules_to_save names them"
 
 
-def unlearned(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
+def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model: Any) -> dict[str, str]:
     """A line on the chat's tokens that adapters on a base model leave as they are, or {}.
 
     A tokenizer without a chat template is a base model's: its weights may never have seen the special tokens of a chat, as Llama
@@ -117,34 +117,30 @@ def check_targets(settings: Settings, config: Any) -> None:
     if not section.use_peft:
         return
     model = empty_model(settings, config)
-    place, kind, layers, modules = (
-        settings.place("lora_target_modules"),
-        type(model),
-        linear_layers(model),
-        _reached(model),
-    )
+    place, name = settings.place("lora_target_modules"), type(model).__name__
+    layers, modules = linear_layers(model), _reached(model)
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     if section.load_in_4bit:
-        _check_quantises(settings, kind, [model.get_submodule(name) for name in layers], ends)
+        _check_quantises(settings, name, {type(modules[layer]) for layer in layers if modules[layer] not in ends})
     targets = [] if section.lora_target_modules == ALL_LINEAR else section.lora_target_modules
     taken = taken_for_experts(model, layers)
     cure = f"its linear layers: {_grouped(layer for layer in layers if _last(layer) not in taken)}; or {ALL_LINEAR}"
     for target in targets:
         if not any(_fits(layer, target) for layer in layers):
-            fused = next((name for name, _ in model.named_parameters() if _fits(name, target)), None)
-            other = next((name for name in modules if _fits(name, target)), None)
+            fused = next((path for path, _ in model.named_parameters() if _fits(path, target)), None)
+            other = next((path for path in modules if _fits(path, target)), None)
             what = f"{other} is a {type(modules[other]).__name__}" if other else "nothing in the model is called so"
             what = f"{fused} is one parameter for all experts" if fused else what
-            raise UserError(place, f"{target!r} fits no linear layer of {kind.__name__}: {what}", cure)
+            raise UserError(place, f"{target!r} fits no linear layer of {name}: {what}", cure)
     for wanted in section.lora_modules_to_save:
         if not any(_fits(module, wanted) for module in modules):
-            with_weights = [name for name, module in modules.items() if [*module.parameters(recurse=False)]]
-            problem = f"{wanted!r} fits no module of {kind.__name__}"
+            with_weights = [path for path, module in modules.items() if [*module.parameters(recurse=False)]]
+            problem = f"{wanted!r} fits no module of {name}"
             raise UserError(settings.place("lora_modules_to_save"), problem, f"its modules: {_grouped(with_weights)}")
     if ends[1] is not None and ends[0].weight is ends[1].weight:
-        names = [name for name, module in modules.items() if module in ends]
+        paths = [path for path, module in modules.items() if module in ends]
         for key, named in (("lora_target_modules", targets), ("lora_modules_to_save", section.lora_modules_to_save)):
-            if hit := next((wanted for wanted in named if any(_fits(end, wanted) for end in names)), None):
+            if hit := next((wanted for wanted in named if any(_fits(end, wanted) for end in paths)), None):
                 problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
@@ -156,18 +152,15 @@ def check_targets(settings: Settings, config: Any) -> None:
         raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
 
 
-def _check_quantises(settings: Settings, model: type, layers: list[Any], ends: list[Any]) -> None:
+def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
     """Raises UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear,
     and no class made of it such as FalconLinear (integrations/bitsandbytes.py:189)."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    kinds = {type(layer) for layer in layers if layer not in ends}
     if not any(kind is torch.nn.Linear or issubclass(kind, Conv1D) for kind in kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        problem = (
-            f"no layer of {model.__name__} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
-        )
+        problem = f"no layer of {model} would be in 4 bits: bitsandbytes takes torch's Linear; they are {names}"
         raise UserError(settings.place("load_in_4bit"), problem, "train adapters without load_in_4bit")
 
 

@@ -7,6 +7,8 @@ and throws it away; varlen computes none of them.
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 from ..errors import UserError
 from ..recipe.flags import Settings
 
@@ -27,7 +29,6 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
     auto: on a CPU varlen where the model's attention allows it; on a GPU FlashAttention 2 where it is installed, else
     SDPA. eager for models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
     """
-    import torch
     import transformers
     from transformers.utils import is_flash_attn_2_available
 
@@ -57,19 +58,17 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
 
 def register() -> None:
     """Make `varlen` a name that Transformers knows. Call it before a model is loaded with it."""
-    import torch
     from transformers import masking_utils
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         """None while training on samples end to end, whose begins `varlen` is told; SDPA's mask otherwise."""
         same = kwargs.get("q_length") == kwargs.get("kv_length")
-        return None if same and kwargs.get("attention_mask") is None else sdpa_mask(*args, **kwargs)
+        return None if same and kwargs.get("attention_mask") is None else masking_utils.sdpa_mask(*args, **kwargs)
 
     # Not traced by torch.compile: every set of lengths would be a program of its own. The layers around it are.
     ALL_ATTENTION_FUNCTIONS.register(VARLEN, torch.compiler.disable(varlen))
-    ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
 
     look = masking_utils.find_packed_sequence_indices
 
@@ -107,7 +106,6 @@ def varlen(
     Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
     by BlockedAttention on a CPU; else by SDPA.
     """
-    import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     from .cpu_attention import BlockedAttention, takes

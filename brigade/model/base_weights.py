@@ -16,6 +16,7 @@ from ..errors import UserError, first_line, of_disk
 from .config_json import published_quantization
 
 _AGAIN = "download or copy the model again"
+_INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
 
 
@@ -30,7 +31,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     from transformers import AutoModelForCausalLM, Mxfp4Config
 
     folder = Path(source)
-    integers = [name for file in _files(folder) for name in _integers(file)]
+    types = {name: kind for file in _files(folder) for name, kind in _types(file).items()}
     quantised = published_quantization(folder)
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
@@ -54,7 +55,7 @@ def check(source: str, trust_remote_code: bool) -> None:
         f"weights of {name} that its files lack": sorted(found["missing_keys"]),
         "weights of another shape": [f"{key} {list(theirs)} instead of {list(ours)}" for key, theirs, ours in shapes],
         "tensors that are none of the model's": unknown,
-        "weights in integers": [key for key in integers if key in names and not quantised],
+        "weights in integers": [key for key in types if key in names and types[key] in _INTEGERS and not quantised],
     }
     cure = f"{_AGAIN}, or save it with the save_pretrained() of {name}"
     prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
@@ -66,7 +67,7 @@ def check(source: str, trust_remote_code: bool) -> None:
 
 
 @contextmanager
-def of_run(folder: Path) -> Iterator[None]:
+def loading_from_run(folder: Path) -> Iterator[None]:
     """What a run saved in `folder` is loaded here. Raises UserError, with other steps as the cure, where it is damaged."""
     cure = "copy it again where it was copied, or take another step: python -m brigade export OUTPUT DEST --step N"
     try:
@@ -118,17 +119,16 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _integers(file: Path) -> list[str]:
-    """Names of a file's integer tensors. Raises UserError where the file is damaged."""
+def _types(file: Path) -> dict[str, str]:
+    """Name -> type of a file's tensors. Raises UserError where the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt") as tensors:
-            types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  (no dict)
+            return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  (no dict)
     except (SafetensorError, OSError) as error:
         problem = f"it is damaged ({file.stat().st_size:,} bytes): {first_line(error)}"
         raise UserError(str(file), problem, _AGAIN) from None
-    return [name for name, kind in types.items() if kind[0] in "IUB" and not kind.startswith("BF")]
 
 
 def _some(names: list[str]) -> str:

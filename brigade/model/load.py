@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
@@ -17,7 +19,6 @@ from .location import hub_is_away, load_config, location
 from .sizes import beyond_texts, half_or_full
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -65,7 +66,6 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
     exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    import torch
     from filelock import FileLock
     from safetensors.torch import save_model
     from transformers import AutoModelForCausalLM
@@ -89,7 +89,7 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     return str(folder)
 
 
-def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTrainedModel":
+def load_model(settings: Settings, source: str, dtype: torch.dtype) -> "PreTrainedModel":
     """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
     now: it is then loaded shard by shard, and never whole on one rank."""
     attention.register()
@@ -97,12 +97,14 @@ def load_model(settings: Settings, source: str, dtype: "torch.dtype") -> "PreTra
     return load_base(settings, source, dtype, attn_implementation=chosen)
 
 
-def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
     """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
 
     options: further ones of from_pretrained
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.distributed.fsdp import is_fsdp_enabled
+    from transformers.distributed.utils import is_local_dist_rank_0
 
     section = settings.recipe.model
     quantization = quantization_config(settings, source, dtype)
@@ -110,7 +112,9 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
     # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
     # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
     converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
-    own = _trains_what_it_loads()
+    own = (
+        not is_fsdp_enabled() or is_local_dist_rank_0()
+    )  # FSDP2 sends all ranks of a host what the host's first one has
     if sent := converted and not own:
         options["device_map"] = "meta"
         if quantization:  # without weights there is nothing to dequantise
@@ -128,7 +132,7 @@ def load_base(settings: Settings, source: str, dtype: "torch.dtype", **options: 
     return model
 
 
-def quantization_config(settings: Settings, source: str, dtype: "torch.dtype") -> Any:
+def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> Any:
     """What from_pretrained is told of the weights' type: of a QLoRA run that computes in `dtype`, else of a model that was
     published in MXFP4 (gpt-oss), else None."""
     from transformers import BitsAndBytesConfig, Mxfp4Config
@@ -149,19 +153,9 @@ def quantization_config(settings: Settings, source: str, dtype: "torch.dtype") -
     )
 
 
-def _trains_what_it_loads() -> bool:
-    """FSDP2 sends all ranks of a host what the host's first one has."""
-    from transformers.distributed.fsdp import is_fsdp_enabled
-    from transformers.distributed.utils import is_local_dist_rank_0
-
-    return not is_fsdp_enabled() or is_local_dist_rank_0()
-
-
 def _hold_places(model: "PreTrainedModel") -> None:
     """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
     addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
-    import torch
-
     places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -173,8 +167,6 @@ def _hold_places(model: "PreTrainedModel") -> None:
 def compile_layers(model: "PreTrainedModel") -> None:
     """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
     for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
-    import torch
-
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for module in base.modules():
         if type(module).__name__ in (base._no_split_modules or ()):

@@ -7,9 +7,11 @@ takes masks that are made already; old models (OPT, Falcon, BLOOM) and layers wi
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import upstream
-from ..errors import UserError
+from ..data.collate import cumulative, positions
+from ..errors import UserError, first_line
 from ..recipe.flags import Settings
 from . import attention
 from .tiny import shrink
@@ -38,9 +40,7 @@ def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
     how, _ = attention.choose(settings, config)
     if how in attention.SAMPLE_BY_SAMPLE:
         return True, False, f"end to end: {how} computes no products between samples"
-    why = (
-        f"end to end, or padded where {how} attention would compute twice as much: it does all products between samples"
-    )
+    why = f"end to end, or padded where {how}, which computes products between samples, would compute twice as much"
     return True, True, why
 
 
@@ -55,7 +55,6 @@ def method(settings: Settings, config: Any) -> tuple[str, str]:
 
 def masks(config: Any, position_ids: Any, dtype: Any) -> dict[str, Any]:
     """A mask for each kind of layer, as Transformers would make it from these position ids (rows, tokens)."""
-    import torch
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     text = config.get_text_config()
@@ -74,17 +73,14 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
 
     On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they learn it in the same way.
     """
-    import torch
     from transformers import AutoModelForCausalLM
-
-    from ..data.collate import cumulative, positions
 
     by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how
     try:
         tiny = type(config).from_dict(shrink(config.to_dict())).get_text_config()
     except Exception as error:  # what cannot be tried is not trusted
-        return NOTHING, f"a tiny model of it to try that with cannot be described ({_short(error)})"
+        return NOTHING, f"a tiny model to try it with cannot be described ({type(error).__name__}: {first_line(error)})"
     lengths, rows = np.array([4, 3]), torch.tensor([[7, 8, 9, 10, 11, 12, 13], [17, 18, 19, 20, 11, 12, 13]])
     position_ids = torch.from_numpy(positions(lengths))[None]
     ways = {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, position_ids, torch.float32)}}
@@ -102,12 +98,8 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
                 one, other = (model(row[None], **given).logits[:, 4:] for row in rows)
             except Exception as error:  # nor here; some models take no masks that are made already
                 if name != MASKS:
-                    why = f"that it is told where one begins could not be tried ({_short(error)})"
+                    why = f"that it is told where one begins could not be tried ({type(error).__name__}: {first_line(error)})"
                 continue
             if torch.allclose(one, other, rtol=0, atol=1e-6):
                 return name, ""
     return NOTHING, why
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

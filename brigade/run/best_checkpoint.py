@@ -13,11 +13,8 @@ from ..recipe.flags import Settings
 def check(settings: Settings) -> None:
     """Raises UserError when evaluations and checkpoints do not meet where the recipe needs both."""
     training = settings.recipe.training
-    wanted = {
-        "load_best_model_at_end": training.load_best_model_at_end,
-        "early_stopping_patience": training.early_stopping_patience,
-    }
-    key = next((key for key, value in wanted.items() if value), None)
+    keys = ("load_best_model_at_end", "early_stopping_patience")
+    key = next((key for key in keys if getattr(training, key)), None)
     if key is None:
         return
     place, evaluated, saved = settings.place(key), training.eval_steps, training.save_steps
@@ -26,13 +23,9 @@ def check(settings: Settings) -> None:
     if key == "load_best_model_at_end" and not saved:
         raise UserError(place, f"{key} needs checkpoints, but save_steps is null", "set save_steps")
     if saved and saved % evaluated:
-        near = -(-saved // evaluated) * evaluated
-        raise UserError(
-            settings.place("save_steps"),
-            f"{key} needs the held-out loss of every checkpoint, but save_steps "
-            f"{saved} is no multiple of eval_steps {evaluated}",
-            f"set save_steps to {near}",
-        )
+        problem = f"{key} needs the held-out loss of every checkpoint, but save_steps {saved} is no multiple of "
+        cure = f"set save_steps to {-(-saved // evaluated) * evaluated}"
+        raise UserError(settings.place("save_steps"), f"{problem}eval_steps {evaluated}", cure)
 
 
 def saved_step(settings: Settings, state: Any) -> int:
@@ -41,7 +34,7 @@ def saved_step(settings: Settings, state: Any) -> int:
     return state.best_global_step if best else state.global_step
 
 
-def story(settings: Settings, state: Any, before: float | None, after: float) -> list[str]:
+def closing_lines(settings: Settings, state: Any, before: float | None, after: float) -> list[str]:
     """Sentences for the end of a run: `before` and `after` are held-out losses, of the first model and the saved one."""
     said = []
     if settings.recipe.training.early_stopping_patience and state.global_step < state.max_steps:
@@ -50,15 +43,13 @@ def story(settings: Settings, state: Any, before: float | None, after: float) ->
         where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
         said.append(f"Best held-out loss of a checkpoint: {state.best_metric:.4f} {where}.")
         # Evaluations whose model was not saved cannot be gone back to, but a curve's lowest point is one of them, too.
-        seen = min((entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry)
-        if seen[0] < state.best_metric:
-            said.append(
-                f"Step {seen[1]} had {seen[0]:.4f}, and was not saved: with save_steps equal to eval_steps it would be."
-            )
+        loss, step = min((entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry)
+        if loss < state.best_metric:
+            cure = "with save_steps equal to eval_steps it would be"
+            said.append(f"Step {step} had {loss:.4f}, and was not saved: {cure}.")
     first = f"{before:.4f} before, " if before else ""
     said.append(f"Held-out loss {first}{after:.4f} after {counted(saved_step(settings, state), 'step')}.")
     if before is not None and after > before:
-        said.append(
-            "Training made the held-out loss worse: try a lower learning_rate or fewer steps, and compare the two data."
-        )
+        cure = "try a lower learning_rate or fewer steps, and compare the two data sets"
+        said.append(f"Training made the held-out loss worse: {cure}.")
     return said

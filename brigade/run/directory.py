@@ -26,6 +26,7 @@ from . import best_checkpoint, owner
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
+STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _ASIDE = "--fresh begins anew and moves"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
@@ -33,33 +34,22 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datase
 
 @dataclass
 class Run:
-    """One run and its directory.
-
-    identity: its short name, a hash of what it computes
-    made_for: the recipe's own cluster in words, or ""
-    shared: whether all hosts see one directory; else each host has its own, and keeps whole checkpoints in it
-    base: digests of the weights that it begins with, by file (consistency.digests)
-    skipped: which checkpoints it does not continue from, and why
-    resized: whether the directory's run is the same but for its length (max_steps, num_train_epochs)
-    lengthened: how its last checkpoint goes on under a larger length, in words
-    aside: where --fresh moved the directory's earlier run, on the rank that did
-    owned: the open file whose lock says that this process has the directory
-    """
+    """One run and its directory."""
 
     settings: Settings
     strategy: Strategy
     world: World
     batch: Batch
-    identity: str
+    identity: str  # its short name, a hash of what it computes
     directory: Path
-    made_for: str = ""
-    shared: bool = True
-    base: dict[str, str] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
-    resized: bool = False
-    lengthened: str = ""
-    aside: Path | None = None
-    owned: Any = None
+    made_for: str = ""  # the recipe's own cluster in words
+    shared: bool = True  # whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
+    base: dict[str, str] = field(default_factory=dict)  # digests of the weights that it begins with, by file
+    skipped: list[str] = field(default_factory=list)  # which checkpoints it does not continue from, and why
+    resized: bool = False  # whether the directory's run is the same but for its length (max_steps, num_train_epochs)
+    lengthened: str = ""  # how its last checkpoint goes on under a larger length, in words
+    aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
+    owned: Any = None  # the open file whose lock says that this process has the directory
 
     @property
     def finished(self) -> bool:
@@ -93,19 +83,16 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
         cure += f", or give this one another --output_dir ({_ASIDE} that run aside)"
         raise UserError(str(directory), f"it holds another run: {other}", cure)
     run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
-    run.identity = (old.get("run") or {}).get(
-        "identity", run.identity
-    )  # it keeps its name, whatever hash a later version makes
+    run.identity = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
     return run
 
 
 def _made_for(settings: Settings) -> str:
-    cluster = settings.recipe.cluster
-    words = []
+    cluster, machines = settings.recipe.cluster, ""
     if cluster.hostfile:
         hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
-        words.append(f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})")
-    return ", ".join(words + ([cluster.gpu] if cluster.gpu else []))
+        machines = f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})"
+    return ", ".join(filter(None, (machines, cluster.gpu)))
 
 
 def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, Any]) -> None:
@@ -115,10 +102,13 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     Ends all ranks with one message when hosts differ in anything that the run goes by, when they do not share a directory
     that they must share, and when it cannot be written.
     """
-    recipe = run.settings.recipe.model_dump(mode="json", exclude={"cluster"})
-    strategy = {"kind": run.strategy.kind} | run.strategy.as_cluster()
-    data, batch = {"fingerprint": fingerprint}, {"": str(run.batch)}
-    same = {"recipe": recipe, "strategy": strategy, "batch": batch, **model, "data": data}
+    same = {
+        "recipe": run.settings.recipe.model_dump(mode="json", exclude={"cluster"}),
+        "strategy": {"kind": run.strategy.kind} | run.strategy.as_cluster(),
+        "batch": {"": str(run.batch)},
+        **model,
+        "data": {"fingerprint": fingerprint},
+    }
     consistency.check(same, run.world)
     run.base = model.get("weights", {})
     run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
@@ -131,15 +121,15 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
 def checkpoints(directory: Path) -> list[Path]:
     """Every checkpoint-N in it, newest first, whole or not."""
     found = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit())
-    return sorted(found, key=_step, reverse=True)
+    return sorted(found, key=step_of, reverse=True)
 
 
 def whole_checkpoints(directory: Path) -> dict[int, Path]:
-    """step -> checkpoint-N, of those that were written to their end: Trainer writes trainer_state.json last."""
-    return {_step(path): path for path in checkpoints(directory) if (path / "trainer_state.json").is_file()}
+    """step -> checkpoint-N, of those that were written to their end."""
+    return {step_of(path): path for path in checkpoints(directory) if (path / STATE).is_file()}
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -148,9 +138,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     try:
         occupied = _occupied(directory)
         if not run.settings.fresh and occupied and not (directory / RECORD).exists():
-            raise UserError(
-                str(directory), _NO_RUN, "copy the first host's directory here, or give another --output_dir"
-            )
+            cure = "copy the first host's directory here, or give another --output_dir"
+            raise UserError(str(directory), _NO_RUN, cure)
         run.owned = owner.take(directory)
         if run.finished:  # since open_run() looked
             problem = "another process finished this run just now"
@@ -164,9 +153,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         kept = _kept_before(run)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
     except OSError as error:
-        raise UserError(
-            str(directory), f"the output directory cannot be written: {error.strerror}", "give another --output_dir"
-        ) from None
+        problem = f"the output directory cannot be written: {error.strerror}"
+        raise UserError(str(directory), problem, "give another --output_dir") from None
     recipe = run.settings.recipe.model_dump(mode="json")
     recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
     record = {
@@ -214,10 +202,14 @@ def add_to_record(run: Run, key: str, value: Any) -> None:
 
 def _write_record(directory: Path, document: dict[str, Any]) -> None:
     text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
-    text += yaml.safe_dump(document, sort_keys=False, width=120)
-    temporary = directory / f".{RECORD}"
+    write_whole(directory / RECORD, text + yaml.safe_dump(document, sort_keys=False, width=120))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that whoever looks finds the whole text, or what was there before."""
+    temporary = path.with_name(f".{path.name}")
     temporary.write_text(text)
-    temporary.replace(directory / RECORD)
+    temporary.replace(path)
 
 
 def check_data(run: Run, fingerprint: str) -> None:
@@ -248,17 +240,12 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
         "held_out_loss_before": before,
         "held_out_loss": held_out_loss,
     }
-    temporary = run.directory / f".{SUCCESS}"
-    temporary.write_text(json.dumps(figures, indent=2) + "\n")
-    temporary.replace(run.directory / SUCCESS)
+    write_whole(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
     owner.release(run.owned, run.directory)
     supervised.note(marker=True)
-    print(*best_checkpoint.story(run.settings, state, before, held_out_loss), sep="\n")
-    print(
-        f"The model lies in {run.directory}, its log in {run.directory / 'trainer_state.json'}, "
-        f"the resolved run in {run.directory / RECORD}.",
-        flush=True,
-    )
+    print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
+    where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
+    print(f"{where}the resolved run in {run.directory / RECORD}.", flush=True)
 
 
 def say_finished(run: Run) -> None:
@@ -300,25 +287,20 @@ def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
     except ValidationError as error:
         first, commit = error.errors()[0], (old.get("run") or {}).get("commit") or "run.yaml names it"
         key = ".".join(map(str, first["loc"]))
-        problem = (
-            f"another version of Brigade began it: {key} is {first['input']!r} there, which this one does not know"
-        )
-        return problem, commit
+        value = f"{key} is {first['input']!r} there, which this one does not know"
+        return f"another version of Brigade began it: {value}", commit
     there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
     if not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
-    values = [computed(one) for one in (recipe, run.settings.recipe)]
-    for tree in values:
+    trees = []
+    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.recipe, run.strategy.as_cluster())):
+        tree = computed(one)
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]
-    other = difference(*values) or difference(
-        *(_sharding(cluster) for cluster in (old.get("cluster"), run.strategy.as_cluster()))
-    )
+        fsdp = (cluster.get("accelerate_config") or {}).get(
+            "fsdp_config"
+        )  # the mesh says nothing of how states are sharded
+        tree["cluster"] = {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}
+        trees.append(tree)
+    other = difference(*trees)
     return other and "{} is {!r} there and {!r} here".format(*other), None
-
-
-def _sharding(cluster: Any) -> dict[str, Any]:
-    """What of a run.yaml's `cluster:` decides how states are sharded; the mesh does not."""
-    cluster = cluster or {}
-    fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")
-    return {"cluster": {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}}

@@ -33,10 +33,8 @@ def take(directory: Path) -> Any:
             here = host == socket.gethostname() and pid.isdigit() and int(pid) != os.getpid()
             busy = error.errno in (errno.EACCES, errno.EAGAIN) or (here and Path(f"/proc/{pid}").exists())
             if not busy:
-                print(
-                    f"{directory} has no file locks: a second run from another host would not be noticed",
-                    file=sys.stderr,
-                )
+                lacking = f"{directory} has no file locks: a second run from another host would not be noticed"
+                print(lacking, file=sys.stderr)
         if busy:
             file.close()
             problem = f"another run is using it: process {pid or 'unknown'} on {host or 'a host that is starting'}"

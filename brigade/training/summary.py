@@ -28,9 +28,9 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
-        **adapters.described(run.settings.recipe.model, trainer.model),
+        **adapters.describe(run.settings.recipe.model, trainer.model),
         **_frozen(trainer.model),
-        **adapters.unlearned(
+        **adapters.untrained_chat_tokens(
             run.settings.recipe.model,
             trainer.processing_class,
             report.first(data)["input_ids"],

@@ -142,7 +142,7 @@ def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on,
     if model != "qwen3_next":  # which the planner does not know
         shape = shape_from_model(json.loads((config_of(model) / "config.json").read_text()))
         assert lora_parameters(shape, 16) == parameter_count(wrapped, trained=True)
-    said = adapters.described(settings.recipe.model, wrapped)["method"]
+    said = adapters.describe(settings.recipe.model, wrapped)["method"]
     assert said.endswith(
         f"experts are no linear layers and stay as they are, and so do {', '.join(left)}, which PEFT takes for them"
     )
@@ -169,7 +169,7 @@ def test_all_linear_leaves_out_the_output_layer_and_fused_experts(model, layers,
     wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
     assert len(trained) == 2 * layers and not any("lm_head" in name or "experts" in name for name in trained)
-    said = adapters.described(settings.recipe.model, wrapped)["method"]
+    said = adapters.describe(settings.recipe.model, wrapped)["method"]
     assert said.startswith("LoRA r 16 on all linear layers trains ") and ("experts" in said) == (model == "moe")
 
 
@@ -180,17 +180,17 @@ def test_what_is_said_of_a_run(config_of):
     wrapped = adapters.wrap(model, settings, "")
     trained = parameter_count(wrapped, trained=True)
     assert trained == 4 * (4 * (192 + 192) + 192 + 4 * (192 + 64) + 64)  # A and B and DoRA's magnitudes, in 4 layers
-    assert adapters.described(settings.recipe.model, wrapped) == {
+    assert adapters.describe(settings.recipe.model, wrapped) == {
         "method": f"DoRA r 4 on q_proj, v_proj trains {trained:,} in adapters alone: {trained / (before + trained):.2%} of "
         f"{before + trained:,} parameters are trained"
     }
-    assert adapters.described(flags.load([]).recipe.model, model) == {}
+    assert adapters.describe(flags.load([]).recipe.model, model) == {}
 
 
 def test_what_is_trained_whole_is_said_with_its_number_and_turned_off_by_none(config_of):
     ends = settings_of(config_of("untied"), "--lora_modules_to_save", "embed_tokens,lm_head", "--lora_r", "8")
     wrapped = adapters.wrap(adapters.empty_model(ends, load_config(ends)), ends, "")
-    said = adapters.described(ends.recipe.model, wrapped)["method"]
+    said = adapters.describe(ends.recipe.model, wrapped)["method"]
     assert "trains 108,544 in adapters + 1.6 M in embed_tokens and lm_head, because lora_modules_to_save" in said
     assert settings_of(config_of("untied"), "--lora_modules_to_save", "none").recipe.model.lora_modules_to_save == []
 
@@ -208,11 +208,13 @@ def test_chat_tokens_that_a_base_model_has_not_learned_are_named(model, words, s
     )
     ids = [*tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]), 100, 200]
     tokenizer.eos_token = "<|endoftext|>"
-    assert adapters.unlearned(settings.recipe.model, tokenizer, ids, empty) == {}  # a chat model's has a template
+    assert (
+        adapters.untrained_chat_tokens(settings.recipe.model, tokenizer, ids, empty) == {}
+    )  # a chat model's has a template
     tokenizer.chat_template = None
-    told = adapters.unlearned(settings.recipe.model, tokenizer, ids, empty).get("chat tokens", "")
+    told = adapters.untrained_chat_tokens(settings.recipe.model, tokenizer, ids, empty).get("chat tokens", "")
     assert said in told and ("<|im_start|>" in told) == bool(said)
-    assert adapters.unlearned(settings.recipe.model, tokenizer, [100, 200], empty) == {}
+    assert adapters.untrained_chat_tokens(settings.recipe.model, tokenizer, [100, 200], empty) == {}
 
 
 def test_adapters_name_a_base_that_others_find(config_of):
@@ -253,4 +255,4 @@ def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     settings = settings_of(tmp_path, "--load_in_4bit", "--bf16")
     model = adapters.wrap(load_base(settings, str(tmp_path), torch.bfloat16), settings, "")
     four = sum(p.numel() for name, p in whole.named_parameters() if "proj" in name) / parameter_count(model)
-    assert f"; {four:.0%} of them are in 4 bits" in adapters.described(settings.recipe.model, model)["method"]
+    assert f"; {four:.0%} of them are in 4 bits" in adapters.describe(settings.recipe.model, model)["method"]

@@ -150,12 +150,12 @@ def test_the_end_of_a_run_tells_of_the_best_checkpoint():
     )
     early = settings("--load_best_model_at_end", "--early_stopping_patience", "2")
     assert best_checkpoint.saved_step(early, state) == 1 and best_checkpoint.saved_step(settings(), state) == 3
-    assert best_checkpoint.story(early, state, 4.0, 2.5) == [
+    assert best_checkpoint.closing_lines(early, state, 4.0, 2.5) == [
         "Stopped early at step 3 of 6.",
         "Best held-out loss of a checkpoint: 2.5000 at step 1: o/checkpoint-1.",
         "Held-out loss 4.0000 before, 2.5000 after 1 step.",
     ]
     state.log_history.append({"eval_loss": 2.25, "step": 2})
-    assert "Step 2 had 2.2500, and was not saved" in best_checkpoint.story(early, state, 4.0, 2.5)[2]
+    assert "Step 2 had 2.2500, and was not saved" in best_checkpoint.closing_lines(early, state, 4.0, 2.5)[2]
     state.best_model_checkpoint = None
-    assert best_checkpoint.story(settings(), state, None, 2.5) == ["Held-out loss 2.5000 after 3 steps."]
+    assert best_checkpoint.closing_lines(settings(), state, None, 2.5) == ["Held-out loss 2.5000 after 3 steps."]
