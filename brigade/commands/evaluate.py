@@ -13,19 +13,10 @@ FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss cam
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, help="output directory of a finished run")
-    parser.add_argument(
-        "--learned",
-        type=numeric("learned", 0, float, 1),
-        metavar="SHARE",
-        help="fail unless the loss fell by this share, and below the text's unigram entropy",
-    )
-    parser.add_argument(
-        "--answers",
-        type=numeric("answers", 0),
-        default=3,
-        metavar="N",
-        help="held-out questions to answer (default: 3)",
-    )
+    learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
+    parser.add_argument("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
+    questions = "held-out questions to answer (default: 3)"
+    parser.add_argument("--answers", type=numeric("answers", 0), default=3, metavar="N", help=questions)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,10 +75,8 @@ def run(options: argparse.Namespace) -> int:
     if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
         print(f"\nThe loss did not fall by {options.learned:.0%} and below the unigram entropy.")
         return 1
-    print(
-        f"\nEverything lies in {options.output}: the model in Hugging Face format, run.yaml (what was run), "
-        "trainer_state.json (the log), checkpoint-*, tensorboard/."
-    )
+    files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
+    print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
     return 0
 
 
