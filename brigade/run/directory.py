@@ -297,9 +297,7 @@ def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
         tree = computed(one)
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]
-        fsdp = (cluster.get("accelerate_config") or {}).get(
-            "fsdp_config"
-        )  # the mesh says nothing of how states are sharded
+        fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")  # the mesh may be another one
         tree["cluster"] = {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}
         trees.append(tree)
     other = difference(*trees)
