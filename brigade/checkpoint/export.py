@@ -13,7 +13,7 @@ import torch
 from ..data import chat_template
 from ..errors import UserError, writing
 from ..model import adapters, base_weights
-from ..model.load import load_base, weights
+from ..model.load import load_base, load_trained, weights
 from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
 from ..model.tokenizer import load_tokenizer
@@ -93,12 +93,8 @@ def _written(destination: Path) -> Iterator[Path]:
 
 # Each returns the model, and the adapters' weights where these stay adapters: the model then takes no memory.
 def _whole(settings: Settings, config: Any, source: Path, dtype: torch.dtype | None) -> tuple[Any, None]:
-    from transformers import AutoModelForCausalLM
-
-    remote = settings.recipe.model.trust_remote_code
     if reading.in_hugging_face_format(source):
-        base_weights.check(str(source), remote)
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", trust_remote_code=remote), None
+        return load_trained(settings, source, dtype=dtype or "auto"), None
     model = empty_model(settings, config)
     state = reading.load(source, dtype)
     left_out = set(model.load_state_dict(state, strict=False, assign=True).missing_keys)

@@ -174,14 +174,18 @@ def compile_layers(model: "PreTrainedModel") -> None:
     base.loss_function = torch.compile(base.loss_function, dynamic=True)
 
 
-def load_trained(settings: Settings, directory: Path) -> "PreTrainedModel":
-    """What a run left in `directory`: a model, or adapters on the base that they were trained on."""
+def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTrainedModel":
+    """What a run left in `directory`: a model, or adapters on the base that they were trained on.
+
+    options: further ones of from_pretrained, for a model
+    """
     from transformers import AutoModelForCausalLM
 
     section = settings.recipe.model
     if not section.use_peft:
         base_weights.check(str(directory), section.trust_remote_code)
-        return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
+        options |= {"trust_remote_code": section.trust_remote_code}
+        return AutoModelForCausalLM.from_pretrained(directory, **options)
     from peft import PeftModel
 
     # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
