@@ -6,14 +6,18 @@ import os
 import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, numeric
+
+if TYPE_CHECKING:
+    from ..launch.job import Job
 
 PASSES_ON = True  # words that are not ours are train.py's flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..launch.write import WRITERS
+    from ..launch.write import SUFFIXES
 
     parser.add_argument("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
     parser.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print each host's exact command, start nothing")
     parser.add_argument(
-        "--write", choices=WRITERS, metavar="KIND", help=f"write a job file instead: {', '.join(WRITERS)}"
+        "--write", choices=SUFFIXES, metavar="KIND", help=f"write a job file instead: {', '.join(SUFFIXES)}"
     )
     parser.add_argument("--to", type=Path, metavar="FILE", help="where --write writes (-: standard output)")
     parser.add_argument(
@@ -78,55 +82,48 @@ def run(options: argparse.Namespace) -> int:
     return _launch(job, launcher, handed_on, options)
 
 
-def dry_run(job, launcher: str, options: argparse.Namespace, names: list[str]) -> str:
+def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
     from ..errors.console import counted
     from ..launch import launchers
 
-    first = next(iter(job.hosts))
-    address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else first)
+    address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else next(iter(job.hosts)))
     port = options.master_port or launchers.DEFAULT_PORT
     size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
-    what = f"{size}, strategy {job.strategy.name}, launcher {launcher}"
     lines = [
-        f"# {what}, in {Path.cwd()}",
+        f"# {size}, strategy {job.strategy.name}, launcher {launcher}, in {Path.cwd()}",
         f"# Handed on: {', '.join(names)}",
         "# When the hosts have answered, launch settles the address, the port, and GLOO_/NCCL_SOCKET_IFNAME.",
     ]
-    texts = launchers.files(launcher, job)
-    known = {"{hostfile}": job.hostfile}  # the user's own file has what the run's copy has
-    for name, text in texts.items():
-        if f"{{{name}}}" not in known:
-            lines += [f"# {{{name}}} is a file with:", *(f"#   {line}" for line in text.splitlines())]
+    shown = {}
+    for name, text in launchers.files(launcher, job).items():
+        word = f"{{{name}}}"
+        shown[word] = job.hostfile if name == "hostfile" and job.hostfile else word
+        if shown[word] == word:  # else the user's own file has what the run's copy has
+            lines += [f"# {word} is a file with:", *(f"#   {line}" for line in text.splitlines())]
     for number, host in enumerate(job.hosts):
         words = launchers.command(launcher, job, launchers.Place(number, address, port))
-        shown = [known.get(word) or word for word in words]
-        named = [word if word.strip("{}") in texts else shlex.quote(word) for word in shown]
-        lines.append(f"{host}: {' '.join(named)}")
+        lines.append(f"{host}: {' '.join(shown.get(word) or shlex.quote(word) for word in words)}")
     return "\n".join(lines)
 
 
-def _launch(job, launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
-    from ..launch.status_and_logs import Board
+def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
+    from ..launch.status_and_logs import Output
     from ..launch.supervisor import Launch, Options, allow_open_files
 
     allow_open_files(len(job.hosts))
-    named = options.log_dir or Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}" / time.strftime(
-        "%Y%m%d-%H%M%S"
-    )
-    directory = named if options.log_dir else _unused(named)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    directory = options.log_dir
+    if directory is None:
+        of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
+        now = time.strftime("%Y%m%d-%H%M%S")
+        names = (now, *(f"{now}-{number}" for number in range(2, 100)))  # two launches may begin in one second
+        directory = next(path for name in names if not (path := of_job / name).exists())
+    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")
-    how = Options(launcher, handed_on, directory, options.master_addr, options.master_port, options.start_timeout)
+    how = Options(launcher, handed_on, options.master_addr, options.master_port, options.start_timeout)
 
     async def go() -> int:
-        with Board(list(job.hosts), directory) as board:
-            return await Launch(job, how, board).run()
+        with Output(list(job.hosts), directory) as output:
+            return await Launch(job, how, output).run()
 
     return asyncio.run(go())
-
-
-def _unused(directory: Path) -> Path:
-    """The same path, or with a number: two launches may begin in one second."""
-    candidates = [directory, *(directory.with_name(f"{directory.name}-{number}") for number in range(2, 100))]
-    return next(candidate for candidate in candidates if not candidate.exists())

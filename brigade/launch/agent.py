@@ -55,7 +55,7 @@ class Agent:
             loop.add_signal_handler(number, self._leave, reader, f"its agent got {number.name}")
         self._background(self._beat(reader))
         self.writer.write(b"\n")  # a start-up file may have printed without a line's end
-        self.say(**{"is": "hello", **look_around()})
+        self.say("hello", **look_around())
         try:
             while line := await reader.readline():
                 self.heard = time.monotonic()
@@ -64,17 +64,16 @@ class Agent:
                 self._background(self._answer(handler, order.pop("id", None), order))
         finally:
             if self.why:
-                self.say(**{"is": "leaving", "why": self.why})
+                self.say("leaving", why=self.why)
             await self.end(grace=5)
-            self.say(**{"is": "bye"})
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(2):
                     await self.writer.drain()
 
-    def say(self, **what: Any) -> None:
+    def say(self, kind: str, /, **fields: Any) -> None:
         """One message to the other end; dropped when there is none."""
         if self.writer and not self.writer.is_closing():
-            self.writer.write((MARK + json.dumps(what) + "\n").encode())
+            self.writer.write((MARK + json.dumps({**fields, "is": kind}) + "\n").encode())
 
     def _background(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -87,11 +86,11 @@ class Agent:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         if number is not None:
-            self.say(**{"is": "answer", "id": number, **(answer or {})})
+            self.say("answer", id=number, **(answer or {}))
 
     async def _beat(self, reader: asyncio.StreamReader) -> None:
         while time.monotonic() - self.heard < SILENCE:
-            self.say(**{"is": "beat"})
+            self.say("beat")
             await asyncio.sleep(BEAT)
         # Whoever launched is gone, though the connection does not know it yet.
         self._leave(reader, f"its agent heard nothing from launch for {SILENCE:.0f} s")
@@ -109,10 +108,14 @@ class Agent:
         return {"missing": [path for path in paths if not Path(path).exists()]}
 
     async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:
-        """Hold a port (0: any) and greet whoever connects, so that the others can find the way to this host."""
+        """Hold a port (0: any) and greet whoever connects, so that the others can find the way to this host. The answer is
+        the port, or who has it already."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
-        listening = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+        try:
+            listening = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+        except OSError as error:
+            return {"taken": holder(port) or error.strerror}
 
         async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(nonce.encode())
@@ -121,18 +124,8 @@ class Agent:
         self.listener = await asyncio.start_server(greet, sock=listening)
         return {"port": listening.getsockname()[1]}
 
-    async def do_port(self, port: int) -> dict[str, Any]:
-        """Is the port free, and if not, who has it?"""
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError as error:
-                return {"taken": holder(port) or error.strerror}
-        return {}
-
     async def do_reach(self, addresses: list[str], port: int, nonce: str) -> dict[str, Any]:
-        """Try to reach a listening host under each of its addresses: {address: our interface, or what went wrong}."""
+        """Try to reach a listening host under each of its addresses: address -> our interface, or what went wrong."""
 
         async def attempt(address: str) -> tuple[str, dict[str, str]]:
             try:
@@ -149,7 +142,7 @@ class Agent:
                 return address, {"error": "another program answers there"}
             return address, {"peer": peer, "interface": interface_of(mine)}
 
-        return {"ways": dict(await asyncio.gather(*map(attempt, addresses)))}
+        return {"reached": dict(await asyncio.gather(*map(attempt, addresses)))}
 
     async def do_start(
         self, run: str, command: list[str], cwd: str, environment: dict[str, str], files: dict[str, str]
@@ -182,10 +175,6 @@ class Agent:
         self._background(self._read_launcher())
         self._background(self._await_launcher())
 
-    async def do_marker(self, path: str) -> dict[str, Any]:
-        """Is train.py's marker of success there?"""
-        return {"there": Path(path).is_file()}
-
     async def do_stacks(self, ranks: list[int]) -> None:
         """Let these ranks print what they are doing."""
         for rank in ranks:
@@ -202,13 +191,13 @@ class Agent:
         while self.launcher.returncode is None:
             await asyncio.sleep(0.1)
         await self._last_words(2)
-        self.say(**{"is": "ended", "code": self.launcher.returncode})
+        self.say("ended", code=self.launcher.returncode)
 
     async def _read_launcher(self) -> None:
         assert self.launcher and self.launcher.stdout
         while chunk := await self.launcher.stdout.read(LINE):
-            self.say(**{"is": "launcher", "out": chunk.decode(errors="replace").rstrip("\n")})
-            await self._room()
+            self.say("launcher", out=chunk.decode(errors="replace").rstrip("\n"))
+            await self._drain()
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hand on what one rank says. Only this user's processes are listened to."""
@@ -221,13 +210,13 @@ class Agent:
                 rank, ended = what["rank"], "exit" in what
                 if "pid" in what:
                     self.ranks[rank] = what["pid"]
-                self.say(**{**what, "is": "rank"})
-                await self._room()
+                self.say("rank", **what)
+                await self._drain()
         except ValueError:  # half a line
             pass
         finally:
             if rank is not None and not ended:  # its watching process was killed, and took the training one along
-                self.say(**{"is": "rank", "rank": rank, "exit": -signal.SIGKILL, "unwatched": True})
+                self.say("rank", rank=rank, exit=-signal.SIGKILL, unwatched=True)
             self.talking -= 1
             writer.close()
 
@@ -238,7 +227,7 @@ class Agent:
         while self.talking and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
-    async def _room(self) -> None:
+    async def _drain(self) -> None:
         """Wait until the other end has read most of what was said."""
         if self.writer:
             with suppress(OSError):
@@ -261,7 +250,7 @@ class Agent:
         if self.folder:
             self.folder.cleanup()
         await self._last_words(2)
-        self.say(**{"is": "stopped"})
+        self.say("stopped")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from .messages import ANSWERS, KINDS, checked, printable
 # What ssh says, and how to cure it. HOST stands for the host.
 _CURES = (
     ("Permission denied", "let your key in there: `ssh-copy-id HOST`, or name the right one in ~/.ssh/config"),
-    ("Host key verification failed", "answer `ssh HOST` once by hand, or mend its line in ~/.ssh/known_hosts"),
-    ("Could not resolve hostname", "mend the name in the hostfile, or add it to /etc/hosts or ~/.ssh/config"),
+    ("Host key verification failed", "answer `ssh HOST` once by hand, or fix its line in ~/.ssh/known_hosts"),
+    ("Could not resolve hostname", "fix the name in the hostfile, or add it to /etc/hosts or ~/.ssh/config"),
     ("timed out|No route|refused|closed by|reset by|did not answer", "is it up, and does `ssh HOST hostname` answer?"),
     ("can't cd|No such file|not found|No module named brigade",
      f"HOST needs this project and its environment at the same paths: {REPOSITORY} and {sys.executable}"),
@@ -34,14 +34,13 @@ class Lost(Exception):
 class Channel:
     """One host's agent.
 
-    events: of all channels, as (channel, message); what the agent answers to a question does not go there
-    hello: what the agent said of its host
+    ranks: those that the host runs, slots: how many; transport: the command that starts the agent
+    events: of all channels, as (channel, kind, fields); what the agent answers to a question does not go there
+    hello: what the agent said of its host; heard: when it last said anything; stopped: none of its ranks is left
     """
 
-    def __init__(
-        self, host: str, slots: int, first_rank: int, transport: list[str], events: asyncio.Queue[Any]
-    ) -> None:
-        self.host, self.slots, self.first_rank, self.transport, self.events = host, slots, first_rank, transport, events
+    def __init__(self, host: str, ranks: range, transport: list[str], events: asyncio.Queue[Any]) -> None:
+        self.host, self.ranks, self.slots, self.transport, self.events = host, ranks, len(ranks), transport, events
         self.hello: dict[str, Any] = {}
         self.heard = time.monotonic()
         self.process: asyncio.subprocess.Process | None = None
@@ -54,23 +53,17 @@ class Channel:
     async def connect(self, timeout: float = 60) -> None:
         """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
         self._greeted, self._errors = asyncio.get_running_loop().create_future(), []
+        pipe = asyncio.subprocess.PIPE
         # A session of its own: Ctrl-C is ours to handle, and ssh must live to carry the order to stop.
+        options: dict[str, Any] = {"cwd": REPOSITORY, "start_new_session": True, "limit": 64 * LINE}
         try:
             self.process = await asyncio.create_subprocess_exec(
-                *self.transport,
-                cwd=REPOSITORY,
-                start_new_session=True,
-                limit=64 * LINE,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                *self.transport, stdin=pipe, stdout=pipe, stderr=pipe, **options
             )
         except OSError as error:
-            raise UserError(
-                self.host,
-                f"{self.transport[0]} cannot be started here: {error.strerror}",
-                "is it installed, and does `ulimit -u` allow a process for each host?",
-            ) from None
+            problem = f"{self.transport[0]} cannot be started here: {error.strerror}"
+            cure = "is it installed, and does `ulimit -u` allow a process for each host?"
+            raise UserError(self.host, problem, cure) from None
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):
@@ -89,20 +82,15 @@ class Channel:
         try:
             async with asyncio.timeout(timeout):
                 answer = await future
-        except (TimeoutError, Lost) as error:
-            raise UserError(
-                self.host,
-                f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}",
-                f"does `ssh {self.host} hostname` answer?",
-            ) from None
-        if "error" in answer:
-            raise UserError(self.host, printable(str(answer["error"])), "mend that on the host, then start again")
-        try:
+            if "error" in answer:
+                raise UserError(self.host, printable(str(answer["error"])), "fix that on the host, then start again")
             return checked(ANSWERS[do], answer)
+        except (TimeoutError, Lost) as error:
+            problem = f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}"
+            raise UserError(self.host, problem, f"does `ssh {self.host} hostname` answer?") from None
         except ValueError as error:
-            raise UserError(
-                self.host, f"its answer to {do!r} makes no sense: {error}", "does it have the same clone?"
-            ) from None
+            problem = f"its answer to {do!r} makes no sense: {error}"
+            raise UserError(self.host, problem, "does it have the same clone?") from None
 
     def tell(self, do: str, **what: Any) -> None:
         """Give an order without waiting."""
@@ -132,9 +120,15 @@ class Channel:
 
     async def _read(self) -> None:
         assert self.process and self.process.stdout
-        noise: list[str] = []
+        noise: list[str] = []  # of a shell's start-up files
         try:
-            await self._read_lines(self.process.stdout, noise)
+            while line := await self.process.stdout.readline():
+                self.heard = time.monotonic()
+                _, mark, text = line.decode(errors="replace").partition(MARK)
+                if mark:
+                    self._take(json.loads(text))
+                elif text.strip():
+                    noise.append(printable(text.strip()))
         except (ValueError, RecursionError) as error:  # a line that is none of ours, or longer than any of ours
             self._errors.append(f"it said what nobody understands: {error}")
             self.process.kill()
@@ -143,21 +137,13 @@ class Channel:
         said = " / ".join(self._errors[-3:] or noise[-3:]) or "its channel closed"
         self._lose(f"{said} ({self.transport[0]} ended with {code})")
 
-    async def _read_lines(self, stdout: asyncio.StreamReader, noise: list[str]) -> None:
-        while line := await stdout.readline():
-            self.heard = time.monotonic()
-            _, mark, text = line.decode(errors="replace").partition(MARK)
-            if mark:
-                self._sort(json.loads(text))
-            elif text.strip():
-                noise.append(printable(text.strip()))  # of a shell's start-up files
-
-    def _sort(self, said: Any) -> None:
+    def _take(self, said: Any) -> None:
+        """Hand one message to whoever waits for it. Raises ValueError for what no agent of this host may say."""
         kind = said.get("is") if isinstance(said, dict) else None
         if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(f"no kind of message: {str(kind)[:20]!r}")
         message = checked(KINDS[kind], said)
-        if kind == "rank" and not 0 <= message["rank"] - self.first_rank < self.slots:
+        if kind == "rank" and message["rank"] not in self.ranks:
             raise ValueError(f"rank {message['rank']} is not on this host")
         if kind == "hello" and self._greeted and not self._greeted.done():
             self.hello = message
@@ -166,9 +152,9 @@ class Channel:
             future = self._answers.get(message.pop("id"))
             if future and not future.done():
                 future.set_result(message)
-        elif kind != "beat":
+        elif kind not in ("beat", "hello"):
             self.stopped |= kind == "stopped"
-            self.events.put_nowait((self, {"is": kind, **message}))
+            self.events.put_nowait((self, kind, message))
 
     def _lose(self, why: str) -> None:
         was_open, self.open = self.open, False
@@ -177,7 +163,7 @@ class Channel:
                 future.set_exception(Lost(why))
                 future.exception()  # it is nobody's fault if nobody waits for it
         if was_open:  # else connect() says it
-            self.events.put_nowait((self, {"is": "lost", "why": why}))
+            self.events.put_nowait((self, "lost", {"why": why}))
 
     async def _read_errors(self) -> None:
         assert self.process and self.process.stderr
@@ -200,17 +186,8 @@ def transport(host: str, launcher: str) -> list[str]:
     """The command that starts the agent of a host."""
     agent = [sys.executable, "-m", "brigade.launch.agent"]
     if launcher == "slurm":
-        return [
-            "srun",
-            "--nodes=1",
-            "--ntasks=1",
-            f"--nodelist={host}",
-            "--overlap",
-            f"--chdir={REPOSITORY}",
-            "--unbuffered",
-            "--kill-on-bad-exit=0",
-            *agent,
-        ]
+        step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", f"--chdir={REPOSITORY}"]
+        return [*step, "--unbuffered", "--kill-on-bad-exit=0", *agent]
     if is_here(host):
         return agent
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"

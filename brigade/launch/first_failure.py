@@ -1,15 +1,22 @@
-"""Which host and rank failed first, and how to say it."""
+"""Who judges a failure: what the hosts tell of their ranks, what of it went wrong, and which failure came first."""
 
 import re
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-# What a process was killed by, when nobody says by whom.
+from ..errors.console import counted
+from .agent import SILENCE
+from .connection import Channel
+from .status_and_logs import Output
+
+# The likely cause of a signal.
 _LIKELY = {
-    signal.SIGKILL: "nobody says who sent it; mostly the kernel, out of memory: `dmesg | grep -i oom` on {host}",
-    signal.SIGSEGV: "a crash inside a library: its stack stands in the log when PYTHONFAULTHANDLER=1 is set",
-    signal.SIGBUS: "mostly /dev/shm is full: `df -h /dev/shm` on {host}",
+    signal.SIGKILL: "likely cause: the kernel's out-of-memory killer; `dmesg | grep -i oom` on {host}",
+    signal.SIGSEGV: "a library crashed: PYTHONFAULTHANDLER=1 adds its stack to the log",
+    signal.SIGBUS: "likely cause: /dev/shm is full; `df -h /dev/shm` on {host}",
     signal.SIGABRT: "a library gave up: the lines above say why",
 }
 # What the last lines of a rank tell of its host.
@@ -17,6 +24,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Err
 # Signals that somebody outside sends. Launchers end their other ranks by SIGTERM, and gloo aborts when a peer is gone.
 _CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 RACE = 5.0  # seconds within which a lost host or a killed rank explains what other ranks then report
+SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
 
 
 @dataclass(frozen=True)
@@ -24,8 +32,8 @@ class Failure:
     """One thing that went wrong.
 
     at: seconds on the launching host's clock when it was heard
-    kind: "lost" (host), "signal", "told" (the rank said why), "exit", "launcher" (it ended, or started no rank), "hang",
-    "unfinished" (all ended well, but train.py did not), "follows" (a rank that stopped because of another's failure)
+    kind: "lost" (host), "signal", "reported" (the rank said why), "exit", "launcher" (it ended, or started no rank),
+    "hang", "unfinished" (all ended well, but train.py did not), "follows" (a rank stopped because of another's failure)
     code: exit code, negative for a signal; text: what is known
     """
 
@@ -38,18 +46,17 @@ class Failure:
 
     def in_words(self) -> str:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
-        more = f", {self.text}" if self.text else ""
-        if self.kind == "signal" and self.code:
-            return f"{where} failed first: killed by signal {-self.code} ({_name(-self.code)}){more}"
-        if self.kind == "exit":
-            return f"{where} failed first: exit code {self.code}"
-        if self.kind == "told":
-            return f"{where} failed first"
-        if self.kind == "follows":
-            return f"{where} stopped because another rank failed first, and nobody heard of that one"
         if self.kind == "unfinished":
             return self.text
-        return f"{where} failed first: {self.text}"
+        if self.kind == "follows":
+            return f"{where} stopped because another rank failed first, but it is not known which"
+        if self.kind == "signal" and self.code:
+            # A real-time signal has no name.
+            name = next((known.name for known in signal.Signals if known == -self.code), f"signal {-self.code}")
+            how = f": killed by signal {-self.code} ({name})" + (f", {self.text}" if self.text else "")
+        else:
+            how = {"exit": f": exit code {self.code}", "reported": ""}.get(self.kind, f": {self.text}")
+        return f"{where} failed first{how}"
 
     def cure(self, tail: list[str]) -> str | None:
         """What may help. tail: the last lines of the rank or launcher."""
@@ -59,10 +66,10 @@ class Failure:
             return _LIKELY[signal.Signals(-self.code)].format(host=self.host)
         return None
 
-
-def _name(number: int) -> str:
-    """SIGKILL for 9; a real-time signal has no name."""
-    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    @property
+    def exit_code(self) -> int:
+        """Of launch: 2 for a user's mistake that train.py reported, else 1."""
+        return 2 if self.code == 2 else 1
 
 
 def first(failures: list[Failure]) -> Failure:
@@ -70,22 +77,12 @@ def first(failures: list[Failure]) -> Failure:
     what its peers say of their closed connections a moment earlier or later."""
     failures = [failure for failure in failures if failure.kind != "follows"] or failures
     earliest = min(failures, key=lambda failure: failure.at)
-    for kind in ("lost", "signal"):
-        causes = [
-            failure
-            for failure in failures
-            if failure.kind == kind
-            and failure.at - earliest.at < RACE
-            and (kind == "lost" or -(failure.code or 0) in _CAUSES)
-        ]
-        if causes and earliest.kind in ("told", "exit", "launcher"):
-            return min(causes, key=lambda failure: failure.at)
-    return earliest
-
-
-def exit_code(failure: Failure) -> int:
-    """2 for a user's mistake that train.py told, else 1."""
-    return 2 if failure.code == 2 else 1
+    if earliest.kind not in ("reported", "exit", "launcher"):
+        return earliest
+    near = [failure for failure in failures if failure.at - earliest.at < RACE]
+    lost = [failure for failure in near if failure.kind == "lost"]
+    killed = [failure for failure in near if failure.kind == "signal" and -(failure.code or 0) in _CAUSES]
+    return min(lost or killed or [earliest], key=lambda failure: failure.at)
 
 
 def report(failure: Failure, tail: list[str], log: Path) -> list[str]:
@@ -96,3 +93,151 @@ def report(failure: Failure, tail: list[str], log: Path) -> list[str]:
     if cure := failure.cure(tail):
         lines.append(f"  cure: {cure}")
     return lines
+
+
+@dataclass
+class Rank:
+    """What is known of one rank. stage: "", "started", "waiting" (at the rendezvous), "joined"."""
+
+    host: str
+    stage: str = ""
+    exit: int | None = None
+    follows: bool = False
+    reported: bool = False
+
+
+class Judge:
+    """Takes in what the hosts tell, each kind of message by its method on_KIND, and keeps what went wrong.
+
+    ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
+    stopping: set when the ranks are told to stop, by a failure or the user; what ends from then on is no failure
+    """
+
+    def __init__(self, channels: list[Channel], program: str, start_timeout: float, output: Output) -> None:
+        self.channels, self.program, self.start_timeout, self.output = channels, program, start_timeout, output
+        self.ranks = {rank: Rank(channel.host) for channel in channels for rank in channel.ranks}
+        self.failures: list[Failure] = []
+        self.ended: set[str] = set()
+        self.reached_end = self.stopping = False
+        self.since = time.monotonic()  # of the start; then of the first rank's readiness
+        self._one_waits = False
+
+    def log(self, rank: int) -> str:
+        """The name of a rank's log."""
+        return f"rank-{rank:0{len(str(len(self.ranks) - 1))}d}-{self.ranks[rank].host}"
+
+    def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
+        """Something of one rank: pid, out, stage, told (its error), follows, marker or exit."""
+        one = self.ranks[rank]
+        if "out" in what:
+            self.output.keep(self.log(rank), what["out"])
+            if rank == 0:
+                self.output.say(what["out"])
+        if "pid" in what or "stage" in what:
+            one.stage = what.get("stage", "started")
+            if one.stage == "waiting" and not self._one_waits:
+                self._one_waits, self.since = True, time.monotonic()
+        self.reached_end |= rank == 0 and "marker" in what
+        one.follows |= "follows" in what
+        if "told" in what and not one.follows:
+            one.reported = True
+            self._fail("reported", channel, what["told"], rank, what.get("code"))
+        if "exit" in what:
+            one.exit = code = what["exit"]
+            if code and not one.reported:
+                kind = "follows" if one.follows else "signal" if code < 0 else "exit"
+                self._fail(kind, channel, "its watching process was killed" if "unwatched" in what else "", rank, code)
+        if what.keys() & {"pid", "stage", "exit"}:
+            self.output.set(channel.host, self._status(channel))
+
+    def on_launcher(self, channel: Channel, out: str) -> None:
+        """Output of a host's launcher."""
+        self.output.keep(f"launcher-{channel.host}", out)
+
+    def on_ended(self, channel: Channel, code: int) -> None:
+        """A host's launcher ended. That is no news after its ranks did; before, it is a failure of its own."""
+        self.ended.add(channel.host)
+        ranks = {rank: self.ranks[rank] for rank in channel.ranks}
+        left = [rank for rank, one in ranks.items() if one.exit is None]
+        if any(ranks[rank].stage for rank in left):
+            how = f" while rank {', '.join(map(str, left))} went on: it was killed"
+        elif left:
+            how = " and started no rank"
+        elif code and not any(one.exit for one in ranks.values()):
+            how = " after its ranks had ended well"
+        else:
+            return
+        self._fail("launcher", channel, f"{self.program} ended with exit code {code}{how}", code=code)
+
+    def on_leaving(self, channel: Channel, why: str) -> None:
+        """An agent stops its ranks without having been told to."""
+        self._fail("lost", channel, f"the host was lost: {why}")
+
+    def on_stopped(self, channel: Channel) -> None:
+        """No process of the run is left on a host."""
+        well = all(self.ranks[rank].exit == 0 for rank in channel.ranks)
+        self.output.set(channel.host, "done" if well else "stopped")
+
+    def on_lost(self, channel: Channel, why: str) -> None:
+        """The line to a host is gone: expected once it has stopped, else a failure, also while others stop."""
+        if not channel.stopped and channel.host not in self.ended:
+            self.output.set(channel.host, f"lost: {why}")
+            self._fail("lost", channel, f"the host was lost: {why}", always=True)
+
+    def check_silence(self) -> None:
+        """A host of which nothing is heard any more is lost."""
+        for channel in self.channels:
+            if channel.open and time.monotonic() - channel.heard > SILENCE:
+                channel.abandon()
+                self.on_lost(channel, f"nothing heard of it for {SILENCE:.0f} s (link cut, or switched off)")
+
+    def check_start(self) -> None:
+        """Ranks that hang on their way to the rendezvous would keep all others waiting for ten minutes."""
+        late = [rank for rank, one in self.ranks.items() if one.stage in ("", "started") and one.exit is None]
+        if self.failures or not late or time.monotonic() - self.since < self.start_timeout:
+            return
+        for channel in self.channels:
+            channel.tell("stacks", ranks=[rank for rank in late if rank in channel.ranks])
+        names = f"rank {', '.join(map(str, late[:8]))}"
+        text = f"{names} did not get to the rendezvous within {self.start_timeout:.0f} s (--start_timeout)"
+        self._fail("hang", next(channel for channel in self.channels if late[0] in channel.ranks), text, late[0])
+
+    def decided(self) -> bool:
+        """Whether nothing is left to wait for: all hosts ended, or something failed and its cause had time to come in."""
+        now = time.monotonic()
+        if self.failures:
+            causes = [failure.at for failure in self.failures if failure.kind != "follows"]
+            return now > self.failures[0].at + RACE or (bool(causes) and now > causes[0] + SETTLE)
+        if len(self.ended) < len(self.channels):
+            return False
+        if not self.reached_end:
+            self.unfinished("all ranks ended with 0, but train.py did not reach its end (no success.json)")
+        return True
+
+    def unfinished(self, text: str) -> None:
+        """All ended well, but the run has not succeeded."""
+        self._fail("unfinished", self.channels[0], text, 0, 0, always=True)
+
+    def _fail(
+        self,
+        kind: str,
+        channel: Channel,
+        text: str,
+        rank: int | None = None,
+        code: int | None = None,
+        always: bool = False,
+    ) -> None:
+        """Keep a failure, unless it is our own doing."""
+        if always or not self.stopping:
+            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text))
+
+    def _status(self, channel: Channel) -> str:
+        ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")
+        ended = [one.exit for one in ranks if one.exit is not None]
+        if any(ended):
+            return f"{sum(map(bool, ended))} of {all_ranks} failed"
+        if ended:
+            return f"{len(ended)} of {all_ranks} ended well"
+        if all(one.stage == "joined" for one in ranks):
+            return f"running, {all_ranks}"
+        return f"{sum(bool(one.stage) for one in ranks)} of {all_ranks} started"

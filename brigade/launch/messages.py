@@ -5,7 +5,7 @@ import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 # Escape sequences (colours, titles, links), then every other control character but tab and line feed.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\))|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -20,104 +20,63 @@ Text = Annotated[str, AfterValidator(printable)]
 Address = Annotated[str, AfterValidator(lambda text: str(ipaddress.ip_address(text)))]
 Interface = Annotated[str, Field(pattern=r"^([\w.][\w.:@-]{0,14})?$")]
 Code = Annotated[int, Field(ge=-64, le=255)]  # of a process; negative for a signal
+Count = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(strict=True)
+def _message(required: dict[str, Any], optional: dict[str, Any] | None = None, **config: Any) -> type[BaseModel]:
+    """A model of these fields: name -> type. An optional field that was not said has no value at all: see checked()."""
+    fields = {name: (kind, ...) for name, kind in required.items()}
+    fields |= {name: (kind, None) for name, kind in (optional or {}).items()}
+    return create_model("Message", __config__=ConfigDict(strict=True, **config), **fields)  # type: ignore[call-overload]
 
 
-class _Hello(_Message):
-    host: Text
-    machine: Text
-    versions: dict[Text, Text]
-    project: Text
-    gpus: Annotated[int, Field(ge=0)] | None
-    addresses: dict[Address, Interface]
+# what a host says -> its fields
+KINDS = {
+    "hello": _message(
+        {
+            "host": Text,
+            "machine": Text,
+            "versions": dict[Text, Text],
+            "project": Text,
+            "gpus": Count | None,
+            "addresses": dict[Address, Interface],
+        }
+    ),
+    "rank": _message(
+        {"rank": int},
+        {
+            "pid": int,
+            "out": Text,
+            "stage": Literal["waiting", "joined"],
+            "told": Text,
+            "code": Code,
+            "follows": bool,
+            "marker": bool,
+            "exit": Code,
+            "unwatched": bool,
+        },
+    ),
+    "launcher": _message({"out": Text}),
+    "ended": _message({"code": Code}),
+    "leaving": _message({"why": Text}),
+    "beat": _message({}),
+    "stopped": _message({}),
+    "answer": _message({"id": int}, extra="allow"),  # ANSWERS has the rest
+}
 
-
-class _Rank(_Message):
-    rank: int
-    pid: int = 0
-    out: Text = ""
-    stage: Literal["waiting", "joined"] = "waiting"
-    told: Text = ""
-    code: Code = 0
-    follows: bool = True
-    marker: bool = True
-    exit: Code = 0
-    unwatched: bool = True
-
-
-class _Answer(_Message):
-    model_config = ConfigDict(strict=True, extra="allow")  # ANSWERS has the rest
-    id: int
-
-
-class _Output(_Message):
-    out: Text
-
-
-class _Ended(_Message):
-    code: Code
-
-
-class _Why(_Message):
-    why: Text
-
-
-KINDS: dict[str, type[_Message]] = {
-    "hello": _Hello,
-    "answer": _Answer,
-    "rank": _Rank,
-    "launcher": _Output,
-    "ended": _Ended,
-    "leaving": _Why,
-    "beat": _Message,
-    "stopped": _Message,
-    "bye": _Message,
+# How another host reached one address of the first: the peer's address as seen there and the own interface, or the error.
+_REACHED = _message({}, {"peer": Address, "interface": Interface, "error": Text})
+# order -> the fields of its answer
+ANSWERS = {
+    "files": _message({"missing": list[Text]}),
+    "listen": _message({}, {"port": Port, "taken": Text}),
+    "reach": _message({"reached": dict[Text, _REACHED]}),  # type: ignore[valid-type]
+    "start": _message({}),
 }
 
 
-class _Way(_Message):
-    """How another host reached one address of the first: its address as seen there and the interface, or the error."""
-
-    peer: Address = ""
-    interface: Interface = ""
-    error: Text = ""
-
-
-class _Missing(_Message):
-    missing: list[Text]
-
-
-class _Port(_Message):
-    port: Annotated[int, Field(ge=1, le=65535)]
-
-
-class _Taken(_Message):
-    taken: Text = ""
-
-
-class _Ways(_Message):
-    ways: dict[Text, _Way]
-
-
-class _There(_Message):
-    there: bool
-
-
-# order -> its answer
-ANSWERS: dict[str, type[_Message]] = {
-    "files": _Missing,
-    "listen": _Port,
-    "port": _Taken,
-    "reach": _Ways,
-    "start": _Message,
-    "marker": _There,
-}
-
-
-def checked(model: type[_Message], message: Any) -> dict[str, Any]:
+def checked(model: type[BaseModel], message: Any) -> dict[str, Any]:
     """The fields of a message that were said, unknown ones left out. Raises ValueError, in one line."""
     try:
         return model.model_validate(message).model_dump(exclude_unset=True)

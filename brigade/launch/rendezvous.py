@@ -1,15 +1,15 @@
-"""Before anything starts: reach every host, hold them against each other, and find the way to the first one."""
+"""Who meets hosts: reach every one, compare them, and find an address of the first one that all others reach."""
 
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
-from .connection import Channel, is_here
+from .connection import Channel
 from .launchers import DEFAULT_PORT
 
 # Connections that are made at a time. A bastion drops them at random from ten that have not logged in (MaxStartups): those
@@ -21,8 +21,8 @@ _VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "lo")
 
 
 @dataclass(frozen=True)
-class Way:
-    """How the hosts meet. address, port: where rank 0 waits; interfaces: host -> its interface that leads there, or ""."""
+class Rendezvous:
+    """address, port: where rank 0 waits; interfaces: host -> its interface that leads there, or ""."""
 
     address: str
     port: int
@@ -54,53 +54,35 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
 
     visible_devices: CUDA_VISIBLE_DEVICES as it is handed on. Raises UserError.
     """
-    first = channels[0]
-    found: list[UserError] = []
     machines: dict[str, str] = {}
+    found: list[UserError] = []
     for channel in channels:
-        hello, host = channel.hello, channel.host
-        twin = machines.setdefault(hello["machine"], host)
-        if twin != host:
-            found.append(
-                UserError(host, f"it is the same machine as {twin}", "keep one of the two lines, with all its slots")
-            )
-        for name, version in hello["versions"].items():
-            theirs = first.hello["versions"].get(name)
-            if version != theirs:
-                found.append(
-                    UserError(
-                        host,
-                        f"{name} {version}, but {theirs} on {first.host}",
-                        "install requirements.txt on both: `make setup`",
-                    )
-                )
-        if hello["project"] != first.hello["project"]:
-            found.append(
-                UserError(
-                    host,
-                    f"another clone than on {first.host} ({hello['project']}, {first.hello['project']})",
-                    "bring both to the same commit: train.py or brigade/ differ",
-                )
-            )
-        if hello["gpus"] is None:
-            found.append(UserError(host, "its nvidia-smi fails or does not answer", "mend the driver there"))
-            continue
-        gpus = _usable(hello["gpus"], visible_devices)
-        if bool(gpus) != bool(_usable(first.hello["gpus"], visible_devices)):
-            found.append(
-                UserError(
-                    host, f"{gpus} GPUs, but {first.hello['gpus']} on {first.host}", "does `nvidia-smi` work on both?"
-                )
-            )
-        elif gpus and channel.slots > gpus:
-            found.append(
-                UserError(
-                    host,
-                    f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs",
-                    f"write `{host} slots={gpus}`",
-                )
-            )
+        twin = machines.setdefault(channel.hello["machine"], channel.host)
+        if twin != channel.host:
+            cure = "keep one of the two lines, with all its slots"
+            found.append(UserError(channel.host, f"it is the same machine as {twin}", cure))
+        differences = _differences(channel, channels[0], visible_devices)
+        found += [UserError(channel.host, problem, cure) for problem, cure in differences]
     _raise_all("do not fit together", found)
+
+
+def _differences(channel: Channel, first: Channel, visible_devices: str | None) -> Iterator[tuple[str, str]]:
+    """What of a host does not fit to the first one or to its slots, each with its cure."""
+    hello, theirs = channel.hello, first.hello
+    for name, version in hello["versions"].items():
+        if version != (other := theirs["versions"].get(name)):
+            yield f"{name} {version}, but {other} on {first.host}", "install requirements.txt on both: `make setup`"
+    if hello["project"] != theirs["project"]:
+        problem = f"another clone than on {first.host} ({hello['project']}, {theirs['project']})"
+        yield problem, "bring both to the same commit: train.py or brigade/ differ"
+    if hello["gpus"] is None:
+        yield "its nvidia-smi fails or does not answer", "fix the driver there"
+        return
+    gpus = _usable(hello["gpus"], visible_devices)
+    if bool(gpus) != bool(_usable(theirs["gpus"], visible_devices)):
+        yield f"{gpus} GPUs, but {theirs['gpus']} on {first.host}", "does `nvidia-smi` work on both?"
+    elif gpus and channel.slots > gpus:
+        yield f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs", f"write `{channel.host} slots={gpus}`"
 
 
 def _usable(gpus: int | None, visible_devices: str | None) -> int:
@@ -113,70 +95,61 @@ def _usable(gpus: int | None, visible_devices: str | None) -> int:
 async def check_files(channels: list[Channel], paths: list[str]) -> None:
     """Every host must have these files and programs. Raises UserError."""
     answers = await asyncio.gather(*(channel.ask("files", paths=paths) for channel in channels))
-    found = [
-        UserError(
-            channel.host,
-            f"there is no {answer['missing'][0]} on it",
-            "give every host the same files at the same paths: one file system, or copies",
-        )
-        for channel, answer in zip(channels, answers, strict=True)
-        if answer["missing"]
-    ]
-    _raise_all("lack files", found)
+    cure = "give every host the same files at the same paths: one file system, or copies"
+    missing = [(channel.host, answer["missing"]) for channel, answer in zip(channels, answers, strict=True)]
+    _raise_all(
+        "lack files", [UserError(host, f"there is no {paths[0]} on it", cure) for host, paths in missing if paths]
+    )
 
 
-async def find_way(channels: list[Channel], address: str | None, port: int | None) -> Way:
+async def find(channels: list[Channel], address: str | None, port: int | None) -> Rendezvous:
     """The address and port of the first host that all others reach, tried by connecting to it.
 
     address, port: the user's own wish. Raises UserError: port in use, with its holder; hosts that cannot reach it.
     """
     first, *others = channels
-    wanted = port or DEFAULT_PORT
-    taken = (await first.ask("port", port=wanted)).get("taken")
-    if taken and port:
-        raise UserError(f"port {port} on {first.host}", f"in use by {taken}", "end it, or give another --master_port")
-    if not others:
-        wanted = 0 if taken else wanted
-        listening = await first.ask("listen", port=wanted, nonce="")
-        return Way(address or "127.0.0.1", listening["port"], {first.host: "lo"})
     nonce = secrets.token_hex(8)
-    listening = await first.ask("listen", port=0 if taken else wanted, nonce=nonce)
+    listening = await first.ask("listen", port=port or DEFAULT_PORT, nonce=nonce)
+    if port and "taken" in listening:
+        problem = f"in use by {listening['taken']}"
+        raise UserError(f"port {port} on {first.host}", problem, "end it, or give another --master_port")
+    if "taken" in listening:
+        listening = await first.ask("listen", port=0, nonce=nonce)
+    port = listening["port"]
+    if not others:
+        return Rendezvous(address or "127.0.0.1", port, {first.host: "lo"})
     own: dict[str, str] = first.hello["addresses"]
     real = sorted(own, key=lambda candidate: own[candidate].startswith(_VIRTUAL))
-    names = [] if is_here(first.host) and first.host in ("localhost", "127.0.0.1", "::1") else [first.host]
+    names = [] if first.host in ("localhost", "127.0.0.1", "::1") else [first.host]
     candidates = [address] if address else [*names, *real]
-    asked = (other.ask("reach", addresses=candidates, port=listening["port"], nonce=nonce) for other in others)
+    asked = (other.ask("reach", addresses=candidates, port=port, nonce=nonce) for other in others)
     answers = await asyncio.gather(*asked, return_exceptions=True)
     _raise_all("do not answer", answers)
-    ways = [answer["ways"] for answer in answers if isinstance(answer, dict)]
+    reached = {
+        other.host: answer["reached"]
+        for other, answer in zip(others, answers, strict=True)
+        if not isinstance(answer, BaseException)
+    }
     for candidate in candidates:
-        peers = {way.get(candidate, {}).get("peer") for way in ways}
+        peers = {tried.get(candidate, {}).get("peer") for tried in reached.values()}
         if len(peers) == 1 and None not in peers:
             found = peers.pop()
-            seen = {other.host: way[candidate].get("interface", "") for other, way in zip(others, ways, strict=True)}
-            return Way(found, listening["port"], {first.host: own.get(found, ""), **seen})
-    raise _no_way(first, others, ways, listening["port"])
+            seen = {host: tried[candidate].get("interface", "") for host, tried in reached.items()}
+            return Rendezvous(found, port, {first.host: own.get(found, ""), **seen})
+    raise _unreachable(first.host, port, reached)
 
 
-def _no_way(first: Channel, others: list[Channel], ways: list[dict[str, Any]], port: int) -> UserError:
+def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> UserError:
     """Which hosts do not reach the first one, and what each of its addresses answered."""
-    cut_off = [
-        (other.host, way)
-        for other, way in zip(others, ways, strict=True)
-        if all("error" in attempt for attempt in way.values())
-    ]
+    cut_off = [host for host, tried in reached.items() if all("error" in attempt for attempt in tried.values())]
     if not cut_off:
-        return UserError(
-            first.host,
-            "each of its addresses is reached by some hosts only",
-            "give the one that is meant with --master_addr",
-        )
-    host, way = cut_off[0]
-    tried = ", ".join(f"{address}: {attempt['error']}" for address, attempt in way.items())
+        problem = "each of its addresses is reached by some hosts only"
+        return UserError(first, problem, "give the one that is meant with --master_addr")
+    tried = ", ".join(f"{address}: {attempt['error']}" for address, attempt in reached[cut_off[0]].items())
     more = f" (and {counted(len(cut_off) - 1, 'more host')})" if len(cut_off) > 1 else ""
     return UserError(
-        f"{host}{more}",
-        f"it cannot reach {first.host} on port {port} ({tried})",
+        f"{cut_off[0]}{more}",
+        f"it cannot reach {first} on port {port} ({tried})",
         "open all ports between the hosts (ranks use several), or give the right --master_addr",
     )
 
@@ -187,13 +160,12 @@ def _raise_all(what: str, results: Iterable[Any]) -> None:
     for error in errors:
         if not isinstance(error, UserError):
             raise error
-    if not errors:
-        return
-    told = [error for error in errors if isinstance(error, UserError)]
-    if len(told) == 1:
-        raise told[0]
-    lines = "; ".join(f"{error.place}: {error.problem}" for error in told[:8])
-    more = f"; and {len(told) - 8} more" if len(told) > 8 else ""
-    places = {error.place for error in told}
-    place = told[0].place if len(places) == 1 else f"{len(places)} hosts {what}"
-    raise UserError(place, lines + more, f"for {told[0].place}: {told[0].cure}")
+    mistakes = [error for error in errors if isinstance(error, UserError)]
+    if len(mistakes) > 1:
+        lines = "; ".join(f"{error.place}: {error.problem}" for error in mistakes[:8])
+        more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
+        places = {error.place for error in mistakes}
+        place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {what}"
+        raise UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}")
+    for error in mistakes:
+        raise error

@@ -21,7 +21,7 @@ OPEN = 64  # log files that are open at a time: 1,000 hosts have 8,000
 PAUSE = 5.0  # seconds between two summaries of many hosts where there is no terminal
 
 
-class Board:
+class Output:
     """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed, of many
     hosts a summary now and then. The directory and its logs are the user's alone: ranks print samples.
 
@@ -40,13 +40,12 @@ class Board:
         self._trouble = False
         self._summed_up, self._due = "", 0.0
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "Output":
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                str(self.directory), f"no log can be written there: {error.strerror}", "name another --log_dir"
-            ) from None
+            problem = f"no log can be written there: {error.strerror}"
+            raise UserError(str(self.directory), problem, "name another --log_dir") from None
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
@@ -108,7 +107,7 @@ class Board:
             raise OSError(error.errno, error.strerror, str(self.path(name))) from None
 
     def _write(self) -> None:
-        """The thread: one piece of work after the other. A full disk or a closed terminal does not end the run."""
+        """The thread's work, one piece after the other. A full disk or a closed terminal does not end the run."""
         working = True
         while working:
             try:
@@ -144,10 +143,8 @@ class Board:
         if len(hosts) > SHOWN:
             usual, count = Counter(self.status.values()).most_common(1)[0]
             apart = [host for host in hosts if self.status[host] != usual]
-            lines = [
-                f"{counted(count, 'host')}: {usual}",
-                *(f"{host}  {self.status[host]}" for host in apart[: SHOWN - 1]),
-            ]
+            lines = [f"{counted(count, 'host')}: {usual}"]
+            lines += [f"{host}  {self.status[host]}" for host in apart[: SHOWN - 1]]
         else:
             lines = [f"{host:{self._width}}  {self.status[host]}" for host in hosts]
         return Text("\n".join(lines), style="dim")

@@ -1,19 +1,57 @@
-"""Job files: one recipe on one cluster, for others to start."""
+"""Job files: one recipe on one cluster, for others to start. templates/ has one for each kind.
 
-from collections.abc import Callable
+Tests check the manifests against kubeflow-trainer-api's models and let SkyPilot parse its tasks; neither was run on a cloud yet.
+"""
+
+import re
+import shlex
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from ..data.sources import BUILT_IN
 from ..errors import UserError
-from . import write_accelerate, write_kubernetes, write_sbatch, write_skypilot
+from ..errors.console import counted
+from ..recipe.files import REPOSITORY
+from ..strategy import accelerate_config as accelerate
 from .job import Job
-from .job_script import name
 
-# What --write takes: how the file's name ends, and what makes its text.
-WRITERS: dict[str, tuple[str, Callable[[Job], str]]] = {
-    "sbatch": (write_sbatch.SUFFIX, write_sbatch.text),
-    "accelerate": (write_accelerate.SUFFIX, write_accelerate.text),
-    "kubernetes": (write_kubernetes.SUFFIX, write_kubernetes.text),
-    "skypilot": (write_skypilot.SUFFIX, write_skypilot.text),
+# What --write takes, and how the file's name ends.
+SUFFIXES = {
+    "sbatch": ".sbatch",
+    "accelerate": ".accelerate.yaml",
+    "kubernetes": ".trainjob.yaml",
+    "skypilot": ".sky.yaml",
+}
+TEMPLATES = Path(__file__).with_name("templates")
+
+# Seconds between the notice of an end (time limit, pre-emption) and the end, and how long torchrun lets its ranks save
+# before it kills them. Its own 30 s are short for a large model (pytorch#119856).
+NOTICE, SHUTDOWN = 120, 90
+TORCHRUN_OPTIONS = ("--shutdown_timeout", str(SHUTDOWN))
+
+# A job that its scheduler starts again runs the same command again, and that must go on from the newest checkpoint.
+_NOT_TWICE = {
+    "fresh": "each start of the job would begin anew",
+    "resume_from_checkpoint": "each start of the job would go back to that checkpoint",
+    "rehearse": "a rehearsal leaves no run that could be continued or judged",
+}
+
+# A recipe's cluster.gpu -> SkyPilot's name of it (sky show-gpus).
+ACCELERATORS = {
+    "A10G": "A10G",
+    "A100 40GB": "A100",
+    "A100 80GB": "A100-80GB",
+    "B200": "B200",
+    "H100": "H100",
+    "H100 80GB": "H100",
+    "H200": "H200",
+    "L4": "L4",
+    "L40S": "L40S",
+    "RTX 3090": "RTX3090",
+    "RTX 4090": "RTX4090",
 }
 
 
@@ -22,17 +60,16 @@ def write(job: Job, kind: str, to: str | Path | None = None) -> Path:
 
     Raises UserError when a file with other content is there: it may be a user's, edited since.
     """
-    suffix, make_text = WRITERS[kind]
-    text = make_text(job)
+    content, suffix = text(kind, job), SUFFIXES[kind]
     path = Path(name(job) + suffix if to is None else to)
     if str(path) == "-":
-        print(text, end="")
+        print(content, end="")
         return path
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(content)
     except FileExistsError:
-        if not path.is_file() or path.read_bytes() != text.encode():
+        if not path.is_file() or path.read_bytes() != content.encode():
             stem = path.name.removesuffix(suffix)
             free = next(f for n in range(2, 10_000) if not (f := path.with_name(f"{stem}-{n}{suffix}")).exists())
             problem = "it is there already with other content, and is not overwritten"
@@ -43,3 +80,168 @@ def write(job: Job, kind: str, to: str | Path | None = None) -> Path:
     else:
         print(f"Wrote {path}: its first lines say how to start it, and what to change before.")
     return path
+
+
+def text(kind: str, job: Job, launched: bool = False) -> str:
+    """The job file. launched: accelerate's configuration as `launch` hands it to accelerate on every host.
+
+    Raises UserError for hosts of different sizes, flags that must not be said twice, and what the kind cannot express.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    engine = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote}
+    suffix = "sh" if kind == "sbatch" else "yaml"
+    written = ["python", "-m", "brigade", "launch", job.recipe]
+    written += [*(["--hostfile", job.hostfile] if job.hostfile else []), "--write", kind, *job.flags]
+    hosts = f"{counted(len(job.hosts), 'host')} of {slots(job)}: {counted(job.world_size, 'rank')}"
+    values = {
+        "title": _comment(f"{job.settings.name}, {job.strategy.name}, {hosts}."),
+        "written": _comment(f"Written by: {shlex.join(written)}"),
+        "file": name(job) + SUFFIXES[kind],
+        "name": name(job),
+        "label": dns_name(job),
+        "hosts": len(job.hosts),
+        "slots": slots(job),
+        "gpu": job.settings.recipe.cluster.gpu,
+        "strategy": job.strategy,
+        "notice": NOTICE,
+        "torchrun_options": shlex.join(TORCHRUN_OPTIONS),
+        "secrets": secrets(job),
+    }
+    values |= _of_accelerate(job, launched) if kind == "accelerate" else _of_scheduler(job, kind)
+    return engine.get_template(f"{kind}.{suffix}.jinja").render(values)
+
+
+def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
+    """What the templates of Slurm, Kubernetes and SkyPilot need besides."""
+    # Where hosts come and go, runs lie on storage that outlives them, mounted at /outputs.
+    output = str(job.output_dir) if kind == "sbatch" else f"/outputs/{job.output_dir.name}"
+    words = train_words(job)
+    command = ["torchrun", *TORCHRUN_OPTIONS, *words, "--output_dir", output]
+    return {
+        "output": output,
+        "train": shlex.join(words),
+        "command": [word.replace("$", "$$") for word in command],  # Kubernetes would expand $(NAME)
+        "accelerator": _accelerator(job) if kind == "skypilot" else None,
+    }
+
+
+def _of_accelerate(job: Job, launched: bool) -> dict[str, Any]:
+    """What the template of accelerate's configuration needs besides."""
+    strategy, several = job.strategy, len(job.hosts) > 1
+    if strategy.is_deepspeed and several and not launched and job.hostfile is None:
+        problem = "DeepSpeed's launcher reads hosts from a file, and there is none"
+        raise UserError("the hosts", problem, "add --hostfile, or under Slurm: --write sbatch")
+    kind = "DEEPSPEED" if strategy.is_deepspeed else "FSDP" if strategy.is_fsdp else "MULTI_GPU"
+    start = ["accelerate", "launch", "--config_file", name(job) + SUFFIXES["accelerate"]]
+    start += ["--machine_rank", "0"] if several and not strategy.is_deepspeed else []
+    options = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True} | (strategy.fsdp or {})
+    return {
+        "launched": launched,
+        "start": _comment(shlex.join([*start, "train.py", *job.train_arguments])),
+        "first_host": next(iter(job.hosts)),
+        "hostfile": job.hostfile,
+        "distributed_type": kind if job.world_size > 1 or kind != "MULTI_GPU" else "NO",
+        "ds_config": _ds_config_file(job) if strategy.is_deepspeed else None,
+        "fsdp": {accelerate.FSDP_KEYS[key]: value for key, value in options.items()},
+    }
+
+
+def _ds_config_file(job: Job) -> str:
+    """The strategy's ds_config by its file's name. Raises UserError when it stands in the recipe or the flag itself."""
+    settings = job.settings
+    cluster, key = settings.recipe.cluster, "ds_config"
+    named = cluster.ds_config
+    if named in (None, "none") and cluster.accelerate_config is not None:
+        key = "accelerate_config"
+        named = accelerate.read(cluster.accelerate_config, settings.place(key)).ds_config
+    if not isinstance(named, str):
+        problem = "this ds_config is in no file, and accelerate's own ZeRO options hold few of its keys"
+        raise UserError(settings.place(key), problem, "write it to a file, and name that: --ds_config my_zero3.json")
+    return named
+
+
+def _accelerator(job: Job) -> str | None:
+    """The GPU as SkyPilot calls it. Raises UserError for one of which no name is known."""
+    gpu = job.settings.recipe.cluster.gpu
+    if gpu is None:
+        return None
+    names = {key.casefold(): value for key, value in ACCELERATORS.items()}
+    found = names.get(gpu.casefold().removeprefix("nvidia ").removeprefix("geforce "))
+    if found is None:
+        problem = f"SkyPilot's name of {gpu!r} is not known"
+        raise UserError(job.settings.place("gpu"), problem, f"use one of: {', '.join(ACCELERATORS)}")
+    return found
+
+
+def slots(job: Job) -> int:
+    """Ranks on each host. Raises UserError when hosts differ: such a file gives all of them the same number."""
+    found = sorted(set(job.hosts.values()))
+    if len(found) > 1:
+        problem = f"its hosts have {' and '.join(map(str, found))} slots, but a job file gives each the same number"
+        raise UserError(job.hostfile or "the hosts", problem, "give all hosts the same slots, or leave --write out")
+    return found[0]
+
+
+def name(job: Job) -> str:
+    """`qwen3-8b-full-2x8`: recipe and topology, in letters that file names and Slurm take."""
+    return re.sub(r"[^\w.-]+", "-", f"{job.settings.name}-{len(job.hosts)}x{slots(job)}", flags=re.ASCII)
+
+
+def dns_name(job: Job) -> str:
+    """The same as a DNS label (RFC 1035), short enough for what Kubernetes appends to it."""
+    label = re.sub(r"[^a-z0-9]+", "-", name(job).lower()).strip("-")
+    return (label if label[:1].isalpha() else f"job-{label}")[:45].strip("-")
+
+
+def train_words(job: Job) -> list[str]:
+    """train.py and its words but --output_dir: a job file names the directory where it looks for the success marker.
+
+    Raises UserError for flags that must not be said again when the job starts a second time.
+    """
+    for flag, why in _NOT_TWICE.items():
+        if getattr(job.settings, flag):
+            raise UserError(f"flag --{flag}", why, "leave it out, or start the run without a job file")
+    words, kept = iter(job.flags), []
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if flag.replace("-", "_") != "__output_dir":
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return ["train.py", "--recipe", job.recipe, *kept]
+
+
+def secrets(job: Job) -> list[str]:
+    """Names of the variables with secrets that this run may need; their values never stand in a file."""
+    recipe = job.settings.recipe
+    sources = (recipe.model.model_name_or_path, recipe.model.tokenizer_name_or_path, recipe.data.dataset_name)
+    from_hub = any(source not in (None, BUILT_IN) and not _is_here(source) for source in sources)
+    return ["HF_TOKEN"] * from_hub + ["WANDB_API_KEY"] * ("wandb" in recipe.training.report_to)
+
+
+def _is_here(source: str | None) -> bool:
+    with suppress(OSError, ValueError):  # a name that no file can have
+        return source is not None and any((base / source).exists() for base in (Path(), REPOSITORY))
+    return False
+
+
+def _comment(line: str) -> str:
+    """A flag may hold anything, but the line must stay a comment, and YAML takes no control characters in it."""
+    return "".join(letter if letter.isprintable() else " " for letter in line)
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML, on one line. The words of a list are quoted: Kubernetes reads YAML 1.2, in which 1e-5 is a number,
+    and in ASCII: some of Unicode's line breaks are YAML's too."""
+    style = '"' if isinstance(value, list) else None
+    line = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=1_000_000)
+    return line.removesuffix("...\n").strip()
+
+
+def _script(lines: str) -> str:
+    """A script as a block of YAML, or as one quoted string where a flag holds what no block can."""
+    return yaml.safe_dump(lines, default_style="|", width=1_000_000).strip("\n")

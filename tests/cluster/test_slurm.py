@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brigade.launch.job import make
-from brigade.launch.write_sbatch import text
+from brigade.launch.write import text
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from tests.cluster.conftest import SHORT, losses, train_alone
@@ -27,7 +27,7 @@ def submit(slurm: Slurm, name: str, flags: list[str]) -> tuple[str, Path, Path]:
     """Write the script for one rank on each host and hand it in; the job's number, its output directory and its log."""
     shared = slurm.cluster.shared
     script, output, log = shared / f"{name}.sbatch", shared / name, shared / f"{name}.out"
-    script.write_text(text(make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1})))
+    script.write_text(text("sbatch", make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1})))
     said = slurm.cluster["node1"].run(f"sbatch --parsable --output={log} {script}", **SETTINGS)
     return said.stdout.strip(), output, log
 

@@ -14,7 +14,7 @@ from brigade.launch import environment, first_failure, launchers
 from brigade.launch.connection import Channel, cure_of, transport
 from brigade.launch.first_failure import Failure
 from brigade.launch.job import make
-from brigade.launch.status_and_logs import Board
+from brigade.launch.status_and_logs import Output
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "hf_neverInAFileOrOnACommandLine"
@@ -188,17 +188,12 @@ def test_a_host_that_says_nonsense_is_lost(message):
     ]
 
     async def hear():
-        channel = Channel("node2", 1, 1, agent, asyncio.Queue())
+        channel = Channel("node2", range(1, 2), agent, asyncio.Queue())
         await channel.connect()
-        _, heard = await asyncio.wait_for(channel.events.get(), 10)
-        return heard
+        return await asyncio.wait_for(channel.events.get(), 10)
 
-    heard = asyncio.run(hear())
-    assert (
-        heard["is"] == "lost"
-        and "it said what nobody understands" in heard["why"]
-        and NONSENSE[message] in heard["why"]
-    )
+    _, kind, fields = asyncio.run(hear())
+    assert kind == "lost" and "it said what nobody understands" in fields["why"] and NONSENSE[message] in fields["why"]
 
 
 def test_nothing_that_one_host_says_of_anothers_rank_is_believed(launch_there):
@@ -292,12 +287,12 @@ def failure(at, kind, host="node1", rank=0, code=1, text=""):
 
 
 def test_the_earliest_failure_is_the_first():
-    early, late = failure(1.0, "told", "node2", 3), failure(1.5, "exit")
+    early, late = failure(1.0, "reported", "node2", 3), failure(1.5, "exit")
     assert first_failure.first([late, early]) is early
 
 
 def test_a_lost_host_or_a_killed_rank_explains_closed_connections():
-    told = failure(1.0, "told")
+    told = failure(1.0, "reported")
     lost, killed = failure(2.0, "lost", "node2", None, None), failure(1.2, "signal", "node2", 1, -9)
     assert first_failure.first([told, killed]) is killed
     assert first_failure.first([told, killed, lost]) is lost
@@ -306,7 +301,7 @@ def test_a_lost_host_or_a_killed_rank_explains_closed_connections():
 
 
 def test_what_a_launcher_does_to_its_other_ranks_is_no_cause():
-    raised = failure(1.0, "told", "node2", 3)
+    raised = failure(1.0, "reported", "node2", 3)
     ended = [failure(1.3, "signal", "node2", 2, -15), failure(1.4, "signal", "node1", 0, -6)]
     assert first_failure.first([*ended, raised]) is raised
 
@@ -314,26 +309,26 @@ def test_what_a_launcher_does_to_its_other_ranks_is_no_cause():
 def test_a_rank_that_follows_is_the_cause_only_where_nothing_else_is():
     follows, exits = failure(1.0, "follows", "node2", 3), failure(4.0, "exit")
     assert first_failure.first([follows, exits]) is exits
-    assert first_failure.first([follows]) is follows and "nobody heard of that one" in follows.in_words()
+    assert first_failure.first([follows]) is follows and "another rank failed first" in follows.in_words()
 
 
 def test_exit_codes_and_words():
-    assert first_failure.exit_code(failure(0, "told", code=2)) == 2
-    assert first_failure.exit_code(failure(0, "signal", code=-9)) == 1
+    assert failure(0, "reported", code=2).exit_code == 2
+    assert failure(0, "signal", code=-9).exit_code == 1
     said = failure(0, "signal", "node2", 1, -9)
     assert said.in_words() == "node2, rank 1 failed first: killed by signal 9 (SIGKILL)"
-    assert "out of memory" in said.cure([]) and "node2" in said.cure([])
+    assert "out-of-memory" in said.cure([]) and "node2" in said.cure([])
     assert failure(0, "signal", code=-35).in_words().endswith("killed by signal 35 (signal 35)")
 
 
 def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
-    raised = failure(0, "told", "node2", 1)
+    raised = failure(0, "reported", "node2", 1)
     lines = first_failure.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
     assert lines[-1].startswith("  cure: make room: a disk of node2 is full") and "df -h" in lines[-1]
-    monkeypatch.setattr(Board, "path", lambda *_: Path("/dev/full"))
-    with Board(["node1"], tmp_path) as board:
-        board.keep("rank-0-node1", "words")
-        board.say("and on")
+    monkeypatch.setattr(Output, "path", lambda *_: Path("/dev/full"))
+    with Output(["node1"], tmp_path) as output:
+        output.keep("rank-0-node1", "words")
+        output.say("and on")
     said = capsys.readouterr()
     assert "lost from here on: [Errno 28] No space left on device: '/dev/full'; the run goes on" in said.err
     assert said.out == "and on\n"
@@ -375,7 +370,7 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
     }
     lines, seconds = talk(order, seconds=1.5)
     kinds = [line["is"] for line in lines]
-    assert kinds[0] == "hello" and "stopped" in kinds and kinds[-1] == "bye"
+    assert kinds[0] == "hello" and "stopped" in kinds
     assert {"is": "launcher", "out": "up"} in lines
     assert seconds < 15
     from brigade.launch.host_facts import processes
@@ -389,7 +384,9 @@ def test_an_agent_answers_orders_and_names_who_holds_a_port():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         lines, _ = talk(
-            {"do": "port", "id": 1, "port": port}, {"do": "files", "id": 2, "paths": ["/", "/nowhere"]}, seconds=1
+            {"do": "listen", "id": 1, "port": port, "nonce": ""},
+            {"do": "files", "id": 2, "paths": ["/", "/nowhere"]},
+            seconds=1,
         )
     answers = {line["id"]: line for line in lines if line["is"] == "answer"}
     assert "process" in answers[1]["taken"] and answers[2]["missing"] == ["/nowhere"]

@@ -10,7 +10,7 @@ from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
 
 from brigade.cluster import World
 from brigade.launch import job as jobs
-from brigade.launch.write_accelerate import body, document, text
+from brigade.launch.write import text as job_file
 from brigade.strategy import choose
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +33,19 @@ def job(flags, hosts=2, slots=8, hostfile="hostfiles/2x8"):
     return jobs.make("recipes/qwen3-8b/full.yaml", flags, hostfile, {f"node{n + 1}": slots for n in range(hosts)})
 
 
+def text(made, launched=False):
+    return job_file("accelerate", made, launched)
+
+
+def document(made, launched=False):
+    return yaml.safe_load(text(made, launched))
+
+
+def body(file_text):
+    """Without the comments that it begins with."""
+    return re.sub(r"\A(#.*\n)+", "", file_text)
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -45,9 +58,8 @@ def test_each_file_is_what_launch_writes(path):
     hosts, slots = int(match[2]), int(match[3])
     made = job(asked(match[1], hosts, slots), hosts, slots, f"hostfiles/{hosts}x{slots}")
     file = path.read_text()
-    header = re.match(r"(#.*\n)+", file)[0]
-    assert file.removeprefix(header) == body(made)
-    assert f"accelerate launch --config_file accelerate_configs/{path.name} train.py" in header
+    assert body(file) == body(text(made))
+    assert f"accelerate launch --config_file accelerate_configs/{path.name} train.py" in file
 
 
 @pytest.mark.parametrize("hosts, slots", [(1, 2), (1, 8), (2, 8), (4, 2)])
@@ -55,10 +67,8 @@ def test_each_file_is_what_launch_writes(path):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3", "zero3_offload"])
 def test_accelerate_takes_it_and_train_py_reads_the_same_strategy(kind, launched, hosts, slots, tmp_path):
     made = job(asked(kind, hosts, slots), hosts, slots)
-    content = document(made, launched)
     path = tmp_path / "config.yaml"
-    path.write_text(text(made) if not launched else yaml.safe_dump(content))
-    assert yaml.safe_load(path.read_text()) == content
+    path.write_text(text(made, launched))
     config = load_config_from_file(str(path))  # raises for unknown keys at top level
     assert isinstance(config, ClusterConfig) and config.mixed_precision is None
     assert (config.num_machines, config.num_processes) == (hosts, hosts * slots)
@@ -86,7 +96,7 @@ def test_a_written_file_written_again_is_the_same(tmp_path):
     for kind in ("fsdp2", "hsdp", "zero3"):
         path = tmp_path / f"{kind}.yaml"
         path.write_text(text(job(asked(kind, 2, 8))))
-        assert body(job(["--accelerate_config", str(path)])) == body(job(asked(kind, 2, 8)))
+        assert body(text(job(["--accelerate_config", str(path)]))) == body(text(job(asked(kind, 2, 8))))
 
 
 def test_options_that_are_no_defaults_arrive():

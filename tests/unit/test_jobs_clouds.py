@@ -16,10 +16,14 @@ from test_jobs import ANY_MICRO_BATCH, PAIRS, ROOT, job, text
 from torch.distributed.run import get_args_parser
 
 from brigade.cluster import read_hostfile
-from brigade.launch.write_skypilot import ACCELERATORS, document
+from brigade.launch.write import ACCELERATORS
 
 SKY = ROOT / ".venv/skypilot/bin/python"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+
+
+def document(made):
+    return yaml.safe_load(text("skypilot", made))
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +89,7 @@ def test_kubernetes_expands_nothing_in_flags_and_reads_words_as_words():
     made = job("recipes/tiny/full.yaml", "--learning_rate", "1e-5", "--model_name_or_path", "$(HOME)/$x")
     manifest = text("kubernetes", made)
     assert "$$(HOME)/$$x" in yaml.safe_load(manifest)["spec"]["trainer"]["command"]
-    assert "- '1e-5'\n" in manifest, "Kubernetes' YAML takes a bare 1e-5 for a number, and refuses it in a command"
+    assert '"1e-5"' in manifest, "Kubernetes' YAML takes a bare 1e-5 for a number, and refuses it in a command"
 
 
 # ---- SkyPilot ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from brigade.launch.job import make
-from brigade.launch.write_sbatch import text
+from brigade.launch.write import text
 
 ROOT = Path(__file__).parents[2]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -31,7 +31,7 @@ NASTY = [
     "a;b&c|d",
     "*",
     "\\",
-    "@SLOTS@",
+    "{{ slots }}",
 ]
 
 # The step runs once per host, with that host's number, as srun does it. scancel reaches the ranks, as TERM to srun does not.
@@ -133,7 +133,7 @@ def batch(tmp_path):
 
 
 def script(*flags, recipe=TINY, hosts=2, slots=8):
-    return text(make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)}))
+    return text("sbatch", make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)}))
 
 
 def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
