@@ -8,42 +8,52 @@ import sys
 from .errors import UserError, did_you_mean, of_disk
 from .errors.console import write_what_it_can
 
+# verb -> its module and what it does
 VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),
     "plan": ("plan", "will it fit, how fast is it, and which strategy: before anything is queued"),
-    "lint": (
-        "lint",
-        "say what is wrong with hostfiles, ds_configs, accelerate configs and recipes, alone and together",
-    ),
+    "lint": ("lint", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
 }
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Of each flag what it means, its type and its default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if action.nargs == 0:  # present or not
+            return text
+        kind = getattr(action.type, "__name__", "text").replace("Path", "path")
+        if action.choices:
+            kind = f"one of {', '.join(action.choices)}"
+        if "(default: " in text:
+            return text.replace("(default: ", f"({kind}, default: ")
+        return f"{text} ({kind})" if action.default is None else f"{text} ({kind}, default: {action.default})"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m brigade", description="Tools around train.py.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     words = sys.argv[1:] if argv is None else argv
-    asked = words[0] if words and words[0] in VERBS else None
     passes_on = False
-    for verb, (module, help_text) in VERBS.items():
-        description = help_text[0].upper() + help_text[1:] + "."
-        verb_parser = verbs.add_parser(verb, help=help_text, description=description, allow_abbrev=False)
-        if verb == asked:
+    for verb, (module, about) in VERBS.items():
+        description = f"{about[0].upper()}{about[1:]}."
+        added = verbs.add_parser(verb, help=about, description=description, allow_abbrev=False, formatter_class=_Help)
+        if words[:1] == [verb]:
             command = importlib.import_module(f"brigade.commands.{module}")
-            command.add_arguments(verb_parser)
+            command.add_arguments(added)
             passes_on = getattr(command, "PASSES_ON", False)
             if passes_on:
-                verb_parser.usage = (
-                    verb_parser.format_usage().removeprefix("usage: ").strip() + " [flags of train.py ...]"
-                )
+                added.usage = f"{added.format_usage().removeprefix('usage: ').strip()} [flags of train.py ...]"
+                added.epilog = _flags_of_train() if {"-h", "--help"} & set(words) else None
     try:
-        options, rest = parser.parse_known_args(words)
-        options.rest = rest
-        if rest and not passes_on:
-            raise _unknown(rest, verbs.choices[options.verb])
-        return importlib.import_module(f"brigade.commands.{VERBS[options.verb][0]}").run(options)
+        options, options.rest = parser.parse_known_args(words)
+        if options.rest and not passes_on:
+            raise _unknown(options.rest, verbs.choices[options.verb])
+        return command.run(options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -57,13 +67,22 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+def _flags_of_train() -> str:
+    """Of `python train.py --help` what follows its usage."""
+    from .recipe import flags
+
+    return (
+        "Flags of train.py, which this command hands on.\n\nrun:\n"
+        + flags._parser().format_help().partition("\nrun:\n")[2]
+    )
+
+
 def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
     """Of words that the verb's parser did not take."""
     flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
     if not flag:
-        return UserError(
-            "command line", f"{' '.join(rest)!r}: there are more words than it takes", f"see {parser.prog} --help"
-        )
+        problem = f"{' '.join(rest)!r}: there are more words than it takes"
+        return UserError("command line", problem, f"see {parser.prog} --help")
     known = [name for action in parser._actions for name in action.option_strings]
     return UserError(f"flag {flag}", "there is no such flag", did_you_mean(flag, known))
 

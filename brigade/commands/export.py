@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..errors import numeric
 
@@ -10,13 +9,16 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("output", type=Path, help="output directory of a run")
-    parser.add_argument("destination", type=Path, metavar="DEST", help="a new directory")
-    step = "read checkpoint-N (default: the trained model; its newest one of an unfinished run)"
-    parser.add_argument("--step", type=numeric("step", 1), metavar="N", help=step)
-    merge = "merge adapters into their base, to one whole model; 4-bit weights are dequantised for that: whole numbers again, "
-    parser.add_argument("--merge", action="store_true", help=merge + "rounded as they were trained on")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights that are written (default: as they were saved)")
+    add = parser.add_argument
+    add("output", type=Path, help="output directory of a run")
+    add("destination", type=Path, metavar="DEST", help="a new directory")
+    step = "read checkpoint-N (default: the trained model; of an unfinished run the newest checkpoint)"
+    add("--step", type=numeric("step", 1), metavar="N", help=step)
+    merge = "merge adapters into their base, to one whole model; 4-bit weights are dequantised to the values trained on"
+    add("--merge", action="store_true", help=merge)
+    add(
+        "--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: as they were saved)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,13 +34,14 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
-    what = {"step": options.step, "merge": options.merge, "dtype": dtype}
-    done = export.export(settings, options.output, options.destination, **what)
+    done = export.export(
+        settings, options.output, options.destination, step=options.step, merge=options.merge, dtype=dtype
+    )
     _report(done, settings.recipe.model)
     return 0
 
 
-def _report(done: Any, model: Any) -> None:
+def _report(done, model) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -50,11 +53,9 @@ def _report(done: Any, model: Any) -> None:
     if done.base:
         console.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
         if model.from_scratch:
-            cure = "--merge gives a model that stands alone"
-            console.print(f"That base is random weights in this machine's cache: {cure}.")
+            console.print("That base is random weights in this machine's cache: --merge gives a whole model.")
         if model.load_in_4bit:
-            cure = "load it so, or --merge, to get the run's own losses"
-            console.print(f"They were trained on that base in 4 bits: {cure}.")
+            console.print("They were trained on that base in 4 bits: load it so, or --merge, for the run's own losses.")
     load = f'AutoModelForCausalLM.from_pretrained("{done.directory}")'
     if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
         load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'

@@ -19,60 +19,42 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..launch.write import SUFFIXES
 
-    parser.add_argument("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
-    parser.add_argument("--hostfile", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
-    parser.add_argument(
-        "--launcher",
-        help="deepspeed, torchrun, accelerate or slurm (default: deepspeed for ZeRO, else "
-        "torchrun; slurm inside an allocation)",
+    add = parser.add_argument
+    add("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
+    add("--hostfile", metavar="FILE", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
+    choice = "deepspeed for ZeRO, else torchrun; slurm inside an allocation"
+    add("--launcher", metavar="NAME", help=f"deepspeed, torchrun, accelerate or slurm (default: {choice})")
+    add("--dry-run", action="store_true", help="print each host's exact command, start nothing")
+    add("--write", choices=SUFFIXES, metavar="KIND", help="write a job file instead")
+    add(
+        "--to",
+        type=Path,
+        metavar="FILE",
+        help="where --write writes; -: standard output (default: RECIPE-TOPOLOGY here)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print each host's exact command, start nothing")
-    parser.add_argument(
-        "--write", choices=SUFFIXES, metavar="KIND", help=f"write a job file instead: {', '.join(SUFFIXES)}"
-    )
-    parser.add_argument("--to", type=Path, metavar="FILE", help="where --write writes (-: standard output)")
-    parser.add_argument(
-        "--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)"
-    )
-    parser.add_argument(
-        "--master_port",
-        type=numeric("master_port", 1, below=65536),
-        metavar="PORT",
-        help="default: 29500, or a free one",
-    )
-    parser.add_argument(
-        "--start_timeout",
-        type=numeric("start_timeout", 1, float),
-        default=300,
-        metavar="SECONDS",
-        help="how long the last rank may be later than the first (default: 300)",
-    )
-    parser.add_argument("--log_dir", type=Path, metavar="DIR", help="default: outputs/logs/RECIPE-STRATEGY/TIME")
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="hand on one more variable of this shell (HF_*, WANDB_*, NCCL_*, ... travel anyway)",
-    )
+    add("--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)")
+    port, seconds = numeric("master_port", 1, below=65536), numeric("start_timeout", 1, float)
+    add("--master_port", type=port, metavar="PORT", help="on the first host (default: 29500, or a free one)")
+    late = "how long the last rank may be later than the first"
+    add("--start_timeout", type=seconds, default=300, metavar="SECONDS", help=late)
+    add("--log_dir", type=Path, metavar="DIR", help="of the logs (default: outputs/logs/RECIPE-STRATEGY/TIME)")
+    more = "hand on one more variable of this shell; HF_*, WANDB_*, NCCL_*, ... travel anyway (default: none)"
+    add("--env", action="append", default=[], metavar="NAME", help=more)
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..launch import environment, launchers
+    from ..cluster import hosts_of_slurm_job
+    from ..launch import environment, launchers, write
     from ..launch.job import make
 
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     hosts = None
     if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):
-        from ..cluster import hosts_of_slurm_job
-
         allocated = hosts_of_slurm_job(os.environ)  # outside of an allocation each srun would queue a job of its own
         hosts = allocated if options.hostfile is None else None
     job = make(options.recipe, options.rest, options.hostfile, hosts)
     if options.write:
-        from ..launch.write import write
-
-        write(job, options.write, options.to)
+        write.write(job, options.write, options.to)
         return 0
     launcher = launchers.choose(job, options.launcher, hosts is not None)
     handed_on = environment.forwarded(os.environ, options.env)

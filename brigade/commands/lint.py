@@ -12,13 +12,12 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", nargs="*", metavar="FILE", help="files to check, alone and together (default: the project's)"
-    )
-    parser.add_argument("--notes", action="store_true", help="show notes on every file, not only on those named")
-    parser.add_argument("--rules", action="store_true", help="list all rules")
-    parser.add_argument("--markdown", action="store_true", help="with --rules: as docs/lint.md has them")
-    parser.add_argument("--explain", metavar="RULE", help="say what one rule is about")
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="files to check, alone and together (default: the project's)")
+    add("--notes", action="store_true", help="show notes on every file, not only on those named")
+    add("--rules", action="store_true", help="list all rules")
+    add("--markdown", action="store_true", help="with --rules: as docs/lint.md has them")
+    add("--explain", metavar="RULE", help="say what one rule is about")
 
 
 def run(options: argparse.Namespace) -> int:

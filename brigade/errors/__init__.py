@@ -39,15 +39,16 @@ class UserError(Exception):
 def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) -> Callable[[str], Any]:
     """A type for argparse: numbers from `least` on and smaller than `below`. It raises UserError for all others, NaN too."""
 
+    limit = f" and below {below:g}" * (below < math.inf)
+    wanted = f"{'whole ' if kind is int else ''}number from {least}{limit}"
+
     def read(text: str) -> Any:
         with suppress(ValueError):
             if least <= (value := kind(text)) < below:
                 return value
-        wanted = f"a {'whole ' if kind is int else ''}number from {least}" + f" and below {below:g}" * (
-            below < math.inf
-        )
-        raise UserError(f"flag --{flag}", f"{text!r} is not {wanted}", f"give {wanted}, or leave the flag out")
+        raise UserError(f"flag --{flag}", f"{text!r} is not a {wanted}", f"give a {wanted}, or leave the flag out")
 
+    read.__name__ = wanted  # for --help
     return read
 
 

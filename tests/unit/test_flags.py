@@ -129,6 +129,17 @@ def test_every_key_is_a_flag_with_help(capsys):
     assert left.value.code == 0 and [key for key in SECTION_OF if f"--{key}" not in shown] == []
 
 
+def test_help_of_a_verb_says_types_defaults_and_what_it_hands_on(capsys):
+    shown = {}
+    for verb in VERBS:
+        with pytest.raises(SystemExit) as left:
+            main([verb, "--help"])
+        assert left.value.code == 0
+        shown[verb] = " ".join(capsys.readouterr().out.split())
+    assert "(number from 1, default: 300)" in shown["launch"] and "--max_steps" in shown["launch"]
+    assert "(whole number from 0, default: 3)" in shown["eval"] and "--max_steps" not in shown["eval"]
+
+
 # Which numbers make no sense: below where a flag begins, for each flag of a command that takes a number.
 NUMBERS = {
     "plan": {"lora_r": "0", "max_length": "0", "global_batch_size": "0", "micro_batch": "-1", "margin": "1", "host_memory": "-5",
