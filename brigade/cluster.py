@@ -38,6 +38,10 @@ class World:
         return self.rank == 0
 
 
+# A variable that only one launcher sets, or that one after it too: the first that is there tells.
+_SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
+
+
 def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     """Read what torchrun, deepspeed or accelerate put into the environment.
 
@@ -49,14 +53,7 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return World(0, 0, 1, 1, host, "python")
     size = int(env["WORLD_SIZE"])
-    if "ACCELERATE_MIXED_PRECISION" in env:
-        launcher = "accelerate"
-    elif "TORCHELASTIC_RUN_ID" in env:
-        launcher = "torchrun"
-    elif "CROSS_SIZE" in env:
-        launcher = "deepspeed"
-    else:
-        launcher = "environment"
+    launcher = next((launcher for name, launcher in _SIGNS.items() if name in env), "environment")
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
     hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
     return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
@@ -104,11 +101,11 @@ def parse_hostfile(text: str, name: str) -> tuple[dict[str, int], list[Finding]]
 
 def _broken(line: str, name: str, number: int) -> Finding:
     without_comment = line.partition(" #")[0].rstrip()
-    mended = re.sub(r"^(\S+?):+\s", r"\1 ", without_comment)
+    fixed = re.sub(r"^(\S+?):+\s", r"\1 ", without_comment)
     rule = "hostfile-slots"
-    if (match := _HOST_LINE.match(mended)) and int(match[2]):
-        rule = "hostfile-colon" if mended != without_comment else "hostfile-comment"
-    cure = f"write for example `{'node1 slots=8' if rule == 'hostfile-slots' else mended}`"
+    if (match := _HOST_LINE.match(fixed)) and int(match[2]):
+        rule = "hostfile-colon" if fixed != without_comment else "hostfile-comment"
+    cure = f"write for example `{'node1 slots=8' if rule == 'hostfile-slots' else fixed}`"
     return Finding(rule, name, number, f"{line!r} is not `HOST slots=N`", cure)
 
 
@@ -119,11 +116,8 @@ def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
     """
     nodes = env.get("SLURM_JOB_NODELIST")
     if not nodes:
-        raise UserError(
-            "launcher slurm",
-            "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)",
-            "salloc first, or submit a script: --write sbatch",
-        )
+        problem = "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)"
+        raise UserError("launcher slurm", problem, "salloc first, or submit a script: --write sbatch")
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
     if listed.returncode:
         raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")

@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
-from .host import BARE_PATH, Host, namespace
+from .host import BARE_PATH, IP_BATCH, PROJECT, Host, Site, in_network, namespace
 from .needs import missing
 
-PROJECT = Path(__file__).resolve().parent.parent
 # Where clusters lie: not in /tmp or /run, which hosts have to themselves.
 PARENT, PREFIX = Path(os.environ.get("BRIGADE_TESTBED", "/var/tmp")), "brigade-testbed-"
 
@@ -31,7 +30,7 @@ class Cluster:
         lacks = missing()
         if lacks:
             raise RuntimeError("no cluster can be built here:\n" + "\n".join(f"  {line}" for line in lacks))
-        self.python, self.project = python, PROJECT
+        self.python = python
         self.directory, self._lock = begin()
         self.home, self.shared = self.directory / "home", self.directory / "shared"
         self.shared.mkdir()
@@ -40,12 +39,13 @@ class Cluster:
         # First where things lie, then the names that lead there: .venv may be a link, and its bin one more.
         real = Path(sys.prefix, "bin").resolve().parent
         places = [Path(path) for path in (PROJECT, sys.prefix, real, sys.base_prefix, cache)]
-        self.visible = list(dict.fromkeys(map(str, [*sorted(path.resolve() for path in places), *places])))
+        visible = list(dict.fromkeys(map(str, [*sorted(path.resolve() for path in places), *places])))
+        site = Site(self.directory, self.home, visible, python, self._in_switch)
         names = [f"node{number}" for number in range(1, count + 1)]
         bare = (names[-1],) if bare is None and count > 1 else bare or ()
         with_environment = f"{Path(python).parent}:{BARE_PATH}"
         self.hosts = [
-            Host(self, number, name, BARE_PATH if name in bare else with_environment)
+            Host(site, number, name, BARE_PATH if name in bare else with_environment)
             for number, name in enumerate(names)
         ]
         self._furnish()
@@ -57,7 +57,7 @@ class Cluster:
             self.switch = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
             while namespace(self.switch.pid, "net") == namespace("self", "net") and self.switch.poll() is None:
                 time.sleep(0.001)
-            self.in_switch("link add switch type bridge", "link set switch up")
+            self._in_switch(*IP_BATCH, lines="link add switch type bridge\nlink set switch up")
             for host in self.hosts:
                 host.boot()
         except BaseException:
@@ -88,12 +88,8 @@ class Cluster:
         shutil.rmtree(self.directory, ignore_errors=True)
         self._lock.close()
 
-    def in_switch(self, *lines: str) -> None:
-        """Run lines of `ip -batch` in the switch."""
-        command = ["nsenter", "-t", str(self.switch.pid), "-n", "ip", "-batch", "-"]
-        done = subprocess.run(command, input="\n".join(lines), text=True, capture_output=True)
-        if done.returncode:
-            raise RuntimeError(f"ip {lines}: {done.stderr}")
+    def _in_switch(self, *words: str, **options: Any) -> None:
+        in_network(self.switch.pid, *words, **options)
 
     def hostfile(self, slots: int | dict[str, int], name: str = "hostfile") -> Path:
         """A hostfile of this cluster in its shared directory."""
@@ -103,7 +99,7 @@ class Cluster:
         return path
 
     def heal(self) -> None:
-        """Undo every fault: links mended, limits and blocks lifted, hosts that are off booted, stray processes ended."""
+        """Undo every fault: links repaired, limits and blocks lifted, hosts that are off booted, stray processes ended."""
         for host in self.hosts:
             if host.process is None:
                 host.boot()

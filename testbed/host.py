@@ -5,18 +5,34 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from .cluster import Cluster
-
+PROJECT = Path(__file__).resolve().parent.parent
 PORT = 22
 # What sshd gives to a remote command, and no more.
 BARE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+IP_BATCH = ("ip", "-batch", "-")
 Direction = Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the hosts of a cluster share.
+
+    directory: everything of the cluster; home: everybody's; visible: paths of the machine that hosts see too
+    in_switch: runs a command in the network of the switch, see in_network()
+    """
+
+    directory: Path
+    home: Path
+    visible: list[str]
+    python: str
+    in_switch: Callable[..., None]
 
 
 class Host:
@@ -25,10 +41,10 @@ class Host:
     path: the PATH that its shells see; without the environment's bin folder it is what a bare remote shell finds
     """
 
-    def __init__(self, cluster: "Cluster", number: int, name: str, path: str) -> None:
-        self.cluster, self.number, self.name, self.path = cluster, number, name, path
+    def __init__(self, site: Site, number: int, name: str, path: str) -> None:
+        self.site, self.number, self.name, self.path = site, number, name, path
         self.address = f"10.77.{number // 250}.{number % 250 + 1}"
-        self.directory = cluster.directory / "hosts" / name
+        self.directory = site.directory / "hosts" / name
         self.variables: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.pid = 0  # of its first process, as the machine counts
@@ -41,54 +57,31 @@ class Host:
         ready.unlink(missing_ok=True)
         spec = {
             "name": self.name,
-            "home": str(self.cluster.home),
-            "shared": self.cluster.visible,
+            "home": str(self.site.home),
+            "shared": self.site.visible,
             "ready": str(ready),
             "log": str(self.directory / "sshd.log"),
             "files": {
                 "/etc/ssh": str(self.directory / "ssh"),
-                "/etc/hosts": str(self.cluster.directory / "etc_hosts"),
-                "/etc/resolv.conf": str(self.cluster.directory / "resolv.conf"),
+                "/etc/hosts": str(self.site.directory / "etc_hosts"),
+                "/etc/resolv.conf": str(self.site.directory / "resolv.conf"),
                 "/etc/hostname": str(self.directory / "hostname"),
             },
         }
         (self.directory / "spec.json").write_text(json.dumps(spec))
         # Each link of this chain dies with the one before it: nothing outlives the process that built the cluster.
-        command = [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            "unshare",
-            "--net",
-            "--uts",
-            "--mount",
-            "--ipc",
-            "--pid",
-            "--fork",
-            "--kill-child=KILL",
-            "--mount-proc",
-            self.cluster.python,
-            "-m",
-            "testbed.init",
-            str(self.directory / "spec.json"),
-        ]
+        namespaces = "unshare --net --uts --mount --ipc --pid --fork --kill-child=KILL --mount-proc"
+        init = [self.site.python, "-m", "testbed.init", str(self.directory / "spec.json")]
+        command = ["setpriv", "--pdeathsig", "KILL", *namespaces.split(), *init]
+        options: dict[str, Any] = {"cwd": PROJECT, "stdin": subprocess.DEVNULL, "start_new_session": True}
         with (self.directory / "boot.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.cluster.project,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, **options)
         self.pid = self._first_process()
         self._plug_in()
         deadline = time.monotonic() + 20
         while not ready.exists() or not self._ssh_answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"{self.name} does not come up:\n{(self.directory / 'boot.log').read_text()[-2000:]}"
-                )
+                raise RuntimeError(f"{self.name} does not come up:\n{self._boot_log()}")
             time.sleep(0.02)
 
     def power_off(self) -> None:
@@ -99,7 +92,7 @@ class Host:
         self.process.kill()
         self.process.wait()
         self.process, self.pid = None, 0
-        self.cluster.in_switch(f"link del port{self.number}")  # the kernel does it too, but in its own time
+        self._switch(f"link del port{self.number}")  # the kernel does it too, but in its own time
 
     def _first_process(self) -> int:
         assert self.process is not None
@@ -111,23 +104,25 @@ class Host:
             if words and namespace(words[0], "net") != namespace("self", "net"):
                 return int(words[0])
             time.sleep(0.005)
-        raise RuntimeError(f"{self.name} does not start:\n{(self.directory / 'boot.log').read_text()[-2000:]}")
+        raise RuntimeError(f"{self.name} does not start:\n{self._boot_log()}")
+
+    def _boot_log(self) -> str:
+        return (self.directory / "boot.log").read_text()[-2000:]
 
     def _plug_in(self) -> None:
         plug, card = f"port{self.number}", f"02:77:00:00:{self.number // 250:02x}:{self.number % 250 + 1:02x}"
-        self.cluster.in_switch(
+        self._switch(
             f"link add {plug} type veth peer name eth0 address {card} netns {self.pid}",
             f"link set {plug} master switch up",
         )
-        self._ip("link set lo up", f"addr add {self.address}/16 dev eth0", "link set eth0 up")
+        lines = ("link set lo up", f"addr add {self.address}/16 dev eth0", "link set eth0 up")
+        in_network(self.pid, *IP_BATCH, lines="\n".join(lines))
 
-    def _ip(self, *lines: str) -> None:
-        command = ["nsenter", "-t", str(self.pid), "-n", "ip", "-batch", "-"]
-        subprocess.run(command, input="\n".join(lines), text=True, check=True, capture_output=True)
+    def _switch(self, *lines: str) -> None:
+        self.site.in_switch(*IP_BATCH, lines="\n".join(lines))
 
     def _ssh_answers(self) -> bool:
-        command = ["nsenter", "-t", str(self.pid), "-n", "sh", "-c", f": < /dev/tcp/{self.address}/{PORT}"]
-        command[4] = "bash"
+        command = ["nsenter", "-t", str(self.pid), "-n", "bash", "-c", f": < /dev/tcp/{self.address}/{PORT}"]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     # ---- running things ----------------------------------------------------------------------------------------
@@ -143,23 +138,8 @@ class Host:
         }
         pairs = [f"{key}={value}" for key, value in (login | self.variables | variables).items()]
         inner = ["bash", "-c", words] if isinstance(words, str) else list(words)
-        return [
-            "nsenter",
-            "-t",
-            str(self.pid),
-            "-n",
-            "-u",
-            "-m",
-            "-i",
-            "-p",
-            "--",
-            "env",
-            "-i",
-            "-C",
-            str(cwd or self.cluster.project),
-            *pairs,
-            *inner,
-        ]
+        enter = f"nsenter -t {self.pid} -n -u -m -i -p -- env -i -C"
+        return [*enter.split(), str(cwd or PROJECT), *pairs, *inner]
 
     def run(
         self,
@@ -241,45 +221,40 @@ class Host:
     # ---- what happens to hosts -----------------------------------------------------------------------------------
     def throttle(self, rate: str | None) -> None:
         """Limit the host's network to `rate` ("200mbit") in each direction; None lifts the limit."""
-        for where, device in ((self.pid, "eth0"), (self.cluster.switch.pid, f"port{self.number}")):
-            tc = ["nsenter", "-t", str(where), "-n", "tc", "qdisc"]
+        for run, device in ((partial(in_network, self.pid), "eth0"), (self.site.in_switch, f"port{self.number}")):
             if rate is None:
-                subprocess.run([*tc, "del", "dev", device, "root"], capture_output=True)
+                run("tc", "qdisc", "del", "dev", device, "root", check=False)
                 continue
             # A bucket holds what passes in 4 ms: less, and the kernel's clock cannot reach the rate.
             burst = max(64_000, int(bits_per_second(rate) / 8 * 0.004))
-            words = ["replace", "dev", device, "root", "tbf", "rate", rate, "burst", str(burst), "latency", "50ms"]
-            subprocess.run([*tc, *words], check=True, capture_output=True)
+            words = f"qdisc replace dev {device} root tbf rate {rate} burst {burst} latency 50ms"
+            run("tc", *words.split())
 
     def cut(self) -> None:
         """Cut the host's link: packets vanish, both ends learn nothing."""
-        self.cluster.in_switch(f"link set port{self.number} nomaster")
+        self._switch(f"link set port{self.number} nomaster")
 
     def restore(self) -> None:
-        """Mend a link that was cut."""
-        self.cluster.in_switch(f"link set port{self.number} master switch up")
+        """Repair a link that was cut."""
+        self._switch(f"link set port{self.number} master switch up")
 
     def block(self, port: int, direction: Direction = "in") -> None:
         """Drop TCP packets to `port`, coming in to this host or going out from it."""
-        chain = {"in": "input", "out": "output"}[direction]
-        rules = f"""add table inet testbed
-            add chain inet testbed {chain} {{ type filter hook {chain} priority 0; }}
-            add rule inet testbed {chain} tcp dport {port} drop"""
-        self._nft(rules)
+        self._drop({"in": "input", "out": "output"}[direction], f"tcp dport {port}")
 
     def block_from(self, other: "Host") -> None:
         """Drop everything that comes from `other`: one direction of one link."""
-        self._nft(f"""add table inet testbed
-            add chain inet testbed input {{ type filter hook input priority 0; }}
-            add rule inet testbed input ip saddr {other.address} drop""")
+        self._drop("input", f"ip saddr {other.address}")
 
     def unblock(self) -> None:
         """Lift every block."""
-        self._nft("add table inet testbed\ndelete table inet testbed")
+        in_network(self.pid, "nft", "-f", "-", lines="add table inet testbed\ndelete table inet testbed")
 
-    def _nft(self, rules: str) -> None:
-        command = ["nsenter", "-t", str(self.pid), "-n", "nft", "-f", "-"]
-        subprocess.run(command, input=rules, text=True, check=True, capture_output=True)
+    def _drop(self, chain: str, packets: str) -> None:
+        rules = f"""add table inet testbed
+            add chain inet testbed {chain} {{ type filter hook {chain} priority 0; }}
+            add rule inet testbed {chain} {packets} drop"""
+        in_network(self.pid, "nft", "-f", "-", lines=rules)
 
     def bind(self, source: Path | str, target: Path | str) -> None:
         """Let this host alone see `source` where the others see `target`: another environment, another clone."""
@@ -324,6 +299,14 @@ class Host:
             "PidFile none\nPrintMotd no\nSubsystem sftp internal-sftp\n"
             f"SetEnv {pairs}\n"
         )
+
+
+def in_network(pid: int, *words: str, lines: str = "", check: bool = True) -> None:
+    """Run a command in the network of a process, `lines` as its input. Raises RuntimeError unless check is False."""
+    command = ["nsenter", "-t", str(pid), "-n", *words]
+    done = subprocess.run(command, input=lines, text=True, capture_output=True)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {lines}: {done.stderr}")
 
 
 def namespace(pid: int | str, kind: str) -> int:

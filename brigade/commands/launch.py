@@ -80,7 +80,7 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
     shown = {}
     for name, text in launchers.files(launcher, job).items():
         word = f"{{{name}}}"
-        shown[word] = job.hostfile if name == "hostfile" and job.hostfile else word
+        shown[word] = shlex.quote(job.hostfile) if name == "hostfile" and job.hostfile else word
         if shown[word] == word:  # else the user's own file has what the run's copy has
             lines += [f"# {word} is a file with:", *(f"#   {line}" for line in text.splitlines())]
     for number, host in enumerate(job.hosts):

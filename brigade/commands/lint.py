@@ -4,7 +4,7 @@ import argparse
 import time
 
 from ..errors import UserError, did_you_mean
-from ..errors.console import console
+from ..errors.console import console, counted
 from ..errors.findings import SEVERITIES, rules
 from ..lint.report import Report, lint, markdown
 
@@ -48,10 +48,9 @@ def _print(report: Report, notes: bool, seconds: float) -> None:
         see = f"\n  see: {', '.join(issues)}" if issues else ""
         console.print(Text.assemble(where, "\n  ", severity, rest, (see, "dim")))
     counts, hidden = report.counts(), len(report.findings) - len(shown)
-    numbers = ", ".join(f"{counts[severity]} {severity}{'s' * (counts[severity] != 1)}" for severity in SEVERITIES)
+    numbers = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES)
     more = f" ({hidden} not shown: --notes)" if hidden else ""
-    files = len(report.files.read)
-    console.print(f"{files} file{'s' * (files != 1)}: {numbers}{more}, in {seconds:.2f} s")
+    console.print(f"{counted(len(report.files.read), 'file')}: {numbers}{more}, in {seconds:.2f} s")
 
 
 def _explain(name: str) -> int:

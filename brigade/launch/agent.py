@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.supervised import owner
-from .host_facts import RUN, holder, interface_of, look_around, processes, send
+from .host_facts import RUN, holder, look_around, processes, send
+from .host_facts import addresses as own_addresses
 
 MARK = "brigade> "
 BEAT, SILENCE = 2.0, 15.0  # seconds: how often each end says that it is there; after how much silence the other is lost
@@ -31,7 +32,6 @@ class Agent:
     def __init__(self) -> None:
         self.heard = time.monotonic()
         self.run = ""
-        self.launcher: asyncio.subprocess.Process | None = None
         self.listener: asyncio.Server | None = None
         self.ranks: dict[int, int] = {}  # rank -> pid of its training process
         self.folder: tempfile.TemporaryDirectory[str] | None = None
@@ -65,10 +65,10 @@ class Agent:
         finally:
             if self.why:
                 self.say("leaving", why=self.why)
-            await self.end(grace=5)
-            with suppress(OSError, TimeoutError):
+            await self.do_stop(grace=5)
+            with suppress(TimeoutError):
                 async with asyncio.timeout(2):
-                    await self.writer.drain()
+                    await self._drain()
 
     def say(self, kind: str, /, **fields: Any) -> None:
         """One message to the other end; dropped when there is none."""
@@ -140,7 +140,7 @@ class Agent:
                 return address, {"error": error.strerror or str(error)}
             if greeting.decode(errors="replace") != nonce:
                 return address, {"error": "another program answers there"}
-            return address, {"peer": peer, "interface": interface_of(mine)}
+            return address, {"peer": peer, "interface": own_addresses().get(mine, "lo")}
 
         return {"reached": dict(await asyncio.gather(*map(attempt, addresses)))}
 
@@ -152,28 +152,22 @@ class Agent:
             self.listener.close()
         self.run = run
         self.folder = tempfile.TemporaryDirectory(prefix="brigade-")
-        places = {name: str(Path(self.folder.name) / name) for name in files}
+        places = {f"{{{name}}}": str(Path(self.folder.name) / name) for name in files}
         for name, text in files.items():
-            Path(places[name]).write_text(text)
+            Path(self.folder.name, name).write_text(text)
         door = f"brigade-{run}-{os.getpid()}"
         await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
         beside = str(Path(sys.executable).parent)
         ours = os.environ | environment | {RUN: run, "BRIGADE_DOOR": door}
         paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *environment.get("PATH", "").split(":")]
         ours["PATH"] = ":".join(dict.fromkeys(filter(None, paths)))
-        words = [places.get(word.strip("{}"), word) if word.startswith("{") else word for word in command]
-        self.launcher = await asyncio.create_subprocess_exec(
-            *words,
-            cwd=cwd,
-            env=ours,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            limit=64 * LINE,
+        words = [places.get(word, word) for word in command]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        launcher = await asyncio.create_subprocess_exec(
+            *words, cwd=cwd, env=ours, start_new_session=True, limit=64 * LINE, **streams
         )
-        self._background(self._read_launcher())
-        self._background(self._await_launcher())
+        self._background(self._read_launcher(launcher))
+        self._background(self._await_launcher(launcher))
 
     async def do_stacks(self, ranks: list[int]) -> None:
         """Let these ranks print what they are doing."""
@@ -181,21 +175,16 @@ class Agent:
             with suppress(OSError, KeyError):
                 os.kill(self.ranks[rank], signal.SIGQUIT)
 
-    async def do_stop(self, grace: float) -> None:
-        await self.end(grace)
-
     # ---- the run -----------------------------------------------------------------------------------------------
-    async def _await_launcher(self) -> None:
+    async def _await_launcher(self, launcher: asyncio.subprocess.Process) -> None:
         # Not wait(): that may wait for the end of the output too, and ranks that outlive their launcher hold it open.
-        assert self.launcher
-        while self.launcher.returncode is None:
+        while launcher.returncode is None:
             await asyncio.sleep(0.1)
-        await self._last_words(2)
-        self.say("ended", code=self.launcher.returncode)
+        await self._last_words()
+        self.say("ended", code=launcher.returncode)
 
-    async def _read_launcher(self) -> None:
-        assert self.launcher and self.launcher.stdout
-        while chunk := await self.launcher.stdout.read(LINE):
+    async def _read_launcher(self, launcher: asyncio.subprocess.Process) -> None:
+        while launcher.stdout and (chunk := await launcher.stdout.read(LINE)):
             self.say("launcher", out=chunk.decode(errors="replace").rstrip("\n"))
             await self._drain()
 
@@ -220,9 +209,9 @@ class Agent:
             self.talking -= 1
             writer.close()
 
-    async def _last_words(self, seconds: float) -> None:
-        """Wait until all that the ranks said is handed on; ranks that outlive their launcher are not waited for."""
-        deadline = time.monotonic() + seconds
+    async def _last_words(self) -> None:
+        """Wait until all that the ranks said is handed on, but not for ranks that outlive their launcher."""
+        deadline = time.monotonic() + 2
         await asyncio.sleep(0.2)
         while self.talking and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -233,15 +222,15 @@ class Agent:
             with suppress(OSError):
                 await self.writer.drain()
 
-    async def end(self, grace: float) -> None:
+    async def do_stop(self, grace: float) -> None:
         """Stop every process of the run: SIGTERM, and after `grace` seconds SIGKILL. Returns when none is left."""
         self.deadline = min(self.deadline, time.monotonic() + grace)
         if self.run and not self.stopping:
-            self.stopping = asyncio.ensure_future(self._end())
+            self.stopping = asyncio.ensure_future(self._stop())
         if self.stopping:
             await asyncio.shield(self.stopping)
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         send(processes(self.run), signal.SIGTERM)
         while left := processes(self.run):
             if time.monotonic() > self.deadline:
@@ -249,7 +238,7 @@ class Agent:
             await asyncio.sleep(0.1)
         if self.folder:
             self.folder.cleanup()
-        await self._last_words(2)
+        await self._last_words()
         self.say("stopped")
 
 

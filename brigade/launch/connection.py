@@ -8,27 +8,16 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..errors.findings import table
 from ..recipe.files import REPOSITORY
 from .agent import BEAT, LINE, MARK
 from .messages import ANSWERS, KINDS, checked, printable
 
-# What ssh says, and how to cure it. HOST stands for the host.
-_CURES = (
-    ("Permission denied", "let your key in there: `ssh-copy-id HOST`, or name the right one in ~/.ssh/config"),
-    ("Host key verification failed", "answer `ssh HOST` once by hand, or fix its line in ~/.ssh/known_hosts"),
-    ("Could not resolve hostname", "fix the name in the hostfile, or add it to /etc/hosts or ~/.ssh/config"),
-    ("timed out|No route|refused|closed by|reset by|did not answer", "is it up, and does `ssh HOST hostname` answer?"),
-    ("can't cd|No such file|not found|No module named brigade",
-     f"HOST needs this project and its environment at the same paths: {REPOSITORY} and {sys.executable}"),
-    ("", "try `ssh HOST hostname`"),
-)  # fmt: skip
-
-
-class Lost(Exception):
-    """The channel closed or fell silent; says why."""
+CURES = table(Path(__file__).with_name("cures.yaml"))
 
 
 class Channel:
@@ -68,7 +57,7 @@ class Channel:
         try:
             async with asyncio.timeout(timeout):
                 await self._greeted
-        except (TimeoutError, Lost) as error:
+        except (TimeoutError, ConnectionError) as error:
             problem = f"did not answer within {timeout:.0f} s" if isinstance(error, TimeoutError) else str(error)
             self.abandon()
             raise UserError(self.host, problem, cure_of(problem, self.host)) from None
@@ -85,7 +74,7 @@ class Channel:
             if "error" in answer:
                 raise UserError(self.host, printable(str(answer["error"])), "fix that on the host, then start again")
             return checked(ANSWERS[do], answer)
-        except (TimeoutError, Lost) as error:
+        except (TimeoutError, ConnectionError) as error:
             problem = f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}"
             raise UserError(self.host, problem, f"does `ssh {self.host} hostname` answer?") from None
         except ValueError as error:
@@ -160,7 +149,7 @@ class Channel:
         was_open, self.open = self.open, False
         for future in [self._greeted, *self._answers.values()]:
             if future and not future.done():
-                future.set_exception(Lost(why))
+                future.set_exception(ConnectionError(why))
                 future.exception()  # it is nobody's fault if nobody waits for it
         if was_open:  # else connect() says it
             self.events.put_nowait((self, "lost", {"why": why}))
@@ -179,7 +168,8 @@ class Channel:
 
 def cure_of(problem: str, host: str) -> str:
     """What helps against what ssh said of a host."""
-    return next(cure for pattern, cure in _CURES if re.search(pattern, problem)).replace("HOST", host)
+    cure: str = next(cure for pattern, cure in CURES["ssh"].items() if re.search(pattern, problem))
+    return cure.replace("HOST", host).replace("PROJECT", str(REPOSITORY)).replace("PYTHON", sys.executable)
 
 
 def transport(host: str, launcher: str) -> list[str]:

@@ -9,16 +9,9 @@ from typing import Any
 
 from ..errors.console import counted
 from .agent import SILENCE
-from .connection import Channel
+from .connection import CURES, Channel
 from .status_and_logs import Output
 
-# The likely cause of a signal.
-_LIKELY = {
-    signal.SIGKILL: "likely cause: the kernel's out-of-memory killer; `dmesg | grep -i oom` on {host}",
-    signal.SIGSEGV: "a library crashed: PYTHONFAULTHANDLER=1 adds its stack to the log",
-    signal.SIGBUS: "likely cause: /dev/shm is full; `df -h /dev/shm` on {host}",
-    signal.SIGABRT: "a library gave up: the lines above say why",
-}
 # What the last lines of a rank tell of its host.
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Errno 28")
 # Signals that somebody outside sends. Launchers end their other ranks by SIGTERM, and gloo aborts when a peer is gone.
@@ -51,9 +44,7 @@ class Failure:
         if self.kind == "follows":
             return f"{where} stopped because another rank failed first, but it is not known which"
         if self.kind == "signal" and self.code:
-            # A real-time signal has no name.
-            name = next((known.name for known in signal.Signals if known == -self.code), f"signal {-self.code}")
-            how = f": killed by signal {-self.code} ({name})" + (f", {self.text}" if self.text else "")
+            how = f": killed by signal {-self.code} ({_signal(self.code)})" + (f", {self.text}" if self.text else "")
         else:
             how = {"exit": f": exit code {self.code}", "reported": ""}.get(self.kind, f": {self.text}")
         return f"{where} failed first{how}"
@@ -62,14 +53,18 @@ class Failure:
         """What may help. tail: the last lines of the rank or launcher."""
         if any(_FULL.search(line) for line in (*tail, self.text)):
             return f"make room: a disk of {self.host} is full, or your quota of it; `df -h` there names it"
-        if self.kind == "signal" and self.code and -self.code in _LIKELY:
-            return _LIKELY[signal.Signals(-self.code)].format(host=self.host)
-        return None
+        cures: dict[str, str] = CURES["signals"] if self.kind == "signal" else {}
+        return cures.get(_signal(self.code or 0), "").replace("HOST", self.host) or None
 
     @property
     def exit_code(self) -> int:
         """Of launch: 2 for a user's mistake that train.py reported, else 1."""
         return 2 if self.code == 2 else 1
+
+
+def _signal(code: int) -> str:
+    """SIGKILL for -9; a real-time signal has no name."""
+    return next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
 
 
 def first(failures: list[Failure]) -> Failure:
@@ -87,12 +82,9 @@ def first(failures: list[Failure]) -> Failure:
 
 def report(failure: Failure, tail: list[str], log: Path) -> list[str]:
     """The lines that tell a failure: where and how, the last lines of that rank or launcher, the cure if one is known."""
-    lines = [f"error: {failure.in_words()}", *(f"  | {line}" for line in tail)]
-    if tail:
-        lines.append(f"  these are its last lines; all of them: {log}")
-    if cure := failure.cure(tail):
-        lines.append(f"  cure: {cure}")
-    return lines
+    quoted = [*(f"  | {line}" for line in tail), f"  these are its last lines; all of them: {log}"] if tail else []
+    cure = failure.cure(tail)
+    return [f"error: {failure.in_words()}", *quoted, *([f"  cure: {cure}"] if cure else [])]
 
 
 @dataclass

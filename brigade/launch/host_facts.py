@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -21,12 +22,10 @@ SIOCGIFADDR = 0x8915
 
 def look_around() -> dict[str, Any]:
     """Who this host is and what it has."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), **dict.fromkeys(PACKAGES, "missing")}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "missing"
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = str(Path("/proc/self/ns/net").readlink())  # containers of one machine are hosts too
@@ -50,7 +49,7 @@ def project_hash() -> str:
 
 
 def gpus() -> int | None:
-    """Number of GPUs of this host; 0 without a driver, None when the driver does not answer."""
+    """Number of GPUs of this host: 0 without a driver, None when the driver does not answer."""
     if not shutil.which("nvidia-smi"):
         return 0
     with suppress(OSError, subprocess.SubprocessError):
@@ -75,11 +74,6 @@ def addresses() -> dict[str, str]:
     return {address: name for address, name in found.items() if not address.startswith("127.")}
 
 
-def interface_of(address: str) -> str:
-    """The interface that has this address of ours; "lo" when none has."""
-    return addresses().get(address, "lo")
-
-
 def holder(port: int) -> str | None:
     """`PID COMMAND` of the process that listens on a TCP port of this host, if this user may see it."""
     inodes = set()
@@ -89,26 +83,27 @@ def holder(port: int) -> str | None:
                 words = line.split()
                 if int(words[1].rpartition(":")[2], 16) == port and words[3] == "0A":
                     inodes.add(f"socket:[{words[9]}]")
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if any(str(link.readlink()) in inodes for link in (entry / "fd").iterdir()):
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    return f"process {entry.name} ({command.strip()[:80]})"
+    for entry in _processes():
+        with suppress(OSError):
+            if any(str(link.readlink()) in inodes for link in (entry / "fd").iterdir()):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f"process {entry.name} ({command.strip()[:80]})"
     return None
 
 
 def processes(run: str) -> list[int]:
     """Every process of this user on this host that belongs to the run, whoever its parent became."""
-    mark = f"{RUN}={run}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+    mark, found = f"{RUN}={run}".encode(), []
+    for entry in _processes():
+        with suppress(OSError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _processes() -> Iterator[Path]:
+    return (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def send(pids: list[int], number: int) -> None:

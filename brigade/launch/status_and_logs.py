@@ -10,14 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
 
 SHOWN = 12  # hosts with a line of their own; of more, those that stand out
 TAIL = 15  # lines of a failed rank that the verdict quotes
-OPEN = 64  # log files that are open at a time: 1,000 hosts have 8,000
 PAUSE = 5.0  # seconds between two summaries of many hosts where there is no terminal
 
 
@@ -31,7 +30,6 @@ class Output:
     def __init__(self, hosts: list[str], directory: Path) -> None:
         self.status = dict.fromkeys(hosts, "connecting")
         self.directory = directory
-        self._files: dict[str, IO[str]] = {}
         self._tails: dict[str, deque[str]] = {}
         self._live: Any = None
         self._width = max(map(len, hosts))
@@ -62,9 +60,6 @@ class Output:
         self._writer.join()
         if self._live:
             self._live.stop()
-        for file in self._files.values():
-            with suppress(OSError):
-                file.close()
         with suppress(OSError):  # unless something was started
             self.directory.rmdir()
 
@@ -96,15 +91,12 @@ class Output:
         return list(self._tails.get(name, ()))
 
     def _append(self, name: str, text: str) -> None:
-        try:
-            if name not in self._files:
-                if len(self._files) >= OPEN:
-                    self._files.pop(next(iter(self._files))).close()
-                private = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                self._files[name] = os.fdopen(private, "a", buffering=1, errors="replace")
-            print(text, file=self._files[name])
+        path = self.path(name)
+        try:  # not kept open: 1,000 hosts have 8,000 logs
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", errors="replace") as file:
+                print(text, file=file)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path(name))) from None
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
     def _write(self) -> None:
         """The thread's work, one piece after the other. A full disk or a closed terminal does not end the run."""

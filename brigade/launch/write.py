@@ -14,6 +14,7 @@ import yaml
 from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..errors.console import counted
+from ..errors.findings import table
 from ..recipe.files import REPOSITORY
 from ..strategy import accelerate_config as accelerate
 from .job import Job
@@ -39,20 +40,7 @@ _NOT_TWICE = {
     "rehearse": "a rehearsal leaves no run that could be continued or judged",
 }
 
-# A recipe's cluster.gpu -> SkyPilot's name of it (sky show-gpus).
-ACCELERATORS = {
-    "A10G": "A10G",
-    "A100 40GB": "A100",
-    "A100 80GB": "A100-80GB",
-    "B200": "B200",
-    "H100": "H100",
-    "H100 80GB": "H100",
-    "H200": "H200",
-    "L4": "L4",
-    "L40S": "L40S",
-    "RTX 3090": "RTX3090",
-    "RTX 4090": "RTX4090",
-}
+ACCELERATORS: dict[str, str] = table(TEMPLATES / "skypilot_gpus.yaml")
 
 
 def write(job: Job, kind: str, to: str | Path | None = None) -> Path:
