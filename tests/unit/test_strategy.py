@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade import strategy as strategies
 from brigade.cluster import World
 from brigade.recipe.identity import identity
 from brigade.recipe.schema import Recipe
@@ -414,7 +413,7 @@ def test_8_bit_optimizers_are_refused_under_fsdp2(pick, mistake, optim):
     assert pick("--ds_config", "ds_configs/zero2.json", training={"optim": optim}).kind == "zero2"
 
 
-@pytest.mark.parametrize("optim", strategies.NEED_WHOLE_PARAMETERS)
+@pytest.mark.parametrize("optim", ["lamb", "lars"])
 @pytest.mark.parametrize("name", ["zero1.json", "zero3.json"])
 def test_optimizers_that_need_whole_parameters_are_refused_under_zero(pick, mistake, optim, name):
     message = mistake(pick, "--ds_config", f"ds_configs/{name}", training={"optim": optim})
