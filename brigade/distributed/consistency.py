@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cluster import World
 from ..errors import UserError
+from ..errors.findings import shown
 from ..recipe.identity import difference
 from . import ranks
 
@@ -25,25 +26,23 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # what from_pretrained loads,
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
 _VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, at any depth
 _BLOCK = 4096
+_Leader = tuple[str, str | None]  # of a host's first rank: the host, the checkpoint that it would continue from
 
 
 def check(same: dict[str, Any], world: World) -> None:
     """Ends all ranks with one message that names the first key in which a host differs from the first rank's, both values
-    and both hosts. same: {what: {key: value}}, JSON-able, in the order in which a difference should be told."""
+    and both hosts. same: {what: {key: value}}, JSON-able, in the order in which differences are looked for."""
     digest = _digest(json.dumps(same, sort_keys=True, default=str).encode())
     if len(set(ranks.gather(digest))) == 1:  # as ever: what follows would send it all to all
         return
-    every = ranks.gather((world.host, same))
+    host, first = ranks.gather((world.host, same))[0]
     with ranks.agreed(world):
-        host, first = every[0]
         for what in first:
             if other := difference(first[what], same[what]):
                 key, theirs, ours = other
-                raise UserError(
-                    f"the {what}{f': {key}' if key else ''}",
-                    f"{_short(ours)} on {world.host}, but {_short(theirs)} on {host}, rank 0",
-                    "give all hosts the same flags and files, best on one file system for all",
-                )
+                problem = f"{shown(ours)} on {world.host}, but {shown(theirs)} on {host}, rank 0"
+                cure = "give all hosts the same flags and files, best on one file system for all"
+                raise UserError(f"the {what}{f': {key}' if key else ''}", problem, cure)
 
 
 def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", folder: str | None) -> dict[str, Any]:
@@ -97,20 +96,26 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
     except OSError as caught:
         problem = f"the output directory cannot be written: {caught.strerror}"
         error = UserError(str(directory), problem, "give another --output_dir")
-    told = ranks.gather((error is None, (world.host, checkpoint and str(checkpoint)) if leads else None))
-    leaders = {rank: leader for rank, (_, leader) in enumerate(told) if leader}
-    written = all(well for well, _ in told)
-    found = [set(seen) for seen in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]
-    fault = error or (_fault(directory, leaders, found, in_parts) if written else None)
+    every = ranks.gather((error is None, (world.host, checkpoint and str(checkpoint)) if leads else None))
+    leaders = {rank: leader for rank, (_, leader) in enumerate(every) if leader}
+    written = all(can_write for can_write, _ in every)
+    seen = [set(notes) for notes in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]
+    shared = all(seen[rank] == set(leaders) for rank in leaders)
+    if written and not shared and (in_parts or any(seen[rank] != {rank} for rank in leaders)):
+        error = _not_shared(
+            directory, leaders, [host for rank, (host, _) in leaders.items() if 0 not in seen[rank]], in_parts
+        )
+    elif written:
+        error = _other_checkpoint(directory, leaders)
     with suppress(OSError):
         note.unlink(missing_ok=True)
-    for path in made if any(ranks.gather(fault is not None)) else []:
+    for path in made if any(ranks.gather(error is not None)) else []:
         with suppress(OSError):  # somebody else is there, too
             path.rmdir()
     with ranks.agreed(world):  # nobody leaves before all have tidied up
-        if fault and (error or world.speaks):
-            raise fault
-    return all(found[rank] == set(leaders) for rank in leaders)
+        if error and (world.speaks or not written):
+            raise error
+    return shared
 
 
 def _notes(directory: Path, token: str, wanted: int) -> list[int]:
@@ -123,39 +128,28 @@ def _notes(directory: Path, token: str, wanted: int) -> list[int]:
         time.sleep(0.1)
 
 
-def _fault(
-    directory: Path, leaders: dict[int, tuple[str, str | None]], found: list[set[int]], in_parts: str
-) -> UserError | None:
-    """What is wrong with whose notes are seen where, if anything. leaders: rank -> host, checkpoint; found: by rank."""
-    first, checkpoint = next(iter(leaders.values()))
-    shared = all(found[rank] == set(leaders) for rank in leaders)
-    if not shared and (in_parts or any(found[rank] != {rank} for rank in leaders)):
-        away = [host for rank, (host, _) in leaders.items() if 0 not in found[rank]] or [
-            host for host, _ in leaders.values()
-        ]
-        problem = f"{_names(away)} does not see what {first} writes there"
-        if not in_parts:
-            return UserError(
-                str(directory),
-                f"{problem}, while other hosts do",
-                "give an --output_dir that all hosts share, or one that is each host's own",
-            )
-        return UserError(
-            str(directory),
-            f"{problem}, and {in_parts} writes a part of each checkpoint from every host",
-            "give an --output_dir that all hosts share, or train with DDP (--ds_config none): it keeps whole checkpoints on each",
-        )
+def _not_shared(directory: Path, leaders: dict[int, _Leader], away: list[str], in_parts: str) -> UserError:
+    """away: the hosts that do not see the first one's note."""
+    (first, _), hosts = leaders[0], list(dict.fromkeys(away or [host for host, _ in leaders.values()]))
+    others = f" (and {len(hosts) - 1} more)" if len(hosts) > 1 else ""
+    problem = f"{hosts[0]}{others} does not see what {first} writes there"
+    cure = "give an --output_dir that all hosts share, or "
+    if not in_parts:
+        return UserError(str(directory), f"{problem}, while other hosts do", f"{cure}one that is each host's own")
+    problem += f", and {in_parts} writes a part of each checkpoint from every host"
+    return UserError(
+        str(directory), problem, f"{cure}train with DDP (--ds_config none): it keeps whole checkpoints on each"
+    )
+
+
+def _other_checkpoint(directory: Path, leaders: dict[int, _Leader]) -> UserError | None:
+    first, checkpoint = leaders[0]
     other = next(((host, theirs) for host, theirs in leaders.values() if theirs != checkpoint), None)
     return other and UserError(
         "the checkpoint to continue from",
         f"{other[1] or 'none'} on {other[0]}, but {checkpoint or 'none'} on {first}",
         f"copy {directory} from the host with the newer one to the other hosts, or give another --output_dir",
     )
-
-
-def _names(hosts: Iterable[str]) -> str:
-    first, *others = dict.fromkeys(hosts)
-    return f"{first} (and {len(others)} more)" if others else first
 
 
 def _without(keys: Iterable[str], tree: Any) -> Any:
@@ -174,8 +168,3 @@ def _sampled(path: Path, blocks: int) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} ..."

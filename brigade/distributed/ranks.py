@@ -7,6 +7,7 @@ exchange of errors, the first that has one speaks for all, and the others leave 
 
 import atexit
 import datetime
+import itertools
 import json
 import os
 import socket
@@ -28,7 +29,7 @@ from . import stop, supervised
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
-_meetings = 0
+_waits = itertools.count()  # of _wait_for_all: as many on every rank
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -63,16 +64,14 @@ def start(world: World, alone: bool = False) -> None:
 
 def _say_that_it_waits(world: World) -> None:
     """One line of each host. Torch's store does not tell who is there already."""
-    if world.local_rank == 0:
-        cure = "does the same command run on every host, and does each reach that address?"
-        if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
-            cure = "if you meant one process: unset RANK WORLD_SIZE"
-        print(
-            f"rank {world.rank} on {world.host} is waiting for {counted(world.size - 1, 'other rank')} at {_address()} since "
-            f"{PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}: {cure}",
-            file=sys.stderr,
-            flush=True,
-        )
+    if world.local_rank != 0:
+        return
+    cure = "does the same command run on every host, and does each reach that address?"
+    if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
+        cure = "if you meant one process: unset RANK WORLD_SIZE"
+    others, so_far = counted(world.size - 1, "other rank"), f"since {PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}"
+    line = f"rank {world.rank} on {world.host} is waiting for {others} at {_address()} {so_far}: {cure}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def _address() -> str:
@@ -109,23 +108,24 @@ def agreed(world: World):
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
-        _tell(error or _no_rendezvous(caught), world)
+        problem = (str(caught).splitlines() or [type(caught).__name__])[0][:200]
+        cure = "give the launcher an address that all hosts reach and a port that is free"
+        _report(error or UserError(f"rendezvous at {_address()}", problem, cure), world)
         raise SystemExit(2) from None
     try:
         _wait_for_all()
         codes = gather(None if error is None else _exit_code(error))
     except Exception as caught:  # a rank is gone, and with it whatever it had to say
         fail(error or caught, world)
-    failed = [supervised for supervised, code in enumerate(codes) if code]
-    if not failed:
+    first = next((rank for rank, code in enumerate(codes) if code), None)
+    if first is None:
         return
-    if error is not None and world.rank == failed[0]:
-        _tell(error, world)
+    if error is not None and world.rank == first:
+        _report(error, world)
     else:
         supervised.note(follows=True)
-    barrier()  # nobody leaves before the one who speaks has spoken
-    finish()
-    raise SystemExit(codes[failed[0]])
+    finish()  # nobody leaves before the first has printed its error
+    raise SystemExit(codes[first])
 
 
 def _wait_for_all() -> None:
@@ -136,9 +136,7 @@ def _wait_for_all() -> None:
         return
     from torch.distributed.distributed_c10d import _get_default_store
 
-    global _meetings
-    _meetings += 1
-    store, name = _get_default_store(), f"brigade/meeting-{_meetings}"
+    store, name = _get_default_store(), f"brigade/wait-{next(_waits)}"
     here, pause = store.add(name, 1), 0.002
     while here < dist.get_world_size():
         time.sleep(pause)
@@ -171,7 +169,7 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     except Exception:  # the store died with rank 0: somebody else was first
         first = False
     if first:
-        _tell(error, world)
+        _report(error, world)
     else:
         supervised.note(follows=True)
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
@@ -231,40 +229,25 @@ def _exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, UserError) else 1
 
 
-def _no_rendezvous(error: Exception) -> UserError:
-    cure = "give the launcher an address that all hosts reach and a port that is free"
-    return UserError(f"rendezvous at {_address()}", (str(error).splitlines() or [type(error).__name__])[0][:200], cure)
-
-
-def _tell(error: BaseException, world: World) -> None:
+def _report(error: BaseException, world: World) -> None:
     """Say on stderr what went wrong. Torchrun and accelerate bury that under 40 lines of their own, of which the last
     quote what a rank left in the error file: there the reason stands once more, in one line."""
-    message = _message(error, world)
+    where = f"error on {world.host}, rank {world.rank} of {world.size}"
+    if isinstance(error, UserError):
+        reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
+        message = str(error).replace("error", where, 1)
+    else:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+        if len(lines) > 40:  # frames of the engines' insides help nobody: the last ones say what broke
+            lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
+        message = "\n".join([f"{where}: {type(error).__name__}", *lines])
     with stop.leaving:
         pass
     supervised.note(told=message, code=_exit_code(error))
     print(message, file=sys.stderr, flush=True)
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not file:
-        return
-    if isinstance(error, UserError):
-        reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
-    else:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    # They take the earliest failure, in whole seconds, for the cause.
-    extra = {"py_callstack": f"{reason} (told above)", "timestamp": str(int(time.time()) - 1)}
-    with suppress(OSError):
-        Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
-
-
-def _message(error: BaseException, world: World) -> str:
-    where = f"on {world.host}, rank {world.rank} of {world.size}"
-    if isinstance(error, UserError):
-        first, *rest = str(error).splitlines()
-        return "\n".join([f"error {where}: {first.removeprefix('error: ')}", *rest])
-    # Frames of the engines' insides help nobody: the last ones say what broke.
-    text = "".join(traceback.format_exception(error)).rstrip()
-    lines = text.splitlines()
-    if len(lines) > 40:
-        lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
-    return "\n".join([f"error {where}: {type(error).__name__}", *lines])
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # They take the earliest failure, in whole seconds, for the cause.
+        extra = {"py_callstack": f"{reason} (told above)", "timestamp": str(int(time.time()) - 1)}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))

@@ -49,9 +49,8 @@ def _end(heard: int, numbers: set[int], speaks: bool) -> None:
         time.sleep(0.5)  # the one that speaks is told, too, by now; it would take this one's end for a failure
     default = ctypes.CDLL(None).signal
     for one in numbers:
-        default(
-            one, 0
-        )  # from here on a second one ends what takes long; Python's own function is the main thread's alone
+        # From here on a second one ends what takes long; Python's own function is the main thread's alone.
+        default(one, 0)
     for child in multiprocessing.active_children():
         child.kill()  # else the next line waits for them
     atexit._run_exitfuncs()  # as at any end: wandb's last upload, for one

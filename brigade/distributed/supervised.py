@@ -72,9 +72,7 @@ def end_with_launcher() -> None:
     launcher = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     started_by = _parent(launcher)
-    if launcher == 1 and b"python" not in _command(
-        1
-    ):  # it was gone before we asked; in a container it may be the first
+    if launcher == 1 and b"python" not in _command(1):  # gone before we asked; in a container it may be the first
         os.kill(os.getpid(), signal.SIGKILL)
     words = {word.rpartition(b"/")[2] for word in _command(started_by).split(b"\0")}
     if "CROSS_SIZE" in os.environ and words & {b"deepspeed", b"ds"}:
@@ -149,13 +147,11 @@ def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) ->
                 ended, status = os.waitpid(child, 0)
             elif not _hear(source, heard, agent, rank, out):
                 poll.unregister(source)
-    with suppress(BlockingIOError):
-        while _hear(out, heard, agent, rank, out):
-            pass
     os.set_blocking(notes, False)
-    with suppress(BlockingIOError):
-        while _hear(notes, heard, agent, rank, out):
-            pass
+    for source in (out, notes):
+        with suppress(BlockingIOError):
+            while _hear(source, heard, agent, rank, out):
+                pass
     if heard[out]:
         _send(agent, rank=rank, out=heard[out].decode(errors="replace"))
     code = os.waitstatus_to_exitcode(status)

@@ -56,15 +56,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(str(path), f"it cannot be read: {error.strerror}", "check the file's permissions") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = str(getattr(error, "problem", error))
-        problem = problem if problem.endswith(TWICE) else f"not YAML: {problem}"
-        cure = "keep one of them, with all that belongs under it" if problem.endswith(TWICE) else "mend that line"
-        raise UserError(f"{path}{line}", problem, cure) from None
+        mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", error))
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        if problem.endswith(TWICE):
+            raise UserError(place, problem, "keep one of them, with all that belongs under it") from None
+        raise UserError(place, f"not YAML: {problem}", "fix that line") from None
     if not isinstance(document, dict):
-        what = (
-            "is empty" if document is None else f"holds {'a list' if isinstance(document, list) else 'a single value'}"
-        )
-        raise UserError(str(path), f"it {what}, not keys and values", "see recipes/tiny/full.yaml")
+        found = {type(None): "is empty", list: "holds a list"}.get(type(document), "holds a single value")
+        raise UserError(str(path), f"it {found}, not keys and values", "see recipes/tiny/full.yaml")
     return document

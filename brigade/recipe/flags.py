@@ -13,8 +13,12 @@ import yaml
 from pydantic import ValidationError
 
 from ..errors import UserError, did_you_mean
+from ..errors.findings import shortened, shown, table
 from .files import DEFAULT_RECIPE, find, read_yaml
-from .schema import OF_DATASETS, OTHER_NAMES, SECTION_OF, SECTIONS, Recipe, Source
+from .schema import OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source
+
+OTHER_NAMES: dict[str, str] = table(Path(__file__).with_name("other_names.yaml"))
+STRATEGIES = ("ds_config", "accelerate_config")
 
 
 @dataclass
@@ -78,12 +82,12 @@ def _parser() -> argparse.ArgumentParser:
             names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
             # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
             nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
-            default = info.get_default()
-            shown = (
-                "required" if info.is_required() else "optional" if default is None else f"default: {_told(default)}"
-            )
-            shown = f"{info.description or ''} ({shown})".strip().replace("%", "%%")
-            group.add_argument(*names, dest=key, metavar="VALUE", help=shown, **nargs)
+            default = "required" if info.is_required() else "optional"
+            if info.default is not None and not info.is_required():
+                text = yaml.safe_dump(info.default, default_flow_style=True, width=1000)
+                default = f"default: {text.removesuffix('...' + chr(10)).strip()}"
+            text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
+            group.add_argument(*names, dest=key, metavar="VALUE", help=text, **nargs)
     return parser
 
 
@@ -97,13 +101,10 @@ def load(argv: list[str]) -> Settings:
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         raise _unknown_flag(unknown[0], parser)
-    given = {key: value for key, value in vars(options).items() if key in SECTION_OF and value is not None}
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions
-    unknown_sections = set(document) - set(SECTIONS)
-    if unknown_sections:
-        name = sorted(map(str, unknown_sections))[0]
+    for name in sorted(str(section) for section in document if section not in SECTIONS):
         home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else OTHER_NAMES.get(name)
         raise UserError(f"{path}: {name}", "there is no such section", home or did_you_mean(name, SECTIONS))
     settings = Settings(
@@ -115,32 +116,46 @@ def load(argv: list[str]) -> Settings:
         options.rehearse,
         argv=[word for word in argv if not word.startswith("--local_rank=")],
     )
-    for key, text in given.items():
-        section = document.setdefault(SECTION_OF[key], {}) if document.get(SECTION_OF[key], {}) is not None else {}
-        if not isinstance(section, dict):
-            break  # validation below says so
-        value = _value(key, text)
-        if key in section and not _same(section[key], value):
-            settings.overridden.append(f"--{key} {text} (the recipe says {_short(str(section[key]))})")
-            # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
-            unset = section.get("reference_batch_size") is None and "reference_batch_size" not in given
-            if key == "global_batch_size" and unset:
-                section["reference_batch_size"] = section[key]
-        section[key] = value
-        document[SECTION_OF[key]] = section
-        settings.sources[key] = f"flag --{key}"
-    _one_strategy_flag(given, document, settings)
-    data = document.get("data")
-    if "train_file" in given and isinstance(data, dict) and not ("dataset_name" in given and data.get("dataset_name")):
-        for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
-            value = None if key in given else data.pop(key, None)
-            if value not in (None, Source.model_fields[key].default):
-                settings.overridden.append(f"--train_file replaces the recipe's {key}")
+    flags = {key: text for key, text in vars(options).items() if key in SECTION_OF and text is not None}
+    for section in {SECTION_OF[key] for key in flags}:
+        if document.get(section) is None:
+            document[section] = {}
+    if all(isinstance(values, dict) for values in document.values()):  # else validation says so
+        _apply(flags, document, settings)
     try:
         settings.recipe = Recipe.model_validate(document)
     except ValidationError as error:
         raise _explain(error, settings, document) from None
     return settings
+
+
+def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Put flags into the recipe's document, and note what they override."""
+    for key, text in flags.items():
+        section, value = document[SECTION_OF[key]], _value(key, text)
+        if key in section and not _same(section[key], value):
+            settings.overridden.append(f"--{key} {text} (the recipe says {shortened(str(section[key]))})")
+            # Learning-rate scaling is against the recipe's own batch. In run.yaml the key stands there as null.
+            unset = section.get("reference_batch_size") is None and "reference_batch_size" not in flags
+            if key == "global_batch_size" and unset:
+                section["reference_batch_size"] = section[key]
+        section[key] = value
+        settings.sources[key] = f"flag --{key}"
+    strategies = [key for key in STRATEGIES if key in flags]  # one replaces the recipe's strategy as a whole
+    if len(strategies) == 2:
+        raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
+    for key in strategies:
+        other = STRATEGIES[1 - STRATEGIES.index(key)]
+        gone = document["cluster"].pop(other, None)
+        if gone not in (None, "none"):
+            recipe_says = f"(the recipe says {other} {shortened(str(gone))})"
+            settings.overridden.append(f"--{key} {flags[key]} {recipe_says}")
+    data = document.get("data", {})
+    if "train_file" in flags and not ("dataset_name" in flags and data.get("dataset_name")):
+        for key in ("dataset_name", *OF_DATASETS):  # the flag's data instead of the recipe's, not besides
+            value = None if key in flags else data.pop(key, None)
+            if value not in (None, Source.model_fields[key].default):
+                settings.overridden.append(f"--train_file replaces the recipe's {key}")
 
 
 def _underscores(word: str) -> str:
@@ -171,30 +186,6 @@ def _same(ours: Any, theirs: Any) -> bool:
         return False
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]} ..."
-
-
-def _told(value: Any) -> str:
-    """A default in a recipe's notation."""
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-
-
-def _one_strategy_flag(given: dict[str, Any], document: dict[str, Any], settings: Settings) -> None:
-    """A strategy flag replaces the recipe's strategy as a whole; two of them contradict each other."""
-    pair = ("ds_config", "accelerate_config")
-    said = [key for key in pair if key in given]
-    if len(said) == 2:
-        raise UserError("flags --ds_config, --accelerate_config", "both name a strategy", "keep one of them")
-    cluster = document.get("cluster")
-    if said and isinstance(cluster, dict):
-        other = pair[1 - pair.index(said[0])]
-        gone = cluster.pop(other, None)
-        if gone not in (None, "none"):
-            text = f"--{said[0]} {given[said[0]]} (the recipe says {other} {_short(str(gone))})"
-            settings.overridden.append(text)
-
-
 def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> UserError:
     name = word.split("=")[0].lstrip("-")
     if not word.startswith("-"):
@@ -206,30 +197,25 @@ def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> UserError:
 
 def _explain(error: ValidationError, settings: Settings, document: dict[str, Any]) -> UserError:
     """The first of pydantic's complaints, in our words."""
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    section, key = location[0], location[1] if len(location) > 1 else ""
-    source = settings.sources.get(key, str(settings.recipe_path))
-    place = source if key in settings.sources else f"{source}: {section}.{key}" if key else f"{source}: {section}"
+    first, *others = error.errors()
+    section, key, *_ = [*map(str, first["loc"]), ""]
+    dotted = f"{section}.{key}" if key else section
+    place = settings.sources.get(key) or f"{settings.recipe_path}: {dotted}"
     if first["type"] == "extra_forbidden":
         home = SECTION_OF.get(key)
         cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
-        return UserError(place, f"there is no such key (its value: {_short(repr(first['input']))})", cure)
+        return UserError(place, f"there is no such key (its value: {shortened(repr(first['input']))})", cure)
     if first["type"] == "missing":
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
     # A key that takes several types has one complaint for each of them.
-    others = [
-        other
-        for other in error.errors()[1:]
-        if len(location) == len(other["loc"]) == 3 and other["loc"][:2] == first["loc"][:2]
-    ]
-    wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *others])))
+    same = [other for other in others if len(first["loc"]) == len(other["loc"]) == 3 and other["loc"][1] == key]
+    wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *same])))
     value = document.get(section)
-    value = value.get(key) if isinstance(value, dict) else value
-    if value is None and not key:
+    if key:
+        value = value.get(key) if isinstance(value, dict) else value
+    elif value is None:
         return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
-    shown = "null" if value is None else _short(repr(value))
-    return UserError(place, f"{shown} is not {wanted}", f"give {wanted}")
+    return UserError(place, f"{shown(value)} is not {wanted}", f"give {wanted}")
 
 
 def _wanted(complaint: Any) -> str:

@@ -5,14 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .schema import SECTIONS, Recipe, marked_apart
+from .schema import NOT_IN_IDENTITY, Recipe
 
 COMPUTED = ("model", "data", "training")  # sections that decide what a run computes
-
-
 DEFAULTS = 1  # raise it when a key's default changes: a recipe without the key is then another run
-
-
 # What runs did before a key was there, where that is not its default: {"training": {"key": value}}.
 BEFORE: dict[str, dict[str, Any]] = {}
 
@@ -22,12 +18,9 @@ def computed(recipe: Recipe, **options: Any) -> dict[str, Any]:
 
     options: of pydantic's model_dump
     """
-    kept: dict[str, Any] = {}
-    for name in COMPUTED:
-        values = getattr(recipe, name).model_dump(mode="json", **options)
-        apart = {key for key, info in SECTIONS[name].model_fields.items() if marked_apart(info)}
-        kept[name] = {key: value for key, value in values.items() if key not in apart}
-    return kept
+    return {
+        name: getattr(recipe, name).model_dump(mode="json", exclude=NOT_IN_IDENTITY, **options) for name in COMPUTED
+    }
 
 
 def identity(recipe: Recipe, strategy: Any) -> str:
@@ -41,10 +34,9 @@ def recorded(document: Mapping[str, Any]) -> Recipe:
     """The recipe in a run.yaml, which an earlier version may have written: keys that it lacks get what runs did before they
     were there. Raises ValidationError for a key or a value that this version does not know."""
     sections = {name: BEFORE.get(name, {}) | (document.get(name) or {}) for name in COMPUTED}
-    for name, values in sections.items():
-        for key, info in SECTIONS[name].model_fields.items():
-            if marked_apart(info):
-                values.pop(key, None)
+    for values in sections.values():
+        for key in NOT_IN_IDENTITY:
+            values.pop(key, None)
     return Recipe.model_validate(sections)
 
 

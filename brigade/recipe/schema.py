@@ -9,9 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-# Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
-_APART_FROM_IDENTITY: dict[str, Any] = {"identity": False}
-Watching = Annotated[int, Field(json_schema_extra=_APART_FROM_IDENTITY, ge=1)]
 Positive = Annotated[int, Field(ge=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
 
@@ -36,7 +33,7 @@ def _words_or_none(value: Any) -> Any:
     return [] if value == "none" else _words(value)
 
 
-def _targets(value: Any) -> Any:
+def _words_or_all(value: Any) -> Any:
     return value if value == "all-linear" else _words(value)
 
 
@@ -80,7 +77,7 @@ class ModelSection(Section):
     lora_alpha: float = Field(32, gt=0)
     """Adapters are scaled by lora_alpha / lora_r; with use_rslora by lora_alpha / sqrt(lora_r)."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_targets)] = "all-linear"
+    lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)] = "all-linear"
     """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
     lora_modules_to_save: Annotated[list[str], BeforeValidator(_words_or_none)] = []
     """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. The chat tokens of some base models
@@ -143,7 +140,7 @@ class DataSection(Source):
     global_batch_size."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and count them. false: they are listed, and the run ends."""
-    dataset_num_proc: Watching | None = None
+    dataset_num_proc: Positive | None = None
     """Processes that tokenise; default: the host's cores, 16 at most."""
     max_train_samples: Positive | None = None
     max_eval_samples: Positive | None = None
@@ -156,10 +153,10 @@ class TrainingSection(Section):
     """The global batch that learning_rate was chosen for; default: global_batch_size of the recipe itself."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows when the global batch differs from the reference batch."""
-    per_device_train_batch_size: Positive | Literal["auto"] = Field("auto", json_schema_extra=_APART_FROM_IDENTITY)
+    per_device_train_batch_size: Positive | Literal["auto"] = "auto"
     """Micro-batch in sequences; at most what each rank has to do. auto: the largest up to 8 that fits this GPU as the planner
     counts, else 1; the run's table says which."""
-    per_device_eval_batch_size: Positive | Literal["auto"] = Field("auto", json_schema_extra=_APART_FROM_IDENTITY)
+    per_device_eval_batch_size: Positive | Literal["auto"] = "auto"
     """auto: the micro-batch of training."""
     num_train_epochs: float = Field(1.0, gt=0)
     max_steps: Annotated[int, AfterValidator(_steps)] = -1
@@ -189,31 +186,27 @@ class TrainingSection(Section):
     """Compile the decoder layers and the loss with torch.compile."""
     use_liger_kernel: bool = False
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
-    padding_free: bool = Field(True, json_schema_extra=_APART_FROM_IDENTITY)
+    padding_free: bool = True
     """Lay the samples of a micro-batch end to end instead of padding them to the longest, where that is less work: attention that
     computes the products between samples too (eager, sdpa) gets many of them padded (docs/data.md)."""
     ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
     seed: int = Field(42, ge=0, lt=2**32)
     """Below 2^32, as NumPy's."""
-    logging_steps: Watching = 1
-    eval_steps: Watching | None = None
+    logging_steps: Positive = 1
+    eval_steps: Positive | None = None
     """Held-out loss every so many steps; always before the first and after the last."""
-    eval_answers: Annotated[int, Field(ge=0, json_schema_extra=_APART_FROM_IDENTITY)] = 3
+    eval_answers: Annotated[int, Field(ge=0)] = 3
     """Held-out questions that the model answers at every evaluation but the first."""
     early_stopping_patience: Positive | None = None
     """Stop after so many evaluations in a row without a better held-out loss."""
     load_best_model_at_end: bool = False
     """Save the model of the checkpoint with the lowest held-out loss, not of the last step."""
-    save_steps: Watching | None = 500
-    save_total_limit: Watching | None = 3
-    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = Field(
-        ["tensorboard"], json_schema_extra=_APART_FROM_IDENTITY
-    )
+    save_steps: Positive | None = 500
+    save_total_limit: Positive | None = 3
+    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = ["tensorboard"]
     """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
-    dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        "auto", json_schema_extra=_APART_FROM_IDENTITY
-    )
+    dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
 
@@ -240,40 +233,11 @@ SECTIONS: dict[str, type[Section]] = {
 }  # fmt: skip
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
 
+# Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
+NOT_IN_IDENTITY = {
+    "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
+    "eval_steps", "eval_answers", "save_steps", "save_total_limit", "report_to", "dataloader_num_workers",
+}  # fmt: skip
+
 # Keys that say which part or version of a data set is meant; files have none.
 OF_DATASETS = ("dataset_config_name", "dataset_revision", "dataset_train_split", "dataset_test_split")
-
-# What people write from habit, and what it is called here.
-OTHER_NAMES = {
-    "gradient_accumulation_steps": "it follows from global_batch_size / (micro-batch x ranks): set global_batch_size",
-    "gradient_checkpointing": "it is called activation_checkpointing since Transformers 5.23",
-    "max_seq_length": "it is called max_length, as in TRL",
-    "block_size": "it is called max_length, as in TRL",
-    "batch_size": "set global_batch_size (all ranks) and, if you must, per_device_train_batch_size (one rank)",
-    "train_batch_size": "set global_batch_size (all ranks) and, if you must, per_device_train_batch_size (one rank)",
-    "model": "set model_name_or_path",
-    "epochs": "set num_train_epochs",
-    "lr": "set learning_rate",
-    "warmup_ratio": "set warmup_steps: below 1 it is a share of all steps, as in Transformers 5",
-    "evaluation_strategy": "set eval_steps",
-    "eval_strategy": "set eval_steps",
-    "save_strategy": "set save_steps",
-    "fsdp": "set --accelerate_config accelerate_configs/fsdp2_1x2.yaml",
-    "mixed_precision": "set bf16 or fp16",
-}
-
-
-def marked_apart(info: Any) -> bool:
-    """Whether a key says how a run is watched or executed, and stays out of its identity."""
-    extra = info.json_schema_extra
-    if extra is None:  # Annotated[...] | None keeps the mark inside the union
-        extra = next(
-            (
-                e
-                for arg in getattr(info.annotation, "__args__", ())
-                for m in getattr(arg, "__metadata__", ())
-                if (e := getattr(m, "json_schema_extra", None))
-            ),
-            None,
-        )
-    return extra == _APART_FROM_IDENTITY

@@ -115,7 +115,10 @@ def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Findi
     """
     found: list[Finding] = []
     config = read_keys(config, name, found)
-    found += [*_stage_and_offload(config, name), *_together(config, name), *_owned(config, name)]
+    stage = config.get("zero_optimization", {}).get("stage")
+    if type(stage) is not int or stage not in (1, 2, 3):
+        found.append(Finding.of("ds-stage", name, "zero_optimization.stage", value=shown(stage)))
+    found += [*_together(config, name), *_owned(config, name)]
     return config, found
 
 
@@ -149,8 +152,8 @@ def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
         values = {path: value(path) for path in entry["keys"]}
         if all(holds(values[path], wanted) for path, wanted in entry["keys"].items()):
             first, *others = (f"{path} {shown(value, as_json)}" for path, value in values.items())
-            texts = {"first": first, "others": " and ".join(others), "cure": entry["cure"], "issue": entry["issue"]}
-            yield Finding.of("ds-refused-together", name, next(iter(values)), **texts)
+            rule, texts = entry.get("rule", "ds-refused-together"), {"first": first, "others": " and ".join(others)}
+            yield Finding.of(rule, name, next(iter(values)), **entry, **texts)
 
 
 def holds(value: Any, wanted: Any) -> bool:
@@ -160,21 +163,6 @@ def holds(value: Any, wanted: Any) -> bool:
         return (value == other and isinstance(value, bool) is isinstance(other, bool)) is (relation == "is")
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and (value < other if relation == "below" else value > other)
-
-
-def _stage_and_offload(config: dict[str, Any], name: str) -> Iterator[Finding]:
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, dict) else zero
-    if type(stage) is not int or stage not in (1, 2, 3):
-        yield Finding.of("ds-stage", name, "zero_optimization.stage", value=shown(stage))
-        return
-    for block in ("offload_optimizer", "offload_param"):
-        path = f"zero_optimization.{block}"
-        device = value_at(config, f"{path}.device", "none")
-        if stage != 3 and (device == "nvme" or (block == "offload_param" and device != "none")):
-            yield Finding.of("ds-offload-stage", name, path, device=device, stage=stage)
-        elif device == "nvme" and not value_at(config, f"{path}.nvme_path"):
-            yield Finding.of("ds-nvme-path", name, path)
 
 
 def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Iterator[Finding]:

@@ -17,8 +17,9 @@ from brigade.errors import UserError
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.files import DEFAULT_RECIPE
+from brigade.recipe.flags import OTHER_NAMES
 from brigade.recipe.identity import identity
-from brigade.recipe.schema import OTHER_NAMES, SECTION_OF, SECTIONS
+from brigade.recipe.schema import SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -317,7 +317,7 @@ def test_optimizer_and_scheduler_are_the_recipes(pick_config, mistake, block, co
 ])  # fmt: skip
 def test_offload_under_the_wrong_stage(pick_config, mistake, block, content, stage):
     place, problem, cure = mistake(pick_config, {"zero_optimization": {"stage": stage, block: content}}).splitlines()
-    assert place.endswith(f"ds.json: zero_optimization.{block}") and "stage 3" in problem + cure
+    assert place.endswith(f"ds.json: zero_optimization.{block}.device") and "stage 3" in problem + cure
 
 
 @pytest.mark.parametrize("zero", [{"stage": 0}, {"stage": 4}, {"stage": "3"}, {}, None])
