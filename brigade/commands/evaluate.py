@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, numeric
+from ..errors import UserError
+from .numbers import numeric
 
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
 

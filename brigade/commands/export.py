@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..errors import numeric
+from .numbers import numeric
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

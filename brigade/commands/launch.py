@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, numeric
+from ..errors import UserError
+from .numbers import numeric
 
 if TYPE_CHECKING:
     from ..launch.job import Job

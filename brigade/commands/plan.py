@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, did_you_mean, numeric
+from ..errors import UserError, did_you_mean
 from ..errors.console import console
 from ..planner.costs import calibration
 from ..recipe.method import METHODS
+from .numbers import numeric
 
 if TYPE_CHECKING:
     from ..planner.choice.search import Cluster, Workload

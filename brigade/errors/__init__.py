@@ -2,15 +2,13 @@
 
 import difflib
 import errno
-import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass
@@ -31,25 +29,8 @@ class UserError(Exception):
         super().__init__(self.place, self.problem, self.cure)
 
     def __str__(self) -> str:
-        one_line = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
-        place, problem, cure = one_line
+        place, problem, cure = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
         return f"error: {place}\n  {problem}\n  cure: {cure}"
-
-
-def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) -> Callable[[str], Any]:
-    """A type for argparse: numbers from `least` on and smaller than `below`. It raises UserError for all others, NaN too."""
-
-    limit = f" and below {below:g}" * (below < math.inf)
-    wanted = f"{'whole ' if kind is int else ''}number from {least}{limit}"
-
-    def read(text: str) -> Any:
-        with suppress(ValueError):
-            if least <= (value := kind(text)) < below:
-                return value
-        raise UserError(f"flag --{flag}", f"{text!r} is not a {wanted}", f"give a {wanted}, or leave the flag out")
-
-    read.__name__ = wanted  # for --help
-    return read
 
 
 def of_disk(error: BaseException, directory: Path | None = None) -> UserError | None:
@@ -61,17 +42,14 @@ def of_disk(error: BaseException, directory: Path | None = None) -> UserError | 
         if known := of_disk(failure, directory):
             return known
     words, path = str(error), getattr(error, "filename", None) or directory
+    if isinstance(error, RuntimeError) and "home directory" in words:  # pathlib's, of a user unknown to the system
+        problem = f"it is not set, and user {os.getuid()} has no home directory"
+        cure = "export HOME, or BRIGADE_CACHE and TORCH_EXTENSIONS_DIR, with a directory to keep caches in"
+        return UserError("environment variable HOME", problem, cure)
     of_rust = re.search(r"\(os error (\d+)\)", words)  # safetensors and tokenizers raise classes of their own
     code = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
     if isinstance(error, RuntimeError | OSError) and any(part in words for part in _WITHOUT_A_REASON):
         code = errno.EIO if directory and _free(directory) > 2**20 else errno.ENOSPC
-    if (
-        isinstance(error, RuntimeError) and "home directory" in words
-    ):  # pathlib's, of a user whom the system does not know
-        cure = "export HOME, or BRIGADE_CACHE and TORCH_EXTENSIONS_DIR, with a directory to keep caches in"
-        return UserError(
-            "environment variable HOME", f"it is not set, and user {os.getuid()} has no home directory", cure
-        )
     if code not in _OF_DISK:
         return None
     free = f"; {_free(Path(path)):,} bytes are free there" if path and code not in _RIGHTS else ""

@@ -1,13 +1,9 @@
-"""Where tables and lines go."""
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+"""Where tables and lines go, and how numbers stand in them."""
 
 import io
 import math
 import sys
+from typing import Any
 
 LINES = 30  # seconds between two lines of progress
 
