@@ -1,8 +1,8 @@
-"""All ranks as one program: the process group, agreement before the model is built, and one voice for errors.
+"""All ranks as one program: the process group, agreement before the model is built, and one message per error.
 
 A launcher kills the other ranks as soon as one leaves, so a message that the wrong rank prints a second later is lost
 (seen under torchrun, accelerate and deepspeed). Hence: before the model is built every rank takes part in one
-exchange of errors, the first that has one speaks for all, and the others leave only when it has spoken.
+exchange of errors, the first that has one prints it, and the others leave only afterwards.
 """
 
 import atexit
@@ -157,7 +157,7 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     error = of_disk(error, directory) or error
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
-    stop.leaving.acquire()  # who was told to end, and is about to say so, need not say what broke then
+    stop.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
     first = True
     try:
         if _group():
@@ -191,12 +191,12 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     """Call main() and end this process with its exit code, without the interpreter's tear-down.
 
     C++ threads that the engines leave behind abort a process while the interpreter tears itself down ("terminate called
-    without an active exception", exit -6), and a finished run or a told mistake then looks like a crash.
+    without an active exception", exit -6), and a finished run or a reported mistake then looks like a crash.
     """
     write_what_it_can()
     supervised.supervise()
     supervised.end_with_launcher()
-    stop.listen(speaks=world_from_environment().speaks)
+    stop.listen(prints=world_from_environment().speaks)
     code: Any = 0
     try:
         main()
@@ -220,7 +220,7 @@ def free_port() -> int:
 
 
 def _group() -> Any:
-    """torch.distributed where the process group stands, else None. Imports nothing: a typo is told without torch."""
+    """torch.distributed where the process group stands, else None. Imports nothing: a typo is reported without torch."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None
 
@@ -248,6 +248,6 @@ def _report(error: BaseException, world: World) -> None:
     print(message, file=sys.stderr, flush=True)
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # They take the earliest failure, in whole seconds, for the cause.
-        extra = {"py_callstack": f"{reason} (told above)", "timestamp": str(int(time.time()) - 1)}
+        extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}
         with suppress(OSError):
             Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))

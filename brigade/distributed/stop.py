@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a training run at once, with words: where it stands and how it goes on. No tracebacks."""
+"""Ctrl-C and SIGTERM end a training run at once, and say where it stands and how it goes on. No tracebacks."""
 
 import atexit
 import ctypes
@@ -15,11 +15,11 @@ leaving = threading.RLock()
 where: Callable[[], str] = lambda: "before its first step; the same command begins again"  # noqa: E731
 
 
-def listen(speaks: bool) -> None:
+def listen(prints: bool) -> None:
     """End this process when it is asked to, whatever its main thread does: that may wait in C for ranks that are gone, where
     no handler of Python's runs. Data readers that it forks leave Ctrl-C to it.
 
-    speaks: whether this rank tells `where()`
+    prints: whether this rank says `where()`
     """
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
     heard, wake = os.pipe()
@@ -28,7 +28,7 @@ def listen(speaks: bool) -> None:
     for number in numbers:
         signal.signal(number, lambda *_: None)
     os.register_at_fork(after_in_child=_leave_it_to_the_parent)
-    threading.Thread(target=_end, args=(heard, set(numbers), speaks), daemon=True).start()
+    threading.Thread(target=_end, args=(heard, set(numbers), prints), daemon=True).start()
 
 
 def _leave_it_to_the_parent() -> None:
@@ -37,16 +37,16 @@ def _leave_it_to_the_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _end(heard: int, numbers: set[int], speaks: bool) -> None:
+def _end(heard: int, numbers: set[int], prints: bool) -> None:
     while (number := os.read(heard, 1)[0]) not in numbers:  # SIGCHLD, for one
         pass
     leaving.acquire()
-    if speaks:
+    if prints:
         sys.stdout.flush()
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {where()}", file=sys.stderr, flush=True)  # below a bar
     else:
-        time.sleep(0.5)  # the one that speaks is told, too, by now; it would take this one's end for a failure
+        time.sleep(0.5)  # the rank that prints has the signal too by now; it would take this one's end for a failure
     default = ctypes.CDLL(None).signal
     for one in numbers:
         # From here on a second one ends what takes long; Python's own function is the main thread's alone.

@@ -58,7 +58,14 @@ def supervise() -> None:
     agent.close()
     for end in (out, notes, wake, wake_end):
         os.close(end)
-    _train_here(out_end, notes_end)
+    global _notes
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(out_end, 1)
+    os.dup2(out_end, 2)
+    os.close(out_end)
+    os.set_inheritable(notes_end, False)
+    _notes = notes_end
+    faulthandler.register(signal.SIGQUIT, all_threads=True)  # as a JVM does: the agent asks a rank that hangs
 
 
 def end_with_launcher() -> None:
@@ -76,13 +83,13 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     words = {word.rpartition(b"/")[2] for word in _command(started_by).split(b"\0")}
     if "CROSS_SIZE" in os.environ and words & {b"deepspeed", b"ds"}:
-        threading.Thread(target=_end_with, args=(launcher, started_by), daemon=True).start()
 
+        def watch() -> None:
+            while _parent(launcher) == started_by:  # a process that lost its parent is given another
+                time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def _end_with(launcher: int, started_by: int) -> None:
-    while _parent(launcher) == started_by:  # a process that lost its parent is given another
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _parent(pid: int) -> int:
@@ -113,29 +120,38 @@ def note(**what: Any) -> None:
             os.write(_notes, json.dumps(what).encode() + b"\n")
 
 
-def _train_here(out: int, notes: int) -> None:
-    global _notes
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(out)
-    os.set_inheritable(notes, False)
-    _notes = notes
-    # As a JVM does: what is it doing? The agent asks a rank that hangs.
-    faulthandler.register(signal.SIGQUIT, all_threads=True)
-
-
 def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:
-    """Hand on what the child says until it ends; end as it ended."""
+    """Hand on what the child writes until it ends; end as it ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: os.kill(child, received))
     rank = int(os.environ["RANK"])
-    _send(agent, rank=rank, pid=child)
+    pending = {out: b"", notes: b""}  # the beginning of a line whose end is still to come
+
+    def send(**what: Any) -> None:
+        with suppress(OSError):  # its end is noticed by poll
+            agent.sendall(json.dumps({"rank": rank, **what}).encode() + b"\n")
+
+    def hand_on(source: int) -> bool:
+        """Send the whole lines that are there; False at the end of the source."""
+        chunk = os.read(source, 65536)
+        *lines, pending[source] = (pending[source] + chunk).split(b"\n")
+        if source == notes:
+            for line in lines:
+                send(**json.loads(line))
+            return bool(chunk)
+        lines = [line.rpartition(b"\r")[2] for line in lines]  # of a progress bar its last state
+        if b"\r" in pending[out] or len(pending[out]) > 65536:  # a bar that goes on, or output without lines
+            lines.append(pending[out].rstrip(b"\r").rpartition(b"\r")[2])
+            pending[out] = b""
+        if lines:
+            send(out=b"\n".join(lines).decode(errors="replace"))
+        return bool(chunk)
+
+    send(pid=child)
     os.set_blocking(out, False)
     poll = select.poll()
     for source in (out, notes, wake, agent.fileno()):
         poll.register(source, select.POLLIN)
-    heard: dict[int, bytes] = {out: b"", notes: b""}
     ended = status = 0
     while not ended:
         for source, _ in poll.poll():
@@ -145,42 +161,20 @@ def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) ->
             elif source == agent.fileno():  # it never writes: this is its end
                 os.kill(child, signal.SIGKILL)
                 ended, status = os.waitpid(child, 0)
-            elif not _hear(source, heard, agent, rank, out):
+            elif not hand_on(source):
                 poll.unregister(source)
     os.set_blocking(notes, False)
     for source in (out, notes):
         with suppress(BlockingIOError):
-            while _hear(source, heard, agent, rank, out):
+            while hand_on(source):
                 pass
-    if heard[out]:
-        _send(agent, rank=rank, out=heard[out].decode(errors="replace"))
+    if pending[out]:
+        send(out=pending[out].decode(errors="replace"))
     code = os.waitstatus_to_exitcode(status)
-    _send(agent, rank=rank, exit=code)
+    send(exit=code)
     agent.close()
     if code < 0:  # so that the launcher sees a signal too
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 128 - code)
-
-
-def _hear(source: int, heard: dict[int, bytes], agent: socket.socket, rank: int, out: int) -> bool:
-    """Read what is there, hand on whole lines; False at the end of the source."""
-    chunk = os.read(source, 65536)
-    *lines, heard[source] = (heard[source] + chunk).split(b"\n")
-    if source == out:
-        lines = [line.rpartition(b"\r")[2] for line in lines]  # of a progress bar its last state
-        if b"\r" in heard[out] or len(heard[out]) > 65536:  # a bar that goes on, or output without lines
-            lines.append(heard[out].rstrip(b"\r").rpartition(b"\r")[2])
-            heard[out] = b""
-        if lines:
-            _send(agent, rank=rank, out=b"\n".join(lines).decode(errors="replace"))
-    else:
-        for line in lines:
-            _send(agent, rank=rank, **json.loads(line))
-    return bool(chunk)
-
-
-def _send(agent: socket.socket, **what: Any) -> None:
-    with suppress(OSError):  # its end is noticed by poll
-        agent.sendall(json.dumps(what).encode() + b"\n")

@@ -1,20 +1,14 @@
 """The launcher's part of an accelerate config: keys, hosts, ranks. The strategy's part: strategy/accelerate_config.py."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import did_you_mean
-from ..errors.findings import Finding, shown, table
-from ..strategy.accelerate_config import SECTIONS, mesh_sizes, sections
+from ..errors.findings import Finding, shown
+from ..strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
 
 # How a host calls itself: for every host another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-
-
-def known_keys() -> dict[str, Any]:
-    """accelerate_keys.yaml: the keys at top level and in each section, and FSDP1's own."""
-    return table(Path(__file__).with_name("accelerate_keys.yaml"))
 
 
 def number(document: Mapping[str, Any], key: str) -> int | None:
@@ -36,7 +30,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
         yield from _unknown_keys(options, section, name)
     zero, fsdp, _ = sections(document)
     if document.get("distributed_type") == "FSDP":
-        for key, instead in known_keys()["fsdp1_only"].items():
+        for key, instead in KEYS["fsdp1_only"].items():
             if key in fsdp:
                 values = {"value": shown(fsdp[key]), "instead": instead}
                 yield Finding.of("accelerate-fsdp1-option", name, f"fsdp_config.{key}", **values)
@@ -65,7 +59,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
 
 
 def _unknown_keys(options: Mapping[str, Any], section: str, name: str) -> Iterator[Finding]:
-    known, at_top = known_keys()[section], section == "top_level"
+    known, at_top = KEYS[section], section == "top_level"
     for key, value in options.items():
         if key not in known:
             fate = "knows no such key" if at_top else "copies this key and nobody reads it"

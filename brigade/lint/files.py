@@ -1,4 +1,4 @@
-"""The files that lint looks at: what kind each is, told by its content, and what is wrong with it alone."""
+"""The files that lint looks at: what kind each is, by its content, and what is wrong with it alone."""
 
 import functools
 import json
@@ -132,7 +132,7 @@ def recognise(file_name: str, text: str) -> Kind | None:
         bare_names = bool(lines) and all(re.fullmatch(r"[\w.\-]+(\s+\d+)?", line) for line in lines)
         return "hostfile" if not is_yaml and "." not in file_name and (bare_names or not lines) else None
     keys = {str(key.value) for key, _ in tree.value}
-    ours, theirs = keys & SECTIONS.keys(), keys & set(launcher.known_keys()["top_level"])
+    ours, theirs = keys & SECTIONS.keys(), keys & set(accelerate_config.KEYS["top_level"])
     if ours or theirs:
         return "recipe" if len(ours) >= len(theirs) else "accelerate"
     return "recipe" if any(nearest(key, SECTIONS) for key in keys) else None

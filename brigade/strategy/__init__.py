@@ -1,4 +1,4 @@
-"""What is sharded over what, wherever it was said: a ds_config, an accelerate config, or the launcher's environment."""
+"""What is sharded over what, wherever that stands: in a ds_config, an accelerate config, or the launcher's environment."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Strategy:
     kind: what is sharded: nothing (single, ddp), optimizer states (zero1), and gradients (zero2), and parameters
         (zero3, fsdp2; hsdp shards within groups of `shard` ranks and replicates over `replicate` of them)
     name: short, for the output directory: a ds_config's file name, or the kind
-    source: who said so: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
+    source: where that stands: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
     ds_config: DeepSpeed's configuration with its "auto"s, or None
     fsdp: options of TrainingArguments.fsdp_config
     """

@@ -8,36 +8,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors.findings import Finding, raise_first, shown
+from ..errors.findings import Finding, raise_first, shown, table
 from ..recipe.files import find, read_yaml
 
-# TrainingArguments.fsdp_config's keys -> accelerate's. What is not here does not exist under FSDP2.
-FSDP_KEYS = {
-    "reshard_after_forward": "fsdp_reshard_after_forward",
-    "cpu_offload": "fsdp_offload_params",
-    "cpu_ram_efficient_loading": "fsdp_cpu_ram_efficient_loading",
-    "auto_wrap_policy": "fsdp_auto_wrap_policy",
-    "transformer_layer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
-    "min_num_params": "fsdp_min_num_params",
-}
-# What accelerate refuses beside deepspeed_config_file (utils/dataclasses.py:1507), mixed_precision at top level aside.
-NOT_BESIDE_A_DS_CONFIG = (
-    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device",
-    "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model",
-)  # fmt: skip
+KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
+FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
 SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
 _TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
-# What an option means that is not given. accelerate's launcher hands on all of them, a file holds few: one run.
-_FSDP_DEFAULTS = {
-    "reshard_after_forward": True,
-    "cpu_offload": False,
-    "cpu_ram_efficient_loading": True,
-    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-}
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
 
 
 def clear_environment() -> None:
-    """Take accelerate's variables out of this process: Strategy holds what they said, and train.py passes it on
+    """Take accelerate's variables out of this process: Strategy holds their values, and train.py passes it on
     explicitly. Left in place they would be read a second time, by other rules (`--deepspeed` or environment?)."""
     for key in list(os.environ):
         if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
@@ -134,7 +116,7 @@ def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: s
     if not isinstance(file, str):
         at, problem = "deepspeed_config.deepspeed_config_file", f"{shown(file)} is no file's name"
         yield Finding("file-missing", name, at, problem, "name a file of ds_configs/")
-    twice = {f"deepspeed_config.{key}": zero[key] for key in NOT_BESIDE_A_DS_CONFIG if key in zero}
+    twice = {f"deepspeed_config.{key}": zero[key] for key in KEYS["not_beside_a_ds_config"] if key in zero}
     if document.get("mixed_precision") is not None:
         twice["mixed_precision"] = document["mixed_precision"]
     for at, value in twice.items():
@@ -197,7 +179,7 @@ def _strategy(document: Mapping[str, Any]) -> AccelerateStrategy:
     if kind != "FSDP":
         return AccelerateStrategy(mixed_precision=precision)
     fsdp = {ours: _parsed(options[theirs]) for ours, theirs in FSDP_KEYS.items() if theirs in options}
-    fsdp = {key: value for key, value in fsdp.items() if value != _FSDP_DEFAULTS.get(key)}
+    fsdp = {key: value for key, value in fsdp.items() if value != KEYS["fsdp2_defaults"].get(key)}
     if fsdp.get("auto_wrap_policy") != "SIZE_BASED_WRAP":
         fsdp.pop("min_num_params", None)
     replicate, shard = (int(mesh_sizes(mesh).get(f"dp_{which}_size", 1)) for which in ("replicate", "shard"))

@@ -157,7 +157,7 @@ def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:
 
 
 def holds(value: Any, wanted: Any) -> bool:
-    """Whether a value is the wanted one, or stands to it as said: {not: x}, {below: x}, {above: x}."""
+    """Whether a value is the wanted one, or relates to another as in {not: x}, {below: x}, {above: x}."""
     relation, other = next(iter(wanted.items())) if isinstance(wanted, dict) else ("is", wanted)
     if relation in ("is", "not"):
         return (value == other and isinstance(value, bool) is isinstance(other, bool)) is (relation == "is")

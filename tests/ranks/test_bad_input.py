@@ -139,7 +139,7 @@ def assert_one_message(ended: Ended, launcher: str, rank: int, *words: str) -> N
     assert not aside, ended.stdout
     if launcher in ("torchrun", "accelerate"):  # their last words quote ours
         root = ended.stderr.partition("Root Cause")[2]
-        assert f"rank      : {rank} " in root and "(told above)" in root and words[0] in root, root
+        assert f"rank      : {rank} " in root and "(reported above)" in root and words[0] in root, root
 
 
 def chats(path: Path, count: int = 40) -> Path:

@@ -18,7 +18,6 @@ from brigade.__main__ import main
 from brigade.cluster import read_hostfile
 from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
-from brigade.lint import accelerate as launcher
 from brigade.lint.files import key_lines, recognise
 from brigade.lint.report import lint, markdown, project_files
 from brigade.recipe import flags
@@ -435,7 +434,7 @@ def test_accelerates_keys_are_those_of_the_installed_accelerate():
     from accelerate.commands.config.config_args import BaseConfig, ClusterConfig
     from accelerate.commands.to_fsdp2 import ARGUMENT_KEY_MAPPING, ConversionStatus
 
-    known = launcher.known_keys()
+    known = accelerate_config.KEYS
     converted = {
         key for key in ("fp16", "dynamo_backend") if f'"{key}" in config_dict' in inspect.getsource(BaseConfig)
     }
@@ -468,7 +467,7 @@ trees = st.recursive(
 blocks = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("zero_optimization", "bf16", "optimizer", "tensor_parallel"), trees)
 )
-ACCELERATE = st.sampled_from([key for keys in launcher.known_keys().values() for key in keys])
+ACCELERATE = st.sampled_from([key for keys in accelerate_config.KEYS.values() for key in keys])
 configs = st.fixed_dictionaries(
     {"distributed_type": st.sampled_from(["FSDP", "DEEPSPEED", "MULTI_GPU", 3])},
     optional={section: st.dictionaries(ACCELERATE, trees, max_size=4) | trees
