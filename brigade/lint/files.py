@@ -93,7 +93,11 @@ def _read(name: str, path: Path) -> File:
         if not path.is_file():
             return broken("file-unreadable", "it is not a file", "name a file")
         if path.stat().st_size > LARGEST:
-            return broken("file-kind", f"it has more than {LARGEST:,} bytes: no file of ours", "name another file")
+            return broken(
+                "file-kind",
+                f"it has more than {LARGEST:,} bytes, more than any file that lint reads",
+                "name another file",
+            )
         text = path.read_bytes().decode()
     except OSError as error:
         return broken("file-unreadable", f"it cannot be read: {error.strerror}", "check the file's permissions")

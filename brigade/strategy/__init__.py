@@ -82,7 +82,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         raise UserError(f"{settings.recipe_path}: cluster", problem, "keep one of them")
     by_flag = any(settings.sources.get(key, "").startswith("flag") for key in ("ds_config", "accelerate_config"))
     launched = None if by_flag else accelerate_config.from_environment(os.environ if env is None else env)
-    key, source = next(iter(named.items()), ("", None))
+    key, source = next(iter(named.items()), ("", ""))
     if launched:
         strategy = _from_accelerate(launched, "accelerate launch", settings, world)
         if labels:
