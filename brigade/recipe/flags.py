@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
             nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
             default = "required" if info.is_required() else "optional"
             if info.default is not None and not info.is_required():
-                text = yaml.safe_dump(info.default, default_flow_style=True, width=1000)
-                default = f"default: {text.removesuffix('...' + chr(10)).strip()}"
+                text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+                default = f"default: {text}"
             text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
             group.add_argument(*names, dest=key, metavar="VALUE", help=text, **nargs)
     return parser
