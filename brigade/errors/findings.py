@@ -70,15 +70,12 @@ class Finding:
             return f"{self.file}, line {self.at}"
         return f"{self.file}: {self.at}" if self.at else self.file
 
-    def as_error(self) -> UserError:
-        return UserError(self.place, self.problem, self.cure)
-
 
 def raise_first(findings: Iterable[Finding]) -> None:
     """Raises the first error among them as UserError; warnings and notes do not stop a run."""
     for finding in findings:
         if finding.severity == "error":
-            raise finding.as_error()
+            raise UserError(finding.place, finding.problem, finding.cure)
 
 
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:

@@ -111,7 +111,8 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
 def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     file = zero.get("deepspeed_config_file")
     if not file:
-        yield from _not_whole(zero.get("zero_stage", 2), name, "deepspeed_config.zero_stage")
+        if _whole(stage := zero.get("zero_stage", 2)) is None:
+            yield Finding.of("accelerate-not-a-number", name, "deepspeed_config.zero_stage", value=shown(stage))
         return
     if not isinstance(file, str):
         at, problem = "deepspeed_config.deepspeed_config_file", f"{shown(file)} is no file's name"
@@ -124,41 +125,41 @@ def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: s
 
 
 def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
-    def find(rule: str, key: str, **values: Any) -> Finding:
+    def found(rule: str, key: str, **values: Any) -> Finding:
         return Finding.of(rule, name, f"fsdp_config.{key}", **values)
 
-    version = options.get("fsdp_version", 1)
-    wrong = list(_not_whole(version, name, "fsdp_config.fsdp_version"))
-    yield from wrong
-    if not wrong and int(version) != 2:
-        yield find("accelerate-fsdp1", "fsdp_version", version=int(version))
+    version = _whole(options.get("fsdp_version", 1))
+    if version is None:
+        yield found("accelerate-not-a-number", "fsdp_version", value=shown(options["fsdp_version"]))
+    elif version != 2:
+        yield found("accelerate-fsdp1", "fsdp_version", version=version)
         return
     if _parsed(options.get("fsdp_activation_checkpointing")) is True:
-        yield find("accelerate-owned-by-recipe", "fsdp_activation_checkpointing")
+        yield found("accelerate-owned-by-recipe", "fsdp_activation_checkpointing")
     reshard = _parsed(options.get("fsdp_reshard_after_forward", True))
     if not isinstance(reshard, bool):
         instead = "true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
-        yield find("accelerate-fsdp2-value", "fsdp_reshard_after_forward", value=shown(reshard), instead=instead)
+        yield found("accelerate-fsdp2-value", "fsdp_reshard_after_forward", value=shown(reshard), instead=instead)
     if str(options.get("fsdp_state_dict_type")).upper() == "LOCAL_STATE_DICT":
         values = {"value": "LOCAL_STATE_DICT", "instead": "SHARDED_STATE_DICT"}
-        yield find("accelerate-fsdp2-value", "fsdp_state_dict_type", **values)
+        yield found("accelerate-fsdp2-value", "fsdp_state_dict_type", **values)
 
 
 def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
     for key, size in mesh_sizes(mesh).items():
         at = f"parallelism_config.parallelism_config_{key}"
         if key in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
-            wrong = list(_not_whole(size, name, at))
-            yield from wrong
-            if not wrong and not key.startswith("dp_") and int(size) != 1:
+            if (ranks := _whole(size)) is None:
+                yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
+            elif not key.startswith("dp_") and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
 
 
-def _not_whole(value: Any, name: str, at: str) -> Iterator[Finding]:
-    try:
-        int(value)
-    except (TypeError, ValueError, OverflowError):
-        yield Finding.of("accelerate-not-a-number", name, at, value=shown(value))
+def _whole(value: Any) -> int | None:
+    """A number in a file or, as text, in the environment; None for all else."""
+    with suppress(TypeError, ValueError, OverflowError):
+        return int(value)
+    return None
 
 
 def precision(config: AccelerateStrategy, place: str, bf16: bool, fp16: bool) -> Iterator[Finding]:

@@ -51,11 +51,9 @@ def check(config: dict[str, Any], name: str, settings: Settings) -> dict[str, An
     """
     config, found = judge(config, name)
     raise_first(itertools.chain(found, against_recipe(config, name, settings)))
-    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    for key in (*batch, "gradient_clipping"):
-        config.setdefault(key, "auto")
-    for precision in ("bf16", "fp16"):
-        config.setdefault(precision, {}).setdefault("enabled", "auto")
+    for path in owned_values():
+        block, _, key = path.rpartition(".")
+        (config.setdefault(block, {}) if block else config).setdefault(key, "auto")
     return config
 
 
@@ -72,20 +70,16 @@ def fill(
     filled = copy.deepcopy(config)
     if not optim.startswith("adamw"):
         filled.setdefault("zero_force_ds_cpu_optimizer", False)
+    values = {"zero_hpz_partition_size": local_world_size, "nvme_path": str(nvme_path), "buffer_size": largest_shard}
     zero = filled["zero_optimization"]
-    if zero.get("zero_hpz_partition_size") == "auto":
-        zero["zero_hpz_partition_size"] = local_world_size
-    for block in ("offload_param", "offload_optimizer"):
-        if zero.get(block, {}).get("nvme_path") == "auto":
-            zero[block]["nvme_path"] = str(nvme_path)
-        if zero.get(block, {}).get("buffer_size") == "auto":
-            zero[block]["buffer_size"] = largest_shard
+    for block in (zero, zero.get("offload_param", {}), zero.get("offload_optimizer", {})):
+        block.update({key: value for key, value in values.items() if block.get(key) == "auto"})
     return filled
 
 
 def swaps_to_nvme(config: dict[str, Any]) -> bool:
-    zero = config["zero_optimization"]
-    return any((zero.get(block) or {}).get("device") == "nvme" for block in ("offload_param", "offload_optimizer"))
+    blocks = ("offload_param", "offload_optimizer")
+    return any(value_at(config, f"zero_optimization.{block}.device") == "nvme" for block in blocks)
 
 
 def is_quantised(config: dict[str, Any]) -> bool:
