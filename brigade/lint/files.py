@@ -52,24 +52,23 @@ class Files:
     def __init__(self) -> None:
         self.read: dict[Path, File] = {}
 
-    def open(self, name: str, named_by: File | None = None, at: str = "") -> File:
-        """The file, with what is wrong with it. named_by, at: the file and key that refer to it, where one does."""
+    def open(self, name: str, named_by: File | None = None, at: str = "", wanted: Kind | None = None) -> File:
+        """The file, with what is wrong with it. named_by, at: the file and key that refer to it, where one does, and the
+        kind that is wanted there."""
         try:
             path = find(name, "", "file")
         except UserError as error:
-            where = named_by or self.read.setdefault(Path(name), File(name, "broken"))
-            missing = Finding("file-missing", where.name, at, error.problem, error.cure)
-            if missing not in where.findings:
-                where.findings.append(missing)
-            return File(name, "broken")
-        key = path.resolve()
-        if key not in self.read:
-            self.read[key] = _read(name, path)
-        return self.read[key]
-
-    def add(self, file: File) -> File:
-        """A part of another file, such as a strategy inside a recipe."""
-        return self.read.setdefault(Path(file.name), file)
+            where, file = named_by or self.read.setdefault(Path(name), File(name, "broken")), File(name, "broken")
+            found = Finding("file-missing", where.name, at, error.problem, error.cure)
+        else:
+            file = self.read.get(path.resolve()) or self.read.setdefault(path.resolve(), _read(name, path))
+            if not named_by or file.kind in (wanted, "broken"):
+                return file
+            where, problem = named_by, f"{file.name} is a {file.kind}, not a {wanted}"
+            found = Finding("file-kind", where.name, at, problem, f"name a {wanted} here")
+        if found not in where.findings:
+            where.findings.append(found)
+        return file
 
     def line(self, finding: Finding) -> int | None:
         """The line of a finding's key, or of the table that the key is missing in."""

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ..cluster import World
@@ -47,18 +48,11 @@ def _launched(files: Files, config: File, hostfiles: list[File]) -> Iterator[Fin
     kinds: dict[str, Kind] = {"deepspeed_config_file": "ds_config", "deepspeed_hostfile": "hostfile"}
     for key, kind in kinds.items():
         if config.content.get("distributed_type") == "DEEPSPEED" and isinstance(zero.get(key), str):
-            other = files.open(zero[key], config, f"deepspeed_config.{key}")
-            yield from _of_kind(other, kind, config, f"deepspeed_config.{key}")
+            other = files.open(zero[key], config, f"deepspeed_config.{key}", kind)
             hostfiles = [*hostfiles, other] if kind == "hostfile" else hostfiles
     for hosts in hostfiles:
         if hosts.kind == "hostfile" and hosts.is_sound:
             yield from launcher.against_hosts(config.content, config.name, hosts.content, hosts.name)
-
-
-def _of_kind(file: File, wanted: Kind, named_by: File, at: str) -> Iterator[Finding]:
-    if file.kind not in (wanted, "broken"):
-        problem = f"{file.name} is a {file.kind}, not a {wanted}"
-        yield Finding("file-kind", named_by.name, at, problem, f"name a {wanted} here")
 
 
 def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | None) -> Iterator[Finding]:
@@ -72,8 +66,8 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
         settings = dataclasses.replace(settings, recipe=changed)
     belong_together = hosts is not None or strategy is None
     if hosts is None and cluster.hostfile:
-        hosts = files.open(cluster.hostfile, recipe, "cluster.hostfile")
-    found = [*_of_kind(hosts, "hostfile", recipe, "cluster.hostfile")] if hosts else []
+        hosts = files.open(cluster.hostfile, recipe, "cluster.hostfile", "hostfile")
+    found: list[Finding] = []
     for file in strategies:
         if file.kind == "accelerate":
             found += _launched(files, file, [hosts] if hosts and belong_together else [])
@@ -86,16 +80,15 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
 
 def _own(files: Files, recipe: File, key: str) -> File | None:
     """The strategy that a recipe names or holds."""
-    value = getattr(recipe.content.recipe.cluster, key)
+    value, kind = getattr(recipe.content.recipe.cluster, key), STRATEGIES[key]
     if value in (None, "none"):
         return None
     if isinstance(value, str):
-        file, at = files.open(value, recipe, f"cluster.{key}"), f"cluster.{key}"
-        recipe.findings += [f for f in _of_kind(file, STRATEGIES[key], recipe, at) if f not in recipe.findings]
-        return file if file.kind == STRATEGIES[key] else None
-    file = File(f"{recipe.name}: cluster.{key}", STRATEGIES[key], value)
+        file = files.open(value, recipe, f"cluster.{key}", kind)
+        return file if file.kind == kind else None
+    file = File(f"{recipe.name}: cluster.{key}", kind, value)
     file.findings = strategy_findings(file)
-    return files.add(file)
+    return files.read.setdefault(Path(file.name), file)
 
 
 def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Finding]:
@@ -108,7 +101,7 @@ def _contradictions(files: Files, file: File, settings: Settings) -> Iterator[Fi
         if isinstance(strategy.ds_config, dict):
             file = File(f"{file.name}: deepspeed_config", "ds_config", strategy.ds_config)
         elif strategy.ds_config:
-            file = files.open(strategy.ds_config, file, "deepspeed_config.deepspeed_config_file")
+            file = files.open(strategy.ds_config, file, "deepspeed_config.deepspeed_config_file", "ds_config")
     if file.kind == "ds_config":
         yield from deepspeed_config.against_recipe(file.content, file.name, settings)
 

@@ -228,9 +228,7 @@ class Recipe(Section):
     cluster: ClusterSection = ClusterSection()
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "model": ModelSection, "data": DataSection, "training": TrainingSection, "cluster": ClusterSection,
-}  # fmt: skip
+SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
 
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
