@@ -19,5 +19,5 @@ def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) 
                 return value
         raise UserError(f"flag --{flag}", f"{text!r} is not {wanted}", f"give {wanted}, or leave the flag out")
 
-    read.__name__ = wanted  # for --help
+    read.__name__ = wanted.removeprefix("a ")  # for --help
     return read
