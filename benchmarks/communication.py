@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network import MICRO_BATCH, RESULTS, flags_for, run
-from benchmarks.network_page import markdown
+from benchmarks import pages
+from benchmarks.network import MICRO_BATCH, flags_for, run
+from benchmarks.pages import DOCS, Row, markdown
 from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
 from brigade.planner.models.find_model import named_shape
@@ -25,11 +26,11 @@ from brigade.planner.models.shape import ModelShape
 from testbed.cluster import Cluster
 from testbed.needs import missing
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
+PAGE = DOCS / "communication.md"
+RESULTS = pages.RESULTS / "communication.jsonl"
 HOSTS = 2
 WARM_UP, MEASURED = 3, 8  # steps; one more between them is dropped
 HEADER = 14 + 20 + 32  # bytes of Ethernet, IPv4 and TCP with timestamps, per packet that the card is given
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _row(found: Row, shape: ModelShape) -> Row:
     }
 
 
-# ---- the page ----------------------------------------------------------------------------------------------------
+# ---- the tables and the plot --------------------------------------------------------------------------------------
 def table(rows: list[Row]) -> str:
     """MB per host and step."""
     lines = []
@@ -191,27 +192,16 @@ def draw(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def write_page(rows: list[Row]) -> None:
+def tables() -> dict[str, str]:
+    rows = pages.read(RESULTS)
     worst = max(rows, key=lambda row: abs(row["difference_percent"]))
     headers = [100 * (row["sent"] / row["payload"] - 1) for row in rows]
-    values = {
-        "table": table(rows),
-        "count": f"{rows[0]['parameters']:,}",
-        "machine": rows[0]["machine"],
-        "versions": rows[0]["versions"],
-        "header": str(HEADER),
-        "warm_up": str(WARM_UP),
-        "measured": str(MEASURED),
-        "headers_least": f"{min(headers):.2f}",
-        "headers_most": f"{max(headers):.2f}",
-        "worst": f"{abs(worst['difference_percent']):.2f} % ({worst['strategy']}, accumulation {worst['accumulation']})",
-    }
-    text = Path(__file__).with_name("communication_page.md").read_text()
-    for key, value in values.items():
-        text = text.replace("{" + key + "}", value)
-    PAGE.write_text(text)
-    draw(rows, PAGE.with_suffix(".png"))
-    print(table(rows), f"\nwrote {PAGE} and {PAGE.with_suffix('.png')}", sep="\n")
+    measured = (
+        f"Largest difference between payload and formula: {abs(worst['difference_percent']):.2f} % ({worst['strategy']}, "
+        f"accumulation {worst['accumulation']}). Headers and acknowledgements: {min(headers):.2f} to {max(headers):.2f} % of "
+        f"the payload.\n\nMeasured on: {rows[0]['machine']}; {rows[0]['versions']}."
+    )
+    return {"counted": table(rows), "measured": measured}
 
 
 def main() -> int:
@@ -223,19 +213,16 @@ def main() -> int:
     if lacks:
         print("no hosts can be built here:", *lacks, sep="\n  ", file=sys.stderr)
         return 2
-    path = RESULTS / "communication.jsonl"
     if not options.draw:
-        from benchmarks.states import machine
-        from brigade.run.directory import versions
-
         with Cluster(HOSTS) as cluster:
             rows = measure(cluster, QUICK if options.quick else PLAN)
         if options.quick:
             print(table(rows))
             return 0
-        where = {"machine": machine(), "versions": ", ".join(f"{name} {number}" for name, number in versions().items())}
-        path.write_text("".join(json.dumps(row | where) + "\n" for row in rows))
-    write_page([json.loads(line) for line in path.read_text().splitlines()])
+        where = pages.where()
+        pages.save(RESULTS, [row | where for row in rows])
+    pages.write(PAGE, tables())
+    draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
     return 0
 
 

@@ -8,26 +8,22 @@ start, from the command.
 """
 
 import argparse
-import csv
 import statistics
 import sys
-from pathlib import Path
 
-from benchmarks.states import machine
-from brigade.run.directory import versions
+from benchmarks import pages
+from benchmarks.pages import DOCS, markdown
 from testbed.cluster import Cluster
 from testbed.faults import FAULTS, misses, provoke
 from testbed.needs import missing
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "faults.csv"
-PAGE = REPOSITORY / "docs" / "launching.md"
-BEGIN, END = "<!-- written by python -m benchmarks.faults -->", "<!-- end -->"
+RESULTS = pages.RESULTS / "faults.csv"
+PAGE = DOCS / "launching.md"
 
 
 def measure(times: int, names: list[str]) -> list[dict[str, str]]:
     """One row per attempt. Raises RuntimeError when launch does not say what it must."""
-    where = {"machine": machine(), "versions": ", ".join(f"{name} {version}" for name, version in versions().items())}
+    where = pages.where()
     rows = []
     with Cluster(2) as cluster:
         for attempt_number in range(times):  # round by round: a slow minute of the machine spreads over all faults
@@ -43,20 +39,20 @@ def measure(times: int, names: list[str]) -> list[dict[str, str]]:
 
 def table(rows: list[dict[str, str]]) -> str:
     """Median and slowest time per fault, in Markdown."""
-    lines = ["| fault | what `launch` says | median | slowest |", "|---|---|---|---|"]
+    lines = []
     for name, fault in FAULTS.items():
         seconds = [float(row["seconds"]) for row in rows if row["fault"] == name]
         if seconds:
             says = f"`{_plain(fault.says[0])}`" if fault.says else "nothing, it is gone; its ranks end by themselves"
-            lines.append(f"| {fault.what} | {says} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s |")
+            lines.append([fault.what, says, f"{statistics.median(seconds):.1f} s", f"{max(seconds):.1f} s"])
     all_seconds = [float(row["seconds"]) for row in rows]
     attempts = min(sum(row["fault"] == name for row in rows) for name in {row["fault"] for row in rows})
     measured = (
         f"{attempts} attempts each on two hosts of a testbed, {rows[0]['machine']}; `python -m benchmarks.faults`"
     )
     middle, slowest = statistics.median(all_seconds), max(all_seconds)
-    lines += ["", f"Median over all: {middle:.1f} s, slowest {slowest:.1f} s ({measured})."]
-    return "\n".join(lines)
+    whole = f"Median over all: {middle:.1f} s, slowest {slowest:.1f} s ({measured})."
+    return markdown(["fault", "what `launch` says", "median", "slowest"], lines) + f"\n\n{whole}"
 
 
 def _plain(pattern: str) -> str:
@@ -64,12 +60,8 @@ def _plain(pattern: str) -> str:
     return pattern.split("|")[0].removesuffix("\\n").replace("\\", "")
 
 
-def draw() -> None:
-    with RESULTS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}")
+def tables() -> dict[str, str]:
+    return {"faults": table(pages.read(RESULTS))}
 
 
 def main() -> int:
@@ -85,13 +77,9 @@ def main() -> int:
             return 2
         rows = measure(options.times, options.only or list(FAULTS))
         if options.only:
-            with RESULTS.open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if row["fault"] not in options.only] + rows
-        with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    draw()
+            rows = [row for row in pages.read(RESULTS) if row["fault"] not in options.only] + rows
+        pages.save(RESULTS, rows)
+    pages.write(PAGE, tables())
     return 0
 
 

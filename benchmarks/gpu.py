@@ -22,17 +22,15 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from benchmarks import gpu_models, gpu_page, peers
+from benchmarks import gpu_models, gpu_tables, pages, peers
 from benchmarks.gpu_plan import METHODS, STEPS, WARM_UP, Job, flags_of, plan, urgency
+from benchmarks.pages import REPOSITORY, Row
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "gpu.jsonl"
+RESULTS = pages.RESULTS / "gpu.jsonl"
 WORK = REPOSITORY / "outputs" / "gpu"
 LIMIT = 540  # seconds of one run, start and saving included
 CODE = ("train.py", "brigade/**/*.py", "ds_configs/*.json", "benchmarks/gpu*.py", "benchmarks/peers_data.py")
-Row = dict[str, Any]
 
 
 # ---- one row -----------------------------------------------------------------------------------------------------------
@@ -122,10 +120,14 @@ def said(text: str) -> Row:
     return json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))
 
 
+def tables() -> dict[str, str]:
+    return gpu_tables.tables(read_rows(RESULTS))
+
+
 # ---- all rows ----------------------------------------------------------------------------------------------------------
 def code() -> str:
     """A hash of all that decides what a row says; a page writer's changes leave it as it is."""
-    files = [path for pattern in CODE for path in sorted(REPOSITORY.glob(pattern)) if path != Path(gpu_page.__file__)]
+    files = [path for pattern in CODE for path in sorted(REPOSITORY.glob(pattern)) if path.name != "gpu_tables.py"]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
@@ -186,7 +188,8 @@ def measure(jobs: list[Job], options: argparse.Namespace) -> list[Row]:
         with options.results.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         print(
-            f"{time.strftime('%H:%M:%S')} {number}/{len(due)} {' '.join(job)}: {gpu_page.summary(rows[-1])}", flush=True
+            f"{time.strftime('%H:%M:%S')} {number}/{len(due)} {' '.join(job)}: {gpu_tables.summary(rows[-1])}",
+            flush=True,
         )
     return rows
 
@@ -212,14 +215,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         jobs = plan(options.only, options.tiny)
         if options.list:
-            gpu_page.show_plan(jobs, lambda job: flags_of(job, options.tiny))
+            gpu_tables.show_plan(jobs, lambda job: flags_of(job, options.tiny))
             return 0
         if not options.draw:
             if not options.tiny and not gpu_models.has_gpu():
                 parser.error("this host has no NVIDIA GPU that torch can use; --tiny runs the same code without one")
             measure(jobs, options)
         if not options.tiny:
-            gpu_page.write(read_rows(options.results))
+            pages.write(gpu_tables.PAGE, gpu_tables.tables(read_rows(options.results)))
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     return 0

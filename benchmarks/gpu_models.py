@@ -151,7 +151,7 @@ def where() -> Row:
     """{"device", "device_memory_gib", "versions"}: of the GPU by its driver's name, or of this host's processor."""
     import torch
 
-    from benchmarks.states import machine
+    from benchmarks.pages import machine
     from brigade.run.directory import versions
 
     found = versions()

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import DOCS, markdown, where, write
 from testing import runs
 
-PAGE = runs.REPOSITORY / "docs" / "independent.md"
 TOLERANCE = 1e-6  # relative
 # Their configurations need no more than sizes; among them are mixtures of experts, sliding windows, latent attention and
 # a parallel block.
@@ -98,37 +98,22 @@ def compare(model_type: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    from brigade.run.directory import versions
-
+def table(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/independent.md."""
+    head = ["architecture", "the run's loss", "by plain Transformers", "tokens", "relative difference"]
     lines = [
-        "# Held-out losses, computed twice",
-        "",
-        f"`python -m benchmarks.independent` trains {len(rows)} tiny models of as many architectures and writes this page. The",
-        "run's figure is the `held_out_loss` of its success.json. The other comes from a few lines of plain Transformers that",
-        "share no code with it (`plain_loss`): the saved model and tokenizer, the saved chat template, one chat at a time, a",
-        "cross-entropy in float64 over the assistant's tokens.",
-        "",
-        f"Largest relative difference: {max(row['difference'] for row in rows):.1e}. Versions: "
-        + ", ".join(f"{name} {number}" for name, number in versions().items())
-        + "; CPU, fp32.",
-        "",
-        "| architecture | the run's loss | by plain Transformers | tokens | relative difference |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['architecture']} | {row['run']:.7f} | {row['plain']:.7f} | {row['tokens']} | {row['difference']:.1e} |"
+        [row["architecture"], f"{row['run']:.7f}", f"{row['plain']:.7f}", row["tokens"], f"{row['difference']:.1e}"]
         for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    worst = f"Largest relative difference: {max(row['difference'] for row in rows):.1e}."
+    return f"{worst} Versions: {where()['versions']}; CPU, fp32.\n\n{markdown(head, lines)}"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [compare(name, Path(folder)) for name in ARCHITECTURES]
     worst = max(row["difference"] for row in rows)
-    PAGE.write_text(page(rows))
-    print(f"wrote {PAGE}; largest relative difference {worst:.1e}")
+    write(DOCS / "independent.md", {"losses": table(rows)})
     if worst > TOLERANCE:
         raise SystemExit(1)
 

@@ -10,7 +10,6 @@ crosses a link, are what a step costs without a network.
 """
 
 import argparse
-import csv
 import json
 import statistics
 import subprocess
@@ -21,15 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import network_page
+from benchmarks import network_tables, pages
+from benchmarks.network_tables import tables
+from benchmarks.pages import RESULTS, Row
 from testbed.cluster import Cluster
 from testbed.host import Host
 from testbed.needs import missing
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
 PORT = 29500
-Row = dict[str, Any]
 Cases = dict[str, tuple[int, ...]]  # strategy -> accumulations
 
 # accumulation -> steps before the first block (DDP orders its buckets, PowerSGD reduces plainly), and steps of a block that
@@ -184,7 +182,9 @@ def rows_of(group: Group, results: list[Row], alone: list[Row]) -> list[Row]:
     for found in results:
         strategy, k = found["strategy"], found["accumulation"]
         without = statistics.median(base[strategy, k])
-        by_formula = network_page.volume(STRATEGIES[strategy][0], k, group.hosts, group.per_host) * found["parameters"]
+        by_formula = (
+            network_tables.volume(STRATEGIES[strategy][0], k, group.hosts, group.per_host) * found["parameters"]
+        )
         by_formula *= (2 if "16" in strategy else 4) / found["compression"]
         for rate, block in zip(found["rates"], found["blocks"], strict=True):
             seconds = statistics.median(block["seconds"])
@@ -258,14 +258,6 @@ def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text} ...", flush=True)
 
 
-def _write(rows: list[Row], path: Path, where: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *where], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row | where for row in rows)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="DDP on two hosts at two rates; writes nothing")
@@ -277,20 +269,18 @@ def main() -> int:
         return 2
     if options.quick:
         with Cluster(2) as cluster:
-            print(network_page.table(measure(cluster, QUICK)))
+            print(network_tables.table(measure(cluster, QUICK)))
         return 0
     if not options.draw:
-        from benchmarks.states import machine
-        from brigade.run.directory import versions
-
         began = time.monotonic()
         with Cluster(4) as cluster:
             rows, learned = measure(cluster), losses(cluster)
-        where = {"machine": machine(), "versions": ", ".join(f"{name} {number}" for name, number in versions().items())}
-        _write(rows, RESULTS / "network.csv", where)
-        _write(learned, RESULTS / "network_losses.csv", where)
+        where = pages.where()
+        pages.save(RESULTS / "network.csv", [row | where for row in rows])
+        pages.save(RESULTS / "network_losses.csv", [row | where for row in learned])
         _say(f"measured in {time.monotonic() - began:.0f} s")
-    network_page.write(RESULTS)
+    pages.write(network_tables.PAGE, tables())
+    network_tables.draw(pages.read(RESULTS / "network.csv"), network_tables.PAGE.with_suffix(".png"))
     return 0
 
 

@@ -11,46 +11,32 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import DOCS, markdown, where, write
 from testing.parity import ACCUMULATIONS, WORLD_SIZES, cases, reference_of, references, worst
-from testing.runs import REPOSITORY, STEPS, run_cases
+from testing.runs import run_cases
 
 
 def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumulations: tuple[int, ...]) -> str:
-    """The markdown table of docs/parity.md."""
-    lines = [
-        "| strategy | world size | accumulation | loss | gradient norm | held-out loss |",
-        "|---|---|---|---|---|---|",
-    ]
+    """The table of docs/parity.md."""
+    lines = []
     for world_size, found in results.items():
         for case in cases(world_size, accumulations):
             difference = worst(found[case["name"]], reference[reference_of(case["strategy"])])
-            figures = " | ".join(f"{difference[key]:.1e}" for key in ("loss", "grad_norm", "eval_loss"))
-            lines.append(f"| {case['strategy']} | {world_size} | {case['accumulation']} | {figures} |")
-    return "\n".join(lines)
+            figures = [f"{difference[key]:.1e}" for key in ("loss", "grad_norm", "eval_loss")]
+            lines.append([case["strategy"], world_size, case["accumulation"], *figures])
+    return markdown(["strategy", "world size", "accumulation", "loss", "gradient norm", "held-out loss"], lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "parity.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         reference = run_cases(1, references(), Path(folder) / "reference")
         results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}
     first, last = reference["single+sgd"]["loss"][0], reference["single+sgd"]["loss"][-1]
-    from brigade.run.directory import versions
-
-    text = (
-        Path(__file__)
-        .with_name("parity_page.md")
-        .read_text()
-        .replace("{table}", table(results, reference, ACCUMULATIONS))
-        .replace("{steps}", str(STEPS))
-        .replace("{first}", f"{first:.3f}")
-        .replace("{last}", f"{last:.3f}")
-        .replace("{versions}", ", ".join(f"{name} {number}" for name, number in versions().items()))
-    )
-    options.out.write_text(text)
-    print(f"wrote {options.out}")
+    of_one = f"Loss of a single process: {first:.3f} at the first step, {last:.3f} at the last."
+    measured = f"{of_one} Versions: {where()['versions']}."
+    write(DOCS / "parity.md", {"parity": table(results, reference, ACCUMULATIONS), "measured": measured})
 
 
 if __name__ == "__main__":

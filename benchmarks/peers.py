@@ -17,17 +17,15 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from benchmarks import peers_data, peers_page
+from benchmarks import pages, peers_data, peers_tables
+from benchmarks.pages import REPOSITORY, Row
+from benchmarks.peers_tables import tables
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "peers.jsonl"
+RESULTS = pages.RESULTS / "peers.jsonl"
 WORK = REPOSITORY / "outputs" / "peers"
 PEERS = REPOSITORY / ".venv" / "peers"
 REQUIREMENTS = Path(__file__).with_name("peers-requirements.txt")
-
-Row = dict[str, Any]
 
 # The same for all. A run is one unmeasured step and then STEPS of them, of some 4,100 tokens each.
 STEPS = 8
@@ -203,19 +201,18 @@ def from_log(history: list[Row], steps: int) -> Row:
 def measure(kind: str, only: list[str], pairs: int, steps: int) -> None:
     """`pairs` rounds of ours and all others of a kind (or of `only`), one after the other in each; appends a row per run
     to RESULTS."""
-    from benchmarks.states import machine
     from brigade.run.directory import versions
 
     WORK.mkdir(parents=True, exist_ok=True)
     data = peers_data.build(WORK / "data")
-    names = only or [peers_page.OURS, *(ABLATION if kind == "ablation" else [PLAIN, *PEER_RUNS])]
+    names = only or [peers_tables.OURS, *(ABLATION if kind == "ablation" else [PLAIN, *PEER_RUNS])]
     if PEER_RUNS.keys() & set(names):
         prepare_peers()
     where = {
         "measurement": datetime.now().astimezone().isoformat(timespec="seconds"),
         "kind": kind,
         "only": bool(only),
-        "device": machine(),
+        "device": pages.machine(),
         "threads": int(environment()["OMP_NUM_THREADS"]),
         "command": command(kind, pairs, steps),
         "data": {key: data[key] for key in ("sha256", "dialogues")},
@@ -281,7 +278,7 @@ def main() -> int:
         kind = "ablation" if options.ablation else "peers"
         measure(kind, options.only or [], options.pairs, options.steps)
     if not options.only:
-        peers_page.write(RESULTS)
+        pages.write(peers_tables.PAGE, tables())
     return 0
 
 

@@ -12,17 +12,18 @@ import argparse
 import os
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from brigade.planner.choice.estimate import of_time
 from brigade.planner.costs import calibration, hardware
 
+from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
 from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error
 from .planner_tables import by_set, first_choices, leave_one_out, memory_left_out, playbook, spread
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-PAGE = REPOSITORY / "docs" / "planner-accuracy.md"
+PAGE = DOCS / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
@@ -36,6 +37,7 @@ def interval(errors: Iterable[float], tail: float) -> tuple[float, float]:
     return round(ordered[cut], 2), round(ordered[-1 - cut], 2)
 
 
+@cache
 def residuals() -> dict[str, list[tuple[Run, float]]]:
     """Predicted over measured: of memory, and of time inside a node, across nodes and of experts, speed's from left-out
     sources."""
@@ -78,50 +80,59 @@ def held(found: Rows) -> tuple[tuple[float, float], float]:
 
 
 # ---- what is written ----------------------------------------------------------------------------------------------
-def page(sustained: dict[str, float], found: dict[str, list[tuple[Run, float]]]) -> str:
-    """docs/planner-accuracy.md."""
-    book = playbook()
-    near = {
-        name: f"{sum(share >= 0.9 for share in members)} of {len(members)}" for name, members in book["shares"].items()
+def tables() -> dict[str, str]:
+    """Of docs/planner-accuracy.md, with what hardware.yaml says now."""
+    book, found = playbook(), residuals()
+    near = {name: f"{sum(share >= 0.9 for share in of)} of {len(of)}" for name, of in book["shares"].items()}
+    errors = {
+        "memory, where the source says which it measured": [error for run, error in found["memory"] if run.says_what],
+        "memory, all": [error for _, error in found["memory"]],
+        "tokens per second, runs with an MFU above 20 %": [speed_error(run, {}) for run in runs() if run.fits_speed],
+        "the same, each source left out of the fit": [
+            error for of in left_out(lambda run: run.source).values() for run, error in of if run.healthy
+        ],
     }
-    memory_told = [error for run, error in found["memory"] if run.says_what]
-    speeds = [speed_error(run, {}) for run in runs() if run.fits_speed]
-    left = [error for members in left_out(lambda run: run.source).values() for run, error in members if run.healthy]
-    widths = "\n".join(
-        f"| {name.replace('_', ' ')} | {low:.2f} to {high:.2f} | {100 * (high - low):.0f}% | {len(members)} | "
-        f"{covered:.0f}% |"
-        for name, members, ((low, high), covered) in ((n, m, held(m)) for n, m in (found | of_hosts()).items())
-    )
-    values = {
-        "by_set": by_set(),
-        "by_source": leave_one_out(lambda run: run.source, "source"),
-        "memory_by_source": memory_left_out(),
-        "by_model": leave_one_out(lambda run: run.model, "model"),
-        "sustained": "\n".join(
-            f"| {chip} | {value:.2f} | {sum(run.chip == chip and run.fits_speed for run in runs())} |"
-            for chip, value in sustained.items()
+    fitted = {run.chip for run in runs() if run.fits_speed}
+    sustained = {chip: hardware.gpu(kind).sustained for kind, chip in CHIPS.items() if chip in fitted}
+    intervals = [
+        [name.replace("_", " "), f"{low:.2f} to {high:.2f}", f"{100 * (high - low):.0f}%", len(of), f"{covered:.0f}%"]
+        for name, of, ((low, high), covered) in ((n, m, held(m)) for n, m in (found | of_hosts()).items())
+    ]
+    off = {name: f"{book[name][1]:.1f}% median, {book[name][2]:.1f}% p90" for name in ("memory", "speed", "speed_all")}
+    whole = [
+        ["configurations", book["rows"], ""],
+        ["that can be expressed", book["told"], ""],
+        ["that ran", book["ok"], f"{book['refused']} of them are called unfit"],
+        [
+            "TP up to 8, as many micro-batches as stages, less than 70 GB",
+            book["sane"],
+            f"memory {off['memory']}; speed {off['speed_all']}",
+        ],
+        ["of these with an MFU above 20 %", book["healthy"], f"speed {off['speed']}"],
+        ["cells of (model, nodes): first choice within 10 % of the best", near["all"], ""],
+        ["the same among runs with an MFU above 20 %", near["healthy"], ""],
+    ]
+    return {
+        "summary": markdown(
+            ["what", "rows", "median", "p90", "bias"], [[name, spread(of)] for name, of in errors.items()]
         ),
-        "memory_all": spread(error for _, error in found["memory"]),
-        "memory_told": spread(memory_told),
-        "speed_all": spread(speeds),
-        "speed_left": spread(left),
-        "intervals": widths,
-        "host_memory": memory_table(),
+        "sustained": markdown(
+            ["chip", "sustained", "rows"],
+            [
+                [chip, f"{value:.2f}", sum(run.chip == chip and run.fits_speed for run in runs())]
+                for chip, value in sustained.items()
+            ],
+        ),
+        "sets": by_set(),
+        "sources": leave_one_out(lambda run: run.source, "source"),
+        "models": leave_one_out(lambda run: run.model, "model"),
+        "memory": memory_left_out(),
+        "first-choices": first_choices(),
+        "playbook": markdown(["the whole table", "rows", "error"], whole),
+        "host-memory": memory_table(),
         "disk": disk_table(),
-        **{f"book_{key}": str(value) for key, value in book.items() if isinstance(value, int)},
-        **{
-            f"book_{key}": f"{value[1]:.1f}% median, {value[2]:.1f}% p90"
-            for key, value in book.items()
-            if isinstance(value, tuple)
-        },
-        "first_choices": first_choices(),
-        "near_all": near["all"],
-        "near_healthy": near["healthy"],
+        "intervals": markdown(["of", "factors", "width, of the prediction", "rows", "coverage"], intervals),
     }
-    text = Path(__file__).with_name("planner_page.md").read_text()
-    for key, value in values.items():
-        text = text.replace("{" + key + "}", value)
-    return text
 
 
 def intervals(found: dict[str, list[tuple[Run, float]]]) -> str:
@@ -169,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
             remembered.cache_clear()
     found = residuals()
     hold(INTERVALS, intervals(found))
-    hold(PAGE, page(sustained, found))
+    hold(PAGE, filled(PAGE.read_text(), tables()))
     for path in changed:
         print(f"{path} is not what the tables give" if options.check else f"wrote {path}")
     if changed and not options.check:

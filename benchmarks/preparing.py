@@ -1,10 +1,9 @@
 """Tokenising 100 MB of chats: `python -m brigade prepare` against a plain datasets.map, two processes each.
 
-python -m benchmarks.preparing [--megabytes 100] [--pairs 5]     # -> benchmarks/results/preparing.json
+python -m benchmarks.preparing [--megabytes 100] [--pairs 5]     # -> benchmarks/results/preparing.json, docs/speed.md
 
 Both read the same JSONL file, render the same template with generation marks, tokenise, cut at max_length and write what a
-run reads; whole commands from an empty cache, alternating, medians and the ratio of each pair. `python -m
-benchmarks.peers --draw` puts them into docs/speed.md.
+run reads; whole commands from an empty cache, alternating, medians and the ratio of each pair.
 """
 
 import argparse
@@ -17,10 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.states import machine
+from benchmarks import pages
+from benchmarks.pages import DOCS, REPOSITORY, machine, markdown
+from benchmarks.peers_tables import spread
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "preparing.json"
+RESULTS = pages.RESULTS / "preparing.json"
 MAX_LENGTH = 1024
 
 PLAIN = """
@@ -69,6 +69,18 @@ def seconds(command: list[str], cache: Path) -> float:
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return time.perf_counter() - began
+
+
+def tables() -> dict[str, str]:
+    found = json.loads(RESULTS.read_text())
+    ours, theirs = found["seconds"]["brigade"], found["seconds"]["datasets.map"]
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    lines = [
+        ["`python -m brigade prepare`", f"{statistics.median(ours):.1f} s", spread(ratios, 2, "x")],
+        ["plain `datasets.map`", f"{statistics.median(theirs):.1f} s", ""],
+    ]
+    head = [f"{found['megabytes']:g} MB of chats, median of {len(ratios)}", "time", "speed of the plain one"]
+    return {"preparing": markdown(head, lines) + f"\n\nMeasured on: {found['machine']}, {found['date']}."}
 
 
 def main() -> None:
@@ -126,7 +138,7 @@ def main() -> None:
     print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
     where = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
     RESULTS.write_text(json.dumps({"megabytes": options.megabytes, "seconds": found} | where, indent=1) + "\n")
-    print(f"wrote {RESULTS}")
+    pages.write(DOCS / "speed.md", tables())
 
 
 if __name__ == "__main__":

@@ -9,25 +9,24 @@ Cases of one world size share one process group. No GPU is needed: the tensors a
 
 import argparse
 import contextlib
-import csv
 import io
 import itertools
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
+from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
 from brigade.planner.costs.states import cut_parameters, model_states
 from testing.runs import forget, write_inputs
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "states.csv"
-PAGE = REPOSITORY / "docs" / "states.md"
+RESULTS = pages.RESULTS / "states.csv"
+PAGE = DOCS / "states.md"
 WORLD_SIZES = (1, 2, 4, 8)
 GLOBAL_BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer")
@@ -47,7 +46,6 @@ STRATEGIES: dict[str, tuple[str, list[str]]] = {
     **{f"ZeRO-{stage}": (f"zero{stage}", ["--ds_config", f"ds_configs/zero{stage}.json"]) for stage in (1, 2, 3)},
     "FSDP2": ("fsdp2", ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"]),
 }
-Row = dict[str, Any]
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------
@@ -142,51 +140,30 @@ def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[in
     return row | {"least_total_measured": min(map(sum, held))}
 
 
-def machine() -> str:
-    """The processor and how many of its cores are there."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}, no GPU"
-
-
 # ---- the page ----------------------------------------------------------------------------------------------------
 def table(rows: list[Row]) -> str:
     """Bytes per parameter of the model, on the rank that holds most: measured, and by how much the formula is off."""
-    lines = [
-        "| precision | strategy | ranks | parameters | gradients | optimizer | total | formula | difference |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in rows:
         count = int(row["model_parameters"])
         figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
         figures.append(int(row["total_formula"]) / count)
-        cells = [
-            row["precision"],
-            row["strategy"],
-            row["world_size"],
-            *(f"{figure:.2f}" for figure in figures),
-            f"{float(row['difference_percent']):+.2f} %",
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        cells = (f"{figure:.2f}" for figure in figures)
+        difference = f"{float(row['difference_percent']):+.2f} %"
+        lines.append([row["precision"], row["strategy"], row["world_size"], *cells, difference])
+    return markdown(["precision", "strategy", "ranks", *PARTS, "total", "formula", "difference"], lines)
 
 
 def savings() -> str:
     """How many times less than DDP's 16 bytes per parameter one rank holds, by formula, at N ranks."""
     sizes, many = (1, 2, 4, 8, 16, 64, 512), 10**9  # a model so large that nothing but its size counts
-    lines = [
-        "| precision | strategy | " + " | ".join(f"N = {n}" for n in sizes) + " | limit |",
-        "|---|---|" + "---|" * (len(sizes) + 1),
-    ]
+    lines = []
     limits = {"ZeRO-1": ("4x", "2x"), "ZeRO-2": ("8x", "4x"), "ZeRO-3": ("0.8 N", "0.67 N"), "FSDP2": ("N", "N")}
     for half, (name, limit) in itertools.product((True, False), limits.items()):
         kind, _ = STRATEGIES[name]
-        figures = (16 * many / model_states(kind, many, n, half).total for n in sizes)
-        precision = "bf16" if half else "fp32"
-        lines.append(
-            f"| {precision} | {name} | " + " | ".join(f"{x:.3g}x" for x in figures) + f" | {limit[not half]} |"
-        )
-    return "\n".join(lines)
+        figures = (f"{16 * many / model_states(kind, many, n, half).total:.3g}x" for n in sizes)
+        lines.append(["bf16" if half else "fp32", name, *figures, limit[not half]])
+    return markdown(["precision", "strategy", *(f"N = {n}" for n in sizes), "limit"], lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -241,22 +218,15 @@ def draw(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def write_page(rows: list[Row]) -> None:
+def tables() -> dict[str, str]:
+    rows = pages.read(RESULTS)
     worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
-    text = Path(__file__).with_name("states_page.md").read_text()
-    for key, value in {
-        "command": "python -m benchmarks.states",
-        "table": table(rows),
-        "savings": savings(),
-        "machine": rows[0]["machine"],
-        "versions": rows[0]["versions"],
-        "count": f"{int(rows[0]['model_parameters']):,}",
-        "worst": f"{abs(float(worst['difference_percent'])):.2f} % ({worst['strategy']}, {worst['precision']}, "
-        f"{worst['world_size']} ranks)",
-    }.items():
-        text = text.replace("{" + key + "}", value)
-    PAGE.write_text(text)
-    draw(rows, PAGE.with_suffix(".png"))
+    measured = (
+        f"Largest difference between formula and measurement: {abs(float(worst['difference_percent'])):.2f} % "
+        f"({worst['strategy']}, {worst['precision']}, {worst['world_size']} ranks).\n\n"
+        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
+    )
+    return {"states": table(rows), "savings": savings(), "measured": measured}
 
 
 def main() -> None:
@@ -271,8 +241,6 @@ def main() -> None:
 
         ranks.run_to_the_end(lambda: _work(options.job))
     if not options.draw:
-        from brigade.run.directory import versions
-
         rows: list[Row] = []
         for world_size in WORLD_SIZES:
             print(f"{world_size} ranks ...", flush=True)
@@ -280,17 +248,10 @@ def main() -> None:
                 rows += measure(world_size, Path(folder))
         order = {name: place for place, name in enumerate(STRATEGIES)}
         rows.sort(key=lambda row: (row["precision"], order[row["strategy"]], row["world_size"]))
-        where = {"machine": machine(), "versions": ", ".join(f"{name} {number}" for name, number in versions().items())}
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], *where], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(row | where for row in rows)
-    with RESULTS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    write_page(rows)
-    print(table(rows))
-    print(f"\nwrote {RESULTS}, {PAGE} and {PAGE.with_suffix('.png')}")
+        where = pages.where()
+        pages.save(RESULTS, [row | where for row in rows])
+    pages.write(PAGE, tables())
+    draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
 
 
 if __name__ == "__main__":

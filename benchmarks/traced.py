@@ -5,14 +5,14 @@ python -m benchmarks.traced --draw     # the page from the results that are ther
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
+from benchmarks.pages import DOCS, Row, markdown
 from brigade.model.config_json import read_config
 from brigade.planner.choice.job import Job
 from brigade.planner.costs.memory import activation_bytes, logit_bytes
@@ -21,10 +21,8 @@ from brigade.planner.models.find_model import known_config
 from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape_from_config import shape_of
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "traced.jsonl"
-PAGE = REPOSITORY / "docs" / "traced.md"
-TEMPLATE = Path(__file__).with_name("traced_page.md")
+RESULTS = pages.RESULTS / "traced.jsonl"
+PAGE = DOCS / "traced.md"
 MODELS = (
     "llama-3.2-1b",
     "llama-3.1-8b",
@@ -46,7 +44,6 @@ CASES: dict[str, dict[str, Any]] = {
     "autocast": {"engine": "ddp"},
     "autocast, checkpointing": {"engine": "ddp", "checkpointing": "full"},
 }
-Row = dict[str, Any]
 
 
 def rows() -> Iterator[Row]:
@@ -93,7 +90,7 @@ def table(results: list[Row]) -> str:
         for part in ("kept per layer", "beside, backward", "loss")
         for engine in ("formula", "traced", "off by")
     ]
-    lines = ["| model | case | " + " | ".join(heads) + " |", "|---" * (2 + len(heads)) + "|"]
+    lines = []
     for row in results:
         cells = [row["model"], row["case"]]
         for part in ("kept", "back", "loss"):
@@ -105,28 +102,27 @@ def table(results: list[Row]) -> str:
             seen = row["traced"][part]
             off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
             cells += [f"{guess / scale:,.{digits}f}", f"{seen / scale:,.{digits}f}", off]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(["model", "case", *heads], lines)
 
 
-def page(results: list[Row]) -> str:
+def tables() -> dict[str, str]:
+    results = pages.read(RESULTS)
     traced = [row for row in results if row["traced"]]
-    errors = [abs(row["formula"]["kept"] / row["traced"]["kept"] - 1) for row in traced]
+    kept = [100 * abs(row["formula"]["kept"] / row["traced"]["kept"] - 1) for row in traced]
     # What a micro-batch needs at most beside the states: all layers with the loss on top, or with a layer's backward pass.
-    whole = [abs(_most(row, "formula") / _most(row, "traced") - 1) for row in traced]
+    whole = [100 * abs(_most(row, "formula") / _most(row, "traced") - 1) for row in traced]
     seconds = [row["seconds"] for row in traced]
-    return TEMPLATE.read_text().format(
-        table=table(results),
-        count=len(traced),
-        length=f"{LENGTH:,}",
-        median=f"{100 * statistics.median(errors):.1f}",
-        worst=f"{100 * max(errors):.1f}",
-        whole=f"{100 * statistics.median(whole):.1f}",
-        whole_worst=f"{100 * max(whole):.1f}",
-        slowest=f"{max(seconds):.0f}",
-        typical=f"{statistics.median(seconds):.1f}",
-        versions=", ".join(f"{name} {number}" for name, number in results[0]["versions"].items()),
-    )
+    summary = [
+        ["error of what layers keep", f"{statistics.median(kept):.1f} %", f"{max(kept):.1f} %"],
+        ["error of the most that a micro-batch needs", f"{statistics.median(whole):.1f} %", f"{max(whole):.1f} %"],
+        ["time of a trace", f"{statistics.median(seconds):.1f} s", f"{max(seconds):.0f} s"],
+    ]
+    return {
+        "summary": markdown([f"over {len(traced)} rows", "median", "worst"], summary)
+        + f"\n\nVersions: {pages.in_words(results[0]['versions'])}.",
+        "rows": table(results),
+    }
 
 
 def _most(row: Row, engine: str) -> float:
@@ -137,8 +133,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="write the page alone")
     if not parser.parse_args().draw:
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    PAGE.write_text(page([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+        pages.save(RESULTS, list(rows()))
+    pages.write(PAGE, tables())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def submit(slurm: Slurm, name: str, flags: list[str]) -> tuple[str, Path, Path]:
     """Write the script for one rank on each host and hand it in; the job's number, its output directory and its log."""
     shared = slurm.cluster.shared
     script, output, log = shared / f"{name}.sbatch", shared / name, shared / f"{name}.out"
-    script.write_text(text("sbatch", make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1})))
+    script.write_text(
+        text("sbatch", make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1}))
+    )
     said = slurm.cluster["node1"].run(f"sbatch --parsable --output={log} {script}", **SETTINGS)
     return said.stdout.strip(), output, log
 

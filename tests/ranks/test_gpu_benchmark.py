@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from benchmarks import gpu, gpu_attention, gpu_models, gpu_page, gpu_plan
+from benchmarks import gpu, gpu_attention, gpu_models, gpu_plan, gpu_tables
 from brigade.data import collate
 from brigade.data.collate import About
 from brigade.recipe.schema import SECTION_OF
@@ -281,20 +281,12 @@ ROWS = [
 
 def test_without_rows_the_page_says_so():
     for rows in ([], [row("lora", "base", tiny=True)]):
-        text = gpu_page.render(rows)
-        assert (
-            "These figures have not been measured: no GPU has run this benchmark yet; run `python -m benchmarks.gpu`"
-            in text
-        )
-        assert "{" not in text and "\n\n\n" not in text
-
-
-def test_the_page_that_is_there_is_the_page_of_the_rows_that_are_there():
-    assert gpu_page.PAGE.read_text() == gpu_page.render(gpu.read_rows(gpu.RESULTS))
+        found = gpu_tables.tables(rows)
+        assert "no GPU has run this benchmark yet" in found["verdict"] and not found["devices"]
 
 
 def test_the_page_has_the_newest_row_of_each():
-    text = gpu_page.render(ROWS)
+    text = "\n\n".join(gpu_tables.tables(ROWS).values())
     assert "- NVIDIA H200, LoRA: 51.0 % MFU (qwen3-8b, liger); the aim of 50 % is met." in text
     assert "- NVIDIA H200, full fine-tuning: no run with an MFU yet; the aim is 50 %." in text
     assert "- NVIDIA H100 80GB HBM3, LoRA: 45.0 % MFU (qwen3-8b, base)." in text
@@ -309,4 +301,4 @@ def test_the_page_has_the_newest_row_of_each():
 
 
 def test_a_missed_aim_is_said():
-    assert "45.0 % MFU (qwen3-8b, base); the aim of 50 % is missed." in gpu_page.verdict([row("lora", "base")])
+    assert "45.0 % MFU (qwen3-8b, base); the aim of 50 % is missed." in gpu_tables.verdict([row("lora", "base")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.network_page import half_by_rule, half_measured, two, volume
+from benchmarks.network_tables import half_by_rule, half_measured, two, volume
 
 
 def row(rate, share):

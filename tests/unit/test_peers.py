@@ -1,6 +1,5 @@
 """benchmarks/peers.py without its runs: the dialogues, how tokens are counted, and what the page computes."""
 
-import json
 import re
 import statistics
 import sys
@@ -8,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import peers, peers_data, peers_page, peers_without
+from benchmarks import peers, peers_data, peers_tables, peers_without
 
 torch = pytest.importorskip("torch")
 
@@ -158,7 +157,7 @@ PEERS = [
 
 
 def test_ratios_are_taken_within_a_round():
-    table = peers_page.table(PEERS)
+    table = peers_tables.table(PEERS)
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
     assert "| 500 (400 to 600) |" in lines["Brigade, packed"] and "| 1 x 2 |" in lines["Brigade, packed"]
     assert "2.00x (2.00x to 2.00x)" in lines["TRL SFTTrainer, packed (`bfd`)"]  # though both vary by half
@@ -168,33 +167,22 @@ def test_ratios_are_taken_within_a_round():
 
 
 def test_the_verdict_names_the_faster_trl():
-    assert peers_page.verdict(PEERS).splitlines() == [
-        "- 1.25x (1.00x to 1.50x) of TRL SFTTrainer, padding-free; the aim was 1.0x.",
-        "- 2.00x (1.00x to 2.00x) of HF Trainer, padded, grouped by length; the aim was 1.5x.",
-    ]
+    rows = [*PEERS, *(row("not compiled", n, 200) for n in (1, 2, 3))]
+    trl, padded = peers_tables.verdict(rows).splitlines()[2:]
+    assert "padding-free | 1.0x | 1.25x (1.00x to 1.50x) | 0.50x" in trl
+    assert "1.5x | 2.00x (1.00x to 2.00x)" in padded
 
 
 def test_the_ablation_says_what_differs():
     rows = [row("ours", 1, 300, "ablation"), row("no packing", 1, 200, "ablation")]
     rows[1]["settings"] = rows[1]["settings"] | {"packing": "false"}
-    last = peers_page.ablation(rows).splitlines()[-3]
-    assert last == "| no packing | `--packing false` | 200 (200 to 200) | 2.0 GiB | 1.50x (1.50x to 1.50x) |"
+    assert "| no packing | `--packing false` | 200" in peers_tables.ablation(rows)
 
 
 def test_a_partial_measurement_does_not_replace_a_whole_one():
     rows = [*PEERS, row("ours", 1, 9, measurement="2026-01-03T00:00:00", only=True)]  # of `--only ours`
-    assert peers_page.newest(rows, "peers") == PEERS
-    assert peers_page.newest(rows, "ablation") == []
-
-
-def test_the_page_has_no_place_left_empty(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(peers_page, "PAGE", tmp_path / "speed.md")
-    results = tmp_path / "peers.jsonl"
-    results.write_text("\n".join(json.dumps(row) for row in PEERS))
-    peers_page.write(results)
-    text = (tmp_path / "speed.md").read_text()
-    assert "25.8 million" in text and "1.25x" in text and "Not measured yet." in text  # the ablation
-    assert not re.search(r"\{\w+\}", text)
+    assert peers_tables.newest(rows, "peers") == PEERS
+    assert peers_tables.newest(rows, "ablation") == []
 
 
 # ---- the same for all --------------------------------------------------------------------------------------------

@@ -1,18 +1,15 @@
-"""docs/gpu.md from the rows of benchmarks/gpu.py."""
+"""The tables of docs/gpu.md, from the rows of benchmarks/gpu.py."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu_plan import BASE, STEPS, WARM_UP, Job, plan
+from benchmarks.gpu_plan import BASE, Job, plan
+from benchmarks.pages import DOCS, Row, in_words, markdown
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
-TEMPLATE = Path(__file__).with_name("gpu_page.md")
+PAGE = DOCS / "gpu.md"
 UNMEASURED = "These figures have not been measured: no GPU has run this benchmark yet; run `python -m benchmarks.gpu`"
 AIM = 50.0  # percent MFU of the best full and the best LoRA row, on an H200
 AIMED_DEVICE = "NVIDIA H200"
 NAMES = {"full": "full fine-tuning", "lora": "LoRA"}
-Row = dict[str, Any]
 
 
 def newest(rows: list[Row]) -> list[Row]:
@@ -26,10 +23,6 @@ def newest(rows: list[Row]) -> list[Row]:
 
 def figure(value: float | None, digits: int, unit: str = "") -> str:
     return "" if value is None else f"{value:,.{digits}f}{unit}"
-
-
-def line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def changed(settings: Row, base: Row) -> str:
@@ -65,49 +58,47 @@ def runs(rows: list[Row]) -> str:
         "reserved",
         "last loss",
     ]
-    tables = []
+    found = []
     for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows if row["method"] in NAMES):
         its = [row for row in rows if (row["model"], row["method"]) == (model, method)]
         first: Row = next((row for row in its if row["option"] == "base"), {})
-        lines = [f"### {model}, {NAMES[method]}", "", line(head), "|---" * len(head) + "|"]
+        lines = []
         for row in its:
             start = [row["option"], changed(row["settings"], BASE if row is first else first.get("settings", BASE))]
             if row["status"] != "ok":
-                lines.append(line([*start, f"{row['status']}: {row['reason'].replace('|', '/')}", *[""] * 8]))
+                lines.append([*start, f"{row['status']}: {row['reason'].replace('|', '/')}", *[""] * 8])
                 continue
             times = row["tokens_per_second"] / first["tokens_per_second"] if first.get("status") == "ok" else None
             lines.append(
-                line(
-                    [
-                        *start,
-                        figure(row["tokens_per_second"], 0),
-                        figure(row["supervised_tokens_per_second"], 0),
-                        figure(row["step_time"], 3),
-                        figure(times, 2),
-                        figure(row["mfu"], 1, " %"),
-                        figure(row["mfu_of_work_done"], 1, " %"),
-                        figure(row["peak_memory_gib"], 1, " GiB"),
-                        figure(row["reserved_memory_gib"], 1, " GiB"),
-                        figure(row["last_loss"], 3),
-                    ]
-                )
+                [
+                    *start,
+                    figure(row["tokens_per_second"], 0),
+                    figure(row["supervised_tokens_per_second"], 0),
+                    figure(row["step_time"], 3),
+                    figure(times, 2),
+                    figure(row["mfu"], 1, " %"),
+                    figure(row["mfu_of_work_done"], 1, " %"),
+                    figure(row["peak_memory_gib"], 1, " GiB"),
+                    figure(row["reserved_memory_gib"], 1, " GiB"),
+                    figure(row["last_loss"], 3),
+                ]
             )
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables) or "No run was measured here yet."
+        found.append(f"### {model}, {NAMES[method]}\n\n{markdown(head, lines)}")
+    return "\n\n".join(found) or "No run was measured here yet."
 
 
 def attention(rows: list[Row]) -> str:
     """Packed against unpacked samples: the largest relative differences, and what rounding would excuse."""
     head = ["model", "attention", "precision", "logits (allowed)", "gradients (allowed)", "moved by other samples", ""]
-    lines = [line(head), "|---" * len(head) + "|"]
+    lines = []
     for row in (row for row in rows if row["method"] == "attention"):
         verdict = "equal" if row["status"] == "ok" else f"{row['status']}: {row['reason'].replace('|', '/')}"
         if not row.get("differences"):
-            lines.append(line([row["model"], row["option"], "", "", "", "", verdict]))
+            lines.append([row["model"], row["option"], "", "", "", "", verdict])
         for precision, off in row.get("differences", {}).items():
             pairs = (f"{off[key]:.1e} ({off[f'{key}_allowed']:.1e})" for key in ("logits", "gradients"))
-            lines.append(line([row["model"], row["option"], precision, *pairs, f"{off['moved']:.0e}", verdict]))
-    return "\n".join(lines) if len(lines) > 2 else "Not measured here yet."
+            lines.append([row["model"], row["option"], precision, *pairs, f"{off['moved']:.0e}", verdict])
+    return markdown(head, lines) if lines else "Not measured here yet."
 
 
 def best(rows: list[Row], method: str) -> Row | None:
@@ -137,7 +128,7 @@ def sections(rows: list[Row]) -> str:
     parts = []
     for device in dict.fromkeys(row["device"] for row in rows):
         its = [row for row in rows if row["device"] == device]
-        pins = list(dict.fromkeys(", ".join(f"{name} {of}" for name, of in row["versions"].items()) for row in its))
+        pins = list(dict.fromkeys(in_words(row["versions"]) for row in its))
         codes = list(dict.fromkeys(row["commit"] or f"code {row['code']}" for row in its))
         memory = f" ({its[0]['device_memory_gib']} GiB)" if its[0]["device_memory_gib"] else ""
         days = sorted(row["measured"][:10] for row in its)
@@ -148,25 +139,13 @@ def sections(rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def render(rows: list[Row]) -> str:
+def tables(rows: list[Row]) -> dict[str, str]:
     rows = newest(rows)
-    values = {
+    return {
         "verdict": verdict(rows) if rows else f"{UNMEASURED}.",
-        "sections": sections(rows),
-        "aim": f"{AIM:.0f}",
-        "base": changed(BASE, {}),
-        "warm_up": str(WARM_UP),
-        "steps": ", ".join(str(steps) for steps in sorted({row["steps_asked"] for row in rows} or {STEPS})),
+        "base": f"Base: {changed(BASE, {})}",
+        "devices": sections(rows),
     }
-    text = TEMPLATE.read_text()
-    for key, value in values.items():
-        text = text.replace("{" + key + "}", value)
-    return text.rstrip() + "\n"
-
-
-def write(rows: list[Row]) -> None:
-    PAGE.write_text(render(rows))
-    print(f"wrote {PAGE}")
 
 
 def show_plan(jobs: list[Job], flags_of: Callable[[Job], Row]) -> None:

@@ -1,18 +1,15 @@
-"""docs/network.md and docs/network.png from the results of benchmarks/network.py, and the volumes that strategies send."""
+"""The tables of docs/network.md and its plot, from the results of benchmarks/network.py."""
 
-import csv
 import itertools
 import math
-import re
 import statistics
 from pathlib import Path
-from typing import Any
 
+from benchmarks.pages import DOCS, RESULTS, Row, markdown, read
 from benchmarks.published.traffic import traffic
 from testbed.host import bits_per_second
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "network.md"
-Row = dict[str, Any]
+PAGE = DOCS / "network.md"
 Case = tuple[int, int, str, int]  # hosts, ranks per host, strategy, accumulation
 NAMES = {"10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "50mbit": "50 Mbit/s"}
 
@@ -88,10 +85,6 @@ def link_use(rows: list[Row], rate: str) -> float:
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
-def markdown(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
-
-
 def table(rows: list[Row]) -> str:
     """Seconds per step and share of communication, at each rate."""
     rates = sorted({row["rate"] for row in rows}, key=bits_per_second, reverse=True)
@@ -192,56 +185,25 @@ def draw(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def _read(path: Path) -> list[Row]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _fill(text: str, rows: list[Row]) -> str:
-    """Replace `{gain 2x1 DDP 8 50mbit}` by that figure of that case: what, hosts x ranks, strategy, accumulation, rate."""
-    by = {(*case, row["rate"]): row for case, of in cases(rows).items() for row in of}
-
-    def figure(match: re.Match[str]) -> str:
-        what, hosts, per_host, strategy, k, rate = match.groups()
-        row = by[int(hosts), int(per_host), strategy, int(k), rate]
-        plain = by[int(hosts), int(per_host), "DDP", 1, rate]
-        return {
-            "gain": two(speed(row) / speed(plain)),
-            "share": f"{share(row):.0f} %",
-            "sent": f"{float(row['megabytes_sent']):.1f} MB",
-            "step": f"{two(float(row['step_seconds']))} s",
-        }[what]
-
-    return re.sub(r"\{(\w+) (\d)x(\d) ([^{}]+) (\d) (\w+)\}", figure, text)
-
-
-def write(results: Path) -> None:
-    """Fill the template with what was measured, and draw."""
-    rows, learned = _read(results / "network.csv"), _read(results / "network_losses.csv")
+def tables() -> dict[str, str]:
+    rows, learned = read(RESULTS / "network.csv"), read(RESULTS / "network_losses.csv")
     pairs, fours, wide = (
         [row for row in rows if (row["hosts"], row["ranks_per_host"]) == shape]
         for shape in (("2", "1"), ("2", "2"), ("4", "1"))
     )
-    apart = [(abs(float(row["megabytes_sent"]) / float(row["megabytes_formula"]) - 1), row["strategy"]) for row in rows]
-    values = {
-        "machine": rows[0]["machine"],
-        "versions": rows[0]["versions"],
-        "count": f"{int(rows[0]['parameters']):,}",
-        "pairs": table(pairs),
-        "fours": table(fours),
-        "wide": table(wide),
+    worst, of = max(
+        (abs(float(row["megabytes_sent"]) / float(row["megabytes_formula"]) - 1), row["strategy"]) for row in rows
+    )
+    measured = (
+        f"Largest difference between sent and formula: {100 * worst:.0f} % ({of}). At 50 Mbit/s links carried "
+        f"{link_use(rows, '50mbit'):.0f} % of their rate (median).\n\nMeasured on: {rows[0]['machine']}; {rows[0]['versions']}."
+    )
+    return {
         "halves": halves(pairs),
         "gains": gains(pairs),
         "losses": loss_table(learned),
-        "loss_steps": learned[0]["steps"],
-        "command": "python -m benchmarks.network",
-        "use50": f"{link_use(rows, '50mbit'):.0f}",
-        "worst": f"{100 * max(apart)[0]:.0f} % ({max(apart)[1]})",
+        "two-hosts": table(pairs),
+        "two-hosts-of-two": table(fours),
+        "four-hosts": table(wide),
+        "measured": measured,
     }
-    values |= {f"loss_{row['ddp_comm_hook']}": f"{float(row['held_out_loss']):.3f}" for row in learned}
-    text = _fill(Path(__file__).with_name("network_page.md").read_text(), rows)
-    for key, value in values.items():
-        text = text.replace("{" + key + "}", value)
-    PAGE.write_text(text)
-    draw(rows, PAGE.with_suffix(".png"))
-    print(table(pairs), f"\nwrote {PAGE} and {PAGE.with_suffix('.png')}", sep="\n")
