@@ -29,7 +29,7 @@ def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumul
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    options = parser.parse_args()
+    parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         reference = run_cases(1, references(), Path(folder) / "reference")
         results = {size: run_cases(size, cases(size), Path(folder) / str(size)) for size in WORLD_SIZES}
