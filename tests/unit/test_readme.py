@@ -1,0 +1,95 @@
+"""What README and docs name exists: links, files, modules, verbs and flags. Both READMEs have the same commands."""
+
+import contextlib
+import io
+import re
+
+import pytest
+
+from brigade.__main__ import VERBS
+from brigade.__main__ import main as brigade
+from brigade.recipe import flags
+from brigade.recipe.files import REPOSITORY
+
+FOLDERS = "accelerate_configs|benchmarks|brigade|docs|ds_configs|hostfiles|recipes|testbed|tests"
+PAGES = [
+    path
+    for path in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("*/*.md"), *REPOSITORY.glob("benchmarks/*/*.md"))
+    if path.relative_to(REPOSITORY).parts[0] in (path.name, *FOLDERS.split("|"))
+]
+by_page = pytest.mark.parametrize("path", sorted(PAGES), ids=lambda path: str(path.relative_to(REPOSITORY)))
+OTHERS = {"--generation-config", "--machine_rank"}  # vLLM's and accelerate's
+WRITTEN_ON_A_GPU = "benchmarks/results/gpu.jsonl"
+
+
+def commands(text):
+    """Indented lines, without their comments."""
+    return [re.sub(r"\s+#.*", "", line).strip() for line in re.findall(r"^ {4}(?! )(\S.*)$", text, re.MULTILINE)]
+
+
+def code(text):
+    """Indented lines and what stands between backticks."""
+    return commands(text) + re.findall(r"`([^`]+)`", text)
+
+
+@pytest.fixture(scope="module")
+def helps():
+    """What --help prints: of train.py under "train.py", and of each verb."""
+    found = {}
+    for name in ("train.py", *VERBS):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            flags.load(["--help"]) if name == "train.py" else brigade([name, "--help"])
+        found[name] = set(re.findall(r"--[a-zA-Z][\w-]*", out.getvalue()))
+    for passes_on in ("launch", "prepare"):
+        found[passes_on] |= found["train.py"]
+    return found
+
+
+def test_both_readmes_have_the_same_commands_and_links():
+    english, chinese = ((REPOSITORY / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    assert commands(english) == commands(chinese)
+    links = r"\]\(([^)]+)\)"
+    assert sorted(re.findall(links, english)) == sorted(re.findall(links, chinese))
+
+
+@by_page
+def test_relative_links_point_to_something(path):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", path.read_text()):
+        file = path.parent / target if target else path
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@by_page
+def test_files_and_modules_that_a_page_names_are_there(path):
+    for text in code(path.read_text()):
+        for name in re.findall(rf"(?<![\w/.~-])(?:{FOLDERS})/[\w./-]+[\w/]", text):
+            if "my-" not in name and not re.search("[A-Z]{4}", name) and name != WRITTEN_ON_A_GPU:
+                assert (REPOSITORY / name).exists(), name
+        for name in re.findall(r"-m ((?:benchmarks|brigade|testbed)[\w.]*)", text):
+            place = REPOSITORY / name.replace(".", "/")
+            assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
+
+
+@by_page
+def test_verbs_and_flags_that_a_page_names_exist(path, helps):
+    every = set().union(*helps.values()) | OTHERS
+    for text in code(path.read_text()):
+        named = re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", text)
+        if verb := re.search(r"python -m brigade (\w+)", text):
+            assert verb[1] in VERBS, text
+            known = helps[verb[1]]
+        elif "train.py" in text:
+            named = re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", text.partition("train.py")[2])
+            known = helps["train.py"]
+        elif module := re.search(r"python -m (benchmarks\.\w+)", text):
+            place = REPOSITORY / module[1].replace(".", "/")
+            source = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+            known = set(re.findall(r"\"(--[\w-]+)\"", source.read_text()))
+        else:
+            known = every
+            named = named if text.startswith("--") else []
+        assert set(named) <= known, (text, set(named) - known)
