@@ -24,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import gpu_models, gpu_tables, pages, peers
+from benchmarks.command_line import as_flags
 from benchmarks.gpu_plan import METHODS, STEPS, WARM_UP, Job, flags_of, plan, urgency
 from benchmarks.pages import REPOSITORY, Row
 
@@ -71,8 +72,7 @@ def train(job: Job, inputs: Row, work: Path, tiny: bool, steps: int, warm_up: in
     row: Row = {"status": "ok", "reason": "", "settings": flags, "warm_up": warm_up}
     recipe = peers.recipe(inputs["data"] | {"model": model["folder"]}, steps)
     (work / "gpu.yaml").write_text(json.dumps(recipe))  # JSON is YAML
-    words = ["--recipe", str(work / "gpu.yaml"), "--max_steps", str(warm_up + steps)]
-    words += [word for key, value in flags.items() for word in (f"--{key}", value)]
+    words = as_flags(recipe=str(work / "gpu.yaml"), max_steps=warm_up + steps, **flags)
     if flags["use_liger_kernel"] == "true" and (lacking := without_liger(words)):
         return row | {"status": "refused", "reason": lacking}
     shutil.rmtree(output, ignore_errors=True)  # a finished run would not run again

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import as_flags
 from benchmarks.pages import DOCS, markdown, where, write
 from testing import runs
 
@@ -67,26 +68,17 @@ def compare(model_type: str, folder: Path) -> dict[str, Any]:
     shared = runs.write_inputs(folder)
     write_model(model_type, folder / model_type)
     output = folder / f"run-{model_type}"
+    flags = as_flags(
+        model_name_or_path=str(folder / model_type),
+        max_length=512,
+        max_steps=6,
+        eval_steps=6,
+        optim="sgd",
+        learning_rate=0.1,
+        output_dir=str(output),
+    )
     with contextlib.redirect_stdout(io.StringIO()):
-        train.main(
-            [
-                *shared,
-                "--model_name_or_path",
-                str(folder / model_type),
-                "--max_length",
-                "512",
-                "--max_steps",
-                "6",
-                "--eval_steps",
-                "6",
-                "--optim",
-                "sgd",
-                "--learning_rate",
-                "0.1",
-                "--output_dir",
-                str(output),
-            ]
-        )
+        train.main([*shared, *flags])
     run = json.loads((output / "success.json").read_text())["held_out_loss"]
     plain, tokens = plain_loss(output, folder / "heldout.jsonl")
     return {

@@ -22,18 +22,9 @@ def main() -> None:
         path = Path(folder) / "hosts"
         path.write_text("".join(f"node{number} slots=8\n" for number in range(1, HOSTS + 1)))
         reads = "from pathlib import Path; from brigade.cluster import read_hostfile; read_hostfile(Path('{path}'))"
+        launched = ["recipes/tiny/full.yaml", "--hostfile", str(path), "--global_batch_size", str(8 * HOSTS)]
         commands = {
-            "launch --dry-run": [
-                "-m",
-                "brigade",
-                "launch",
-                "recipes/tiny/full.yaml",
-                "--hostfile",
-                str(path),
-                "--dry-run",
-                "--global_batch_size",
-                str(8 * HOSTS),
-            ],
+            "launch --dry-run": ["-m", "brigade", "launch", *launched, "--dry-run"],
             "lint, whole repository": ["-m", "brigade", "lint"],
             f"lint, {HOSTS} hosts": ["-m", "brigade", "lint", str(path)],
             f"read_hostfile, {HOSTS} hosts": ["-c", reads.format(path=path)],

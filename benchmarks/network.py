@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import network_tables, pages
+from benchmarks.command_line import as_flags
 from benchmarks.network_tables import tables
 from benchmarks.pages import RESULTS, Row
 from testbed.cluster import Cluster
@@ -97,28 +98,18 @@ QUICK = (Group(2, 1, ("1gbit", "50mbit"), {"DDP": (1,)}),)
 
 def flags_for(steps: int, global_batch: int, evaluated: int) -> list[str]:
     """The tiny recipe's model and data, for a number of steps."""
-    return [
-        "--max_steps",
-        str(steps),
-        "--global_batch_size",
-        str(global_batch),
-        "--reference_batch_size",
-        str(global_batch),
-        "--per_device_train_batch_size",
-        str(MICRO_BATCH),
-        "--max_length",
-        str(LENGTH),
-        "--logging_steps",
-        "1000000",
-        "--max_eval_samples",
-        str(evaluated),
-        "--eval_steps",
-        "null",
-        "--save_steps",
-        "null",
-        "--report_to",
-        "",
-    ]
+    return as_flags(
+        max_steps=steps,
+        global_batch_size=global_batch,
+        reference_batch_size=global_batch,
+        per_device_train_batch_size=MICRO_BATCH,
+        max_length=LENGTH,
+        logging_steps=1_000_000,
+        max_eval_samples=evaluated,
+        eval_steps=None,
+        save_steps=None,
+        report_to="",
+    )
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import pages, peers_data, peers_tables
+from benchmarks.command_line import as_flags
 from benchmarks.pages import REPOSITORY, Row
 from benchmarks.peers_tables import tables
 
@@ -161,9 +162,8 @@ def run_ours(flags: dict[str, str], data: Row, steps: int) -> Row:
     (WORK / "ours.yaml").write_text(json.dumps(recipe(data, steps), indent=1))  # JSON is YAML
     changed = {key: value for key, value in flags.items() if key != "without"}
     program = ["-m", "benchmarks.peers_without", flags["without"], "--"] if "without" in flags else ["train.py"]
-    command = [sys.executable, *program, "--recipe", str(WORK / "ours.yaml"), "--output_dir", str(output)]
-    for key, value in changed.items():
-        command += [f"--{key}", value]
+    words = as_flags(recipe=str(WORK / "ours.yaml"), output_dir=str(output), **changed)
+    command = [sys.executable, *program, *words]
     others = _run(command, WORK / "ours.log")
     history = json.loads((output / "trainer_state.json").read_text())["log_history"]
     shutil.rmtree(output)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks import pages
+from benchmarks.command_line import as_flags
 from benchmarks.pages import DOCS, REPOSITORY, machine, markdown
 from benchmarks.peers_tables import spread
 
@@ -96,30 +97,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         write_corpus(corpus, options.megabytes)
-        recipe = [
-            "recipes/tiny/full.yaml",
-            "--dataset_name=",
-            "--train_file",
-            str(corpus),
-            "--max_length",
-            str(MAX_LENGTH),
-            "--dataset_num_proc",
-            "2",
-            "--packing",
-            "--tokenizer_name_or_path",
-            tokenizer,
-        ]
+        flags = as_flags(
+            dataset_name="",
+            train_file=str(corpus),
+            max_length=MAX_LENGTH,
+            dataset_num_proc=2,
+            packing=True,
+            tokenizer_name_or_path=tokenizer,
+        )
+        template = str(TEMPLATES / "chatml.jinja")
         commands = {
-            "brigade": [sys.executable, "-m", "brigade", "prepare", *recipe],
-            "datasets.map": [
-                sys.executable,
-                "-c",
-                PLAIN,
-                str(corpus),
-                tokenizer,
-                str(TEMPLATES / "chatml.jinja"),
-                str(MAX_LENGTH),
-            ],
+            "brigade": [sys.executable, "-m", "brigade", "prepare", "recipes/tiny/full.yaml", *flags],
+            "datasets.map": [sys.executable, "-c", PLAIN, str(corpus), tokenizer, template, str(MAX_LENGTH)],
         }
         found: dict[str, list[float]] = {name: [] for name in commands}
         for pair in range(options.pairs):

@@ -13,15 +13,13 @@ import io
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
+from benchmarks.command_line import as_flags
+from benchmarks.pages import DOCS, Row, markdown
 from brigade.planner.costs.states import cut_parameters, model_states
 from testing.runs import forget, write_inputs
 
@@ -71,19 +69,7 @@ def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
     """All cases of one world size, in one process group."""
     job = folder / "job.json"
     job.write_text(json.dumps({"shared": prepare(folder), "folder": str(folder)}))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={world_size}",
-        "-m",
-        "benchmarks.states",
-        "--job",
-        str(job),
-    ]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout)
+    done = torchrun("benchmarks.states", "--job", str(job), ranks=world_size, timeout=timeout)
     if not (folder / "rows.json").exists():
         raise RuntimeError(f"{world_size} ranks left no results (exit code {done.returncode}):\n{done.stderr[-4000:]}")
     return json.loads((folder / "rows.json").read_text())
@@ -100,15 +86,8 @@ def _work(job: Path) -> None:
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
         counter = StateBytes()
         output = Path(todo["folder"]) / "outputs" / f"{name}-{half}"
-        flags = [
-            *flags,
-            "--bf16",
-            str(half).lower(),
-            "--output_dir",
-            str(output),
-            "--per_device_train_batch_size",
-            str(GLOBAL_BATCH // world.size // MICRO_BATCHES),
-        ]
+        micro_batch = GLOBAL_BATCH // world.size // MICRO_BATCHES
+        flags = flags + as_flags(bf16=half, output_dir=str(output), per_device_train_batch_size=micro_batch)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main([*todo["shared"], *flags], callbacks=(counter,))
         forget(trainer)
