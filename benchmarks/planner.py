@@ -114,7 +114,7 @@ def tables() -> dict[str, str]:
     ]
     return {
         "summary": markdown(
-            ["what", "rows", "median", "p90", "bias"], [[name, spread(of)] for name, of in errors.items()]
+            ["what", "rows", "median", "p90", "bias"], [[name, *spread(of)] for name, of in errors.items()]
         ),
         "sustained": markdown(
             ["chip", "sustained", "rows"],

@@ -1,7 +1,6 @@
 """What hosts hold, beside the planner's formulas: memory that others measured (data/host_memory.csv), memory while loading and
 checkpoints that `python -m benchmarks.hosts` measured (results/hosts.csv)."""
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from brigade.planner.costs.host_memory import PROCESS, host, resident
 from brigade.planner.models.shape_from_config import shape_of
 
 from .hosts import MODEL, OPTIMIZERS, RESULTS
+from .pages import markdown, read
 
 PUBLISHED = Path(__file__).with_name("data") / "host_memory.csv"
 STRATEGIES = {
@@ -36,7 +36,7 @@ class Held:
 def published() -> list[Held]:
     """Memory of a host while it trains."""
     found = []
-    for row in csv.DictReader(PUBLISHED.open()):
+    for row in read(PUBLISHED):
         offloaded = float(row["bytes_offloaded_per_parameter"]) * float(row["parameters_b"]) * 1e9 / int(row["nodes"])
         predicted = resident(int(row["ranks_per_node"]), 0.0, offloaded)
         found.append(Held(row["source"], f"{row['model']}: {row['run']}", float(row["host_gb"]) * 1e9, predicted))
@@ -47,7 +47,7 @@ def published() -> list[Held]:
 def _cases() -> list[tuple[dict[str, str], Job]]:
     shape = shape_of(MODEL | {"model_type": "llama", "tie_word_embeddings": True}, "")
     found = []
-    for row in csv.DictReader(RESULTS.open()):
+    for row in read(RESULTS):
         engine, stage = STRATEGIES[row["strategy"]]
         adapters = 0 if row["method"] == "full" else int(row["trained"])
         ranks = int(row["ranks"])
@@ -93,16 +93,16 @@ def checkpoints() -> list[Held]:
 
 def memory_table() -> str:
     """Published figures and those of loading, by how much the formula is off."""
-    lines = ["| source | run | measured, GB | by formula | off |", "|---|---|---|---|---|"]
+    lines = []
     for one in [*published(), *loading()]:
         off = f"{100 * (one.predicted / one.measured - 1):+.0f}%" if one.predicted else ""
-        lines.append(f"| {one.source} | {one.what} | {one.measured / 1e9:,.2f} | {one.predicted / 1e9:,.2f} | {off} |")
-    return "\n".join(lines)
+        lines.append([one.source, one.what, f"{one.measured / 1e9:,.2f}", f"{one.predicted / 1e9:,.2f}", off])
+    return markdown(["source", "run", "measured, GB", "by formula", "off"], lines)
 
 
 def disk_table() -> str:
-    lines = ["| checkpoint | measured, MB | by formula | off |", "|---|---|---|---|"]
+    lines = []
     for one in checkpoints():
         off = 100 * (one.predicted / one.measured - 1)
-        lines.append(f"| {one.what} | {one.measured / 1e6:,.1f} | {one.predicted / 1e6:,.1f} | {off:+.1f}% |")
-    return "\n".join(lines)
+        lines.append([one.what, f"{one.measured / 1e6:,.1f}", f"{one.predicted / 1e6:,.1f}", f"{off:+.1f}%"])
+    return markdown(["checkpoint", "measured, MB", "by formula", "off"], lines)

@@ -5,27 +5,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks.pages import markdown
 from benchmarks.published import table
 from brigade.planner.costs.memory import GIB
 
 from .planner_rows import DATA, HEALTHY, TABLES, Run, estimated, left_out, measured_mfu, memory_error, runs, speed_error
 
 
-def spread(errors: Iterable[float]) -> str:
+def spread(errors: Iterable[float]) -> list[Any]:
     """Rows, median and p90 of |predicted / measured - 1|, and the median with its sign."""
     ordered = sorted(errors)
     count, median, p90 = table.quantiles(error - 1 for error in ordered)
     if not count:
-        return " |  |  | "
-    return f"{count} | {median:.1f}% | {p90:.1f}% | {100 * (statistics.median(ordered) - 1):+.1f}%"
+        return [""] * 4
+    return [count, f"{median:.1f}%", f"{p90:.1f}%", f"{100 * (statistics.median(ordered) - 1):+.1f}%"]
 
 
 def by_set() -> str:
-    lines = [
-        "| set | rows | estimated | memory: rows | median | p90 | bias | speed: rows | median | p90 | bias "
-        "| failed, called unfit | ran, called unfit |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name in TABLES:
         rows = table.read(DATA / f"{name}.csv")
         for source in dict.fromkeys(row["set"] for row in rows):
@@ -36,11 +33,12 @@ def by_set() -> str:
             for run in members:
                 unfit[run.ok][0] += not estimated(run, {}).fits
                 unfit[run.ok][1] += 1
-            verdicts = " | ".join(f"{told} of {count}" if count else "" for told, count in (unfit[False], unfit[True]))
-            lines.append(
-                f"| {source} | {sum(row['set'] == source for row in rows)} | {len(members)} | {memory} | {speed} | {verdicts} |"
-            )
-    return "\n".join(lines)
+            verdicts = [f"{wrong} of {count}" if count else "" for wrong, count in (unfit[False], unfit[True])]
+            count = sum(row["set"] == source for row in rows)
+            lines.append([source, count, len(members), *memory, *speed, *verdicts])
+    errors = ["median", "p90", "bias"]
+    head = ["set", "rows", "estimated", "memory: rows", *errors, "speed: rows", *errors]
+    return markdown([*head, "failed, called unfit", "ran, called unfit"], lines)
 
 
 def trivial(run: Run, others: list[Run]) -> float:
@@ -51,10 +49,7 @@ def trivial(run: Run, others: list[Run]) -> float:
 
 def leave_one_out(key: Callable[[Run], str], what: str) -> str:
     """The table of left-out groups, beside a model that knows nothing but the median MFU of the others."""
-    lines = [
-        f"| left out: {what} | speed: rows | median | p90 | bias | median with the others' MFU |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     every, plain = [], []
     for name, members in left_out(key).items():
         healthy = [(run, error) for run, error in members if run.healthy]
@@ -66,10 +61,11 @@ def leave_one_out(key: Callable[[Run], str], what: str) -> str:
         every += [error for _, error in healthy]
         plain += simple
         lines.append(
-            f"| {name} | {spread(error for _, error in healthy)} | {table.quantiles(e - 1 for e in simple)[1]:.1f}% |"
+            [name, *spread(error for _, error in healthy), f"{table.quantiles(e - 1 for e in simple)[1]:.1f}%"]
         )
-    lines.append(f"| **all** | {spread(every)} | {table.quantiles(e - 1 for e in plain)[1]:.1f}% |")
-    return "\n".join(lines)
+    lines.append(["**all**", *spread(every), f"{table.quantiles(e - 1 for e in plain)[1]:.1f}%"])
+    head = [f"left out: {what}", "speed: rows", "median", "p90", "bias", "median with the others' MFU"]
+    return markdown(head, lines)
 
 
 def textbook(run: Run) -> float:
@@ -84,10 +80,7 @@ def textbook(run: Run) -> float:
 
 def memory_left_out() -> str:
     """By source, beside a model that knows nothing but the textbook's states, times what the others' runs had of them."""
-    lines = [
-        "| source | memory: rows | median | p90 | bias | median with the textbook's states |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     measured = [run for run in runs() if run.memory]
     plain: dict[bool, list[float]] = {True: [], False: []}
     for source in dict.fromkeys(run.source for run in measured):
@@ -95,14 +88,14 @@ def memory_left_out() -> str:
         ratio = statistics.median((run.memory or 0.0) / textbook(run) for run in measured if run.source != source)
         simple = [ratio * textbook(run) / (run.memory or 0.0) - 1 for run in members]
         plain[members[0].says_what] += simple
-        lines.append(f"| {source} | {spread(map(memory_error, members))} | {table.quantiles(simple)[1]:.1f}% |")
-    told = [run for run in measured if run.says_what]
-    lines.append(
-        f"| **where the source says what it measured** | {spread(map(memory_error, told))} "
-        f"| {table.quantiles(plain[True])[1]:.1f}% |"
-    )
-    every = table.quantiles(plain[True] + plain[False])[1]
-    return "\n".join([*lines, f"| **all** | {spread(map(memory_error, measured))} | {every:.1f}% |"])
+        lines.append([source, *spread(map(memory_error, members)), f"{table.quantiles(simple)[1]:.1f}%"])
+    groups = {
+        "where the source says what it measured": ([run for run in measured if run.says_what], plain[True]),
+        "all": (measured, plain[True] + plain[False]),
+    }
+    for name, (members, simple) in groups.items():
+        lines.append([f"**{name}**", *spread(map(memory_error, members)), f"{table.quantiles(simple)[1]:.1f}%"])
+    return markdown(["source", "memory: rows", "median", "p90", "bias", "median with the textbook's states"], lines)
 
 
 def first_choices() -> str:
@@ -111,7 +104,7 @@ def first_choices() -> str:
     for run in runs():
         if run.speed:
             cells[run.source][run.model, run.job.method, run.job.gpu, run.job.gpus, run.job.sequence].append(run)
-    lines = ["| set | cells | first choice within 10 % of the best | worst |", "|---|---|---|---|"]
+    lines = []
     every: list[float] = []
     for source, members in cells.items():
         shares = [
@@ -122,11 +115,13 @@ def first_choices() -> str:
         if shares:
             lines.append(_near(source, shares))
         every += shares
-    return "\n".join([*lines, _near("**all**", every)])
+    return markdown(
+        ["set", "cells", "first choice within 10 % of the best", "worst"], [*lines, _near("**all**", every)]
+    )
 
 
-def _near(name: str, shares: list[float]) -> str:
-    return f"| {name} | {len(shares)} | {sum(share >= 0.9 for share in shares)} | {100 * min(shares):.0f}% |"
+def _near(name: str, shares: list[float]) -> list[Any]:
+    return [name, len(shares), sum(share >= 0.9 for share in shares), f"{100 * min(shares):.0f}%"]
 
 
 def _share_of_best(cell: list[tuple[float, float]]) -> float:
