@@ -21,6 +21,7 @@ from benchmarks import pages
 from benchmarks.command_line import as_flags
 from benchmarks.pages import DOCS, Row, markdown
 from brigade.planner.costs.states import cut_parameters, model_states
+from testing.ranks import run_ranks
 from testing.runs import forget, write_inputs
 
 RESULTS = pages.RESULTS / "states.csv"
@@ -69,7 +70,7 @@ def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
     """All cases of one world size, in one process group."""
     job = folder / "job.json"
     job.write_text(json.dumps({"shared": prepare(folder), "folder": str(folder)}))
-    done = torchrun("benchmarks.states", "--job", str(job), ranks=world_size, timeout=timeout)
+    done = run_ranks("benchmarks.states", "--job", str(job), ranks=world_size, timeout=timeout)
     if not (folder / "rows.json").exists():
         raise RuntimeError(f"{world_size} ranks left no results (exit code {done.returncode}):\n{done.stderr[-4000:]}")
     return json.loads((folder / "rows.json").read_text())

@@ -128,7 +128,9 @@ def _check_gpu(entry: Any, place: str) -> None:
 
 def _table(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away")
+        raise UserError(
+            place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away"
+        )
     return value
 
 
