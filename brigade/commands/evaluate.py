@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
     reading.find(options.output, None)  # no checkpoint stands in for a model that is gone
-    with base_weights.of_run(marker):
+    with base_weights.loading_from_run(marker):
         recorded = json.loads(marker.read_text())
         before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     settings = flags.load(["--recipe", str(options.output / "run.yaml")])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with base_weights.of_run(options.output):
+    with base_weights.loading_from_run(options.output):
         tokenizer = AutoTokenizer.from_pretrained(options.output)
         model = load_trained(settings, options.output).eval().to(device)
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
@@ -76,10 +76,8 @@ def run(options: argparse.Namespace) -> int:
     if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
         print(f"\nThe loss did not fall by {options.learned:.0%} and below the unigram entropy.")
         return 1
-    print(
-        f"\nEverything lies in {options.output}: the model in Hugging Face format, run.yaml (what was run), "
-        "trainer_state.json (the log), checkpoint-*, tensorboard/."
-    )
+    files = "the model in Hugging Face format, run.yaml (what was run), trainer_state.json (the log)"
+    print(f"\nEverything lies in {options.output}: {files}, checkpoint-*, tensorboard/.")
     return 0
 
 

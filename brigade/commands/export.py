@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from .numbers import numeric
 
@@ -34,14 +35,13 @@ def run(options: argparse.Namespace) -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     dtype = getattr(torch, DTYPES[options.dtype]) if options.dtype else None
-    done = export.export(
-        settings, options.output, options.destination, step=options.step, merge=options.merge, dtype=dtype
-    )
+    what = {"step": options.step, "merge": options.merge, "dtype": dtype}
+    done = export.export(settings, options.output, options.destination, **what)
     _report(done, settings.recipe.model)
     return 0
 
 
-def _report(done, model) -> None:
+def _report(done: Any, model: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -53,9 +53,11 @@ def _report(done, model) -> None:
     if done.base:
         console.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
         if model.from_scratch:
-            console.print("That base is random weights in this machine's cache: --merge gives a whole model.")
+            cure = "--merge gives a model that stands alone"
+            console.print(f"That base is random weights in this machine's cache: {cure}.")
         if model.load_in_4bit:
-            console.print("They were trained on that base in 4 bits: load it so, or --merge, for the run's own losses.")
+            cure = "load it so, or --merge, to get the run's own losses"
+            console.print(f"They were trained on that base in 4 bits: {cure}.")
     load = f'AutoModelForCausalLM.from_pretrained("{done.directory}")'
     if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
         load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'
