@@ -11,6 +11,7 @@ from typing import Any
 
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import Estimate, estimate
+from brigade.planner.costs.memory import GIB, gradient_bytes
 
 from .parse_columns import Inexpressible
 from .rows import as_published, job_of_row
@@ -47,7 +48,7 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         result = expressed(row)
         figures = (
             result.device_gib,
-            result.reserved_gib,
+            reserved_gib(result),
             result.time.total,
             result.tokens_per_second_per_gpu,
             result.mfu,
@@ -76,10 +77,16 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def reserved_gib(result: Estimate) -> float:
+    """torch.cuda.max_memory_reserved on a card with room: blocks of gradients that were freed stay with the allocator."""
+    freed = 0.0 if result.memory.gradients else gradient_bytes(result.job) / GIB
+    return (result.allocated_gib + freed) * result.job.conventions.fragmentation
+
+
 def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
     """What a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
     kind = row.get("mem_kind", "").lower()
-    return result.device_gib if "smi" in kind or "device" in kind else result.reserved_gib
+    return result.device_gib if "smi" in kind or "device" in kind else reserved_gib(result)
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -1,9 +1,12 @@
 """`python -m brigade plan MODEL --hostfile H --gpu KIND`: does it fit, how fast is it, and which strategy is the one."""
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
@@ -14,46 +17,8 @@ from .numbers import numeric
 if TYPE_CHECKING:
     from ..planner.choice.search import Cluster, Workload
 
-USUAL = "(default: the GPU kind's usual)"
-# Group of --help -> flag, what argparse takes (`least`: a number from it on), help.
-SEARCH = "a search, for a model (a recipe's file says these itself)"
-FLAGS: dict[str, tuple[tuple[str, dict[str, Any], str], ...]] = {
-    "cluster": (
-        ("hostfile", {}, "hosts and slots in DeepSpeed's syntax"),
-        ("gpu", {"metavar": "KIND"}, "H100 80GB, A100 80GB, H200, RTX 4090, ... (a wrong name lists them)"),
-        ("network", {"metavar": "NAME", "default": ""}, f"between nodes: `3200 Gb/s`, `EFA 3200 Gb/s` {USUAL}"),
-        ("host_memory", {"metavar": "GiB", "least": (1, float), "default": 0.0}, f"of a host {USUAL}"),
-        ("nvme", {"metavar": "GB", "least": (1, float), "default": 0.0}, f"of a host's local disks {USUAL}"),
-    ),
-    SEARCH: (
-        ("method", {"choices": METHODS, "default": "full"}, "all weights, or adapters (default: full)"),
-        ("lora_r", {"metavar": "R", "least": (1,)}, "rank of adapters (default: 16)"),
-        ("lora_modules_to_save", {"metavar": "NAMES", "default": "none"},
-         "trained whole beside adapters: `embed_tokens,lm_head` (default: none)"),
-        ("max_length", {"metavar": "TOKENS", "least": (1,), "default": 4096}, "of a sequence, packed full (default: 4096)"),
-        ("global_batch_size", {"metavar": "N", "least": (1,)}, "sequences per step (default: the first from 128 that divides)"),
-        ("strategy", {"metavar": "NAME", "nargs": "+", "default": []}, "search among these: ddp, zero1, fsdp2, hsdp, ..."),
-        ("micro_batch", {"metavar": "N", "least": (1,)}, "sequences per GPU and micro-step (default: the best)"),
-        ("optim", {"metavar": "NAME", "default": "adamw_torch_fused"}, "as a recipe's optim: adamw_8bit, sgd, ..."),
-        ("liger", {"action": "store_true"}, "with Liger's kernels, which requirements.txt does not install"),
-        ("write", {"metavar": "PATH", "type": Path}, "write the chosen strategy as a recipe: a folder, or a .yaml file"),
-        ("plot", {"metavar": "FILE", "type": Path}, "draw memory and speed of the strategies into a new FILE.png or FILE.html"),
-    ),
-    "the estimate": (
-        ("margin", {"metavar": "SHARE", "least": (0, float, 1), "default": 0.05}, "of each GPU to leave free (default: 0.05)"),
-        ("trace", {"action": "store_true"}, "activations and logits from a trace of the model's own code"),
-    ),
-    "your own cluster": (
-        ("calibrate", {"metavar": "RUN", "nargs": "+", "type": Path},
-         "output directories of runs: fold what they measured into factors for their GPU and network, and stop"),
-        ("calibration", {"metavar": "FILE", "type": Path},
-         "where the factors lie, with your own GPU kinds (default: $BRIGADE_CALIBRATION, ~/.config/brigade/calibration.yaml)"),
-    ),
-    "recipes": (
-        ("headers", {"action": "store_true"}, "write the headers of all recipes and recipes/README.md anew"),
-        ("check", {"action": "store_true"}, "with --headers: write nothing, exit 1 if one is out of date"),
-    ),
-}  # fmt: skip
+FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+TYPES = {"path": Path, "int": int, "float": float}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=model)
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
-        for flag, more, text in flags:
-            known = dict(more)
-            if least := known.pop("least", None):
-                known["type"] = numeric(flag, *least)
-            group.add_argument(f"--{flag}", help=text, **known)
+        for flag, takes in flags.items():
+            kind: Any = TYPES.get(takes.get("type"))
+            if "least" in takes:
+                kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
+            more = {key: value for key, value in takes.items() if key not in ("type", "least", "below")}
+            more |= {"choices": METHODS} if "choices" in more else {}
+            more |= {"type": kind} if kind else {}
+            group.add_argument(f"--{flag}", **more)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,10 +80,10 @@ def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
     from ..planner.choice.search import Cluster
     from ..planner.costs.network import hold_name
-    from ..planner.output.as_it_is import show_recipe
+    from ..planner.output.show_recipe import show_recipe
 
-    for flag, more, _ in FLAGS[SEARCH]:
-        if getattr(options, flag) not in (more.get("default"), False):
+    for flag, takes in FLAGS["search"].items():
+        if getattr(options, flag) not in (takes.get("default"), False):
             problem = f"{options.model} is estimated as it is"
             raise UserError(f"flag --{flag}", problem, "leave it out, or name the model instead")
     hold_name(options.network, "flag --network")
@@ -153,7 +121,7 @@ def _choose(options: argparse.Namespace) -> int:
         return 1
     show.describe(winner.estimate)
     if options.trace:
-        show.both(winner.estimate.job, traces(winner.estimate.job))
+        show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
     if not options.liger:
         show.with_liger(workload, cluster, winner)
     if options.write:

@@ -70,13 +70,13 @@ class PromiseKept(TrainerCallback):
         else:
             try:
                 usual, largest = self._as_seen(self._job(device.kind), seen)
-                promised = margins.promise(usual, largest, device)
-            except job_of_run.NoPromise as error:
+                promised = margins.predict(usual, largest, device)
+            except job_of_run.NotCovered as error:
                 reason = str(error)
             except Exception as error:  # a run that trains does not end for an estimate's sake
                 reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         if device or name != "cpu":  # nobody plans for a CPU, unless they describe it as a kind of GPU
-            print(*margins.told(promised, measured, reason), sep="\n", flush=True)
+            print(*margins.report(promised, measured, reason), sep="\n", flush=True)
         entry = margins.entry(promised, measured, device, reason)
         add_to_record(self.run, "promise", entry | ({"job": job_of_run.record(usual)} if promised and usual else {}))
 

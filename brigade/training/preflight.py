@@ -132,7 +132,7 @@ def micro_batch(settings: Settings, strategy: Strategy, world: World, batch: Bat
             device,
             "the model's config",
         )
-    except job_of_run.NoPromise as error:
+    except job_of_run.NotCovered as error:
         return 1, f"{error}{cure}"
     except Exception as error:  # a run that trains does not end for an estimate's sake
         return 1, f"the formulas fail on it, {type(error).__name__}{cure}"

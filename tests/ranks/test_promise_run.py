@@ -58,7 +58,7 @@ def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_promise(fla
     flags, first = [*flags, "--bf16"], tmp_path / "first"
     train.main([*flags, "--output_dir", str(first)])
     said, kept = line(capsys), promise(first)
-    assert " s per step (the planner promised " in said and kept["gpu"] == "This CPU"
+    assert " s per step (estimated " in said and kept["gpu"] == "This CPU"
     measured, predicted = kept["measured"], kept["predicted"]
     assert measured["step_time"] > measured["data_time"] > 0 and predicted["allocated_gib"] > 0
     assert predicted["step_time_between"][0] < predicted["step_time"] < predicted["step_time_between"][1]

@@ -14,10 +14,10 @@ from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.lint.report import lint
 from brigade.model.location import load_config
-from brigade.planner.choice.job_of_recipe import job_of, source_of
-from brigade.planner.choice.search import Cluster, Workload, candidates, chosen, reason, smallest_change
+from brigade.planner.choice.explain import reason, smallest_change
+from brigade.planner.choice.job_of_recipe import job_of, load_plan, published_model
+from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
 from brigade.planner.models.find_model import named_shape
-from brigade.planner.output.header import load
 from brigade.recipe import flags
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_what_it_writes_is_what_it_planned(model, method, cluster, gpu, tmp_path
     path = folder / f"{method}.yaml"
     assert (folder / "config.json").read_bytes() == (ROOT / "recipes" / model / "config.json").read_bytes()
     said = capsys.readouterr().out
-    written = load(path)  # as train.py reads it
+    written = load_plan(path)  # as train.py reads it
     assert f"memory   {written.estimate.device_gib:.1f} GiB on each GPU" in said
     assert f"time     {written.estimate.time.total:.2f} s per step" in said
     assert f"{written.estimate.device_gib:.1f} of" in path.read_text()
@@ -88,10 +88,10 @@ def test_what_is_trained_whole_is_one_key_and_said_first(tmp_path, capsys):
 def test_a_folder_elsewhere_is_none_of_ours_whatever_its_name(tmp_path):
     (tmp_path / "llama-3.1-8b").mkdir()
     shutil.copy("recipes/llama-3.1-8b/config.json", tmp_path / "llama-3.1-8b")
-    assert source_of(str(tmp_path / "llama-3.1-8b")).hub == str(tmp_path / "llama-3.1-8b")
-    assert source_of("someone/llama-3.1-8b").hub == "someone/llama-3.1-8b"
+    assert published_model(str(tmp_path / "llama-3.1-8b")).hub == str(tmp_path / "llama-3.1-8b")
+    assert published_model("someone/llama-3.1-8b").hub == "someone/llama-3.1-8b"
     for name in ("llama-3.1-8b", "recipes/llama-3.1-8b", "recipes/llama-3.1-8b/config.json", "meta-llama/Llama-3.1-8B"):
-        assert source_of(name).hub == "meta-llama/Llama-3.1-8B"
+        assert published_model(name).hub == "meta-llama/Llama-3.1-8B"
 
 
 def test_a_file_of_another_content_is_left_alone(tmp_path, capsys):

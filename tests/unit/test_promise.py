@@ -1,4 +1,4 @@
-"""A run as a Job, what is promised of it, and what is said where it comes out otherwise."""
+"""A run as a Job, what is predicted of it, and what is said where it comes out otherwise."""
 
 import json
 from dataclasses import replace
@@ -181,13 +181,13 @@ def test_a_run_that_continues_keeps_the_micro_batch_that_it_began_with(begin, re
     ({"strategy": replace(FSDP2, fsdp={"cpu_offload": True})}, "offloads"),
     ({"strategy": replace(FSDP2, fsdp={"reshard_after_forward": False})}, "gathered"),
 ])  # fmt: skip
-def test_what_the_formulas_do_not_know_gets_no_promise(job, changes, reason):
-    with pytest.raises(job_of_run.NoPromise, match=reason):
+def test_what_the_formulas_do_not_know_gets_no_prediction(job, changes, reason):
+    with pytest.raises(job_of_run.NotCovered, match=reason):
         job(**changes)
 
 
 def test_nor_does_an_unknown_architecture(load):
-    with pytest.raises(job_of_run.NoPromise, match="mamba"):
+    with pytest.raises(job_of_run.NotCovered, match="mamba"):
         job_of_run.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
 
 
@@ -212,18 +212,17 @@ def test_a_record_of_another_version(mistake):
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
-PROMISE = margins.Promise(margins.Figures(39.8, 2.2), (36, 44), (1.9, 2.6))
-TIME = "2.31 s per step (the planner promised 2.20, and 1.90 to 2.60 in four runs of five)"
+PREDICTED = margins.Prediction(39.8, (36, 44), 2.2, (1.9, 2.6))
+TIME = "2.31 s per step (estimated 2.20, 80 % interval 1.90 to 2.60)"
 
 
-def told(memory=41.2, seconds=2.31, data=0.0, promised=PROMISE, reason=""):
-    return margins.told(promised, margins.Measured(10, 4, seconds, data, memory), reason)
+def told(memory=41.2, seconds=2.31, data=0.0, predicted=PREDICTED, reason=""):
+    return margins.report(predicted, margins.Measured(10, 4, seconds, data, memory), reason)
 
 
-def test_one_line_where_it_came_as_promised():
+def test_one_line_where_it_came_as_predicted():
     assert told() == [
-        "after 10 steps: 41.2 GiB allocated at most (the planner promised 39.8, and 36.0 to 44.0 in four runs of "
-        f"five), {TIME}"
+        f"after 10 steps: 41.2 GiB allocated at most (estimated 39.8, 80 % interval 36.0 to 44.0), {TIME}"
     ]
 
 
@@ -238,10 +237,10 @@ def test_one_sentence_where_it_did_not(figures, words):
     )
 
 
-def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_promise_the_reason():
+def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_prediction_the_reason():
     assert told(memory=None) == [f"after 10 steps: {TIME}"]
-    assert told(promised=None, reason="fp32", seconds=0.0123) == [
-        "after 10 steps: 41.2 GiB allocated at most, 0.0123 s per step; the planner promised nothing: fp32"
+    assert told(predicted=None, reason="fp32", seconds=0.0123) == [
+        "after 10 steps: 41.2 GiB allocated at most, 0.0123 s per step; the planner estimates nothing: fp32"
     ]
 
 
@@ -249,14 +248,12 @@ def test_memory_is_that_of_the_largest_micro_batch(job):
     usual = job_of_run.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
     largest = job_of_run.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
     device = hardware.gpu("H100 80GB")
-    both, small = margins.promise(usual, largest, device), margins.promise(usual, usual, device)
-    assert (
-        both.figures.step_time == small.figures.step_time and both.figures.allocated_gib > small.figures.allocated_gib
-    )
-    assert both.memory[0] < both.figures.allocated_gib < both.memory[1]
+    both, small = margins.predict(usual, largest, device), margins.predict(usual, usual, device)
+    assert both.step_time == small.step_time and both.allocated_gib > small.allocated_gib
+    assert both.allocated_between[0] < both.allocated_gib < both.allocated_between[1]
     entry = margins.entry(both, margins.Measured(10, 4, 2.0, 0.1, 50.0), device)
     assert entry["measured"]["allocated_gib"] == 50.0 and entry["predicted"]["step_time"] == pytest.approx(
-        both.figures.step_time, 1e-4
+        both.step_time, 1e-4
     )
     assert yaml.safe_load(yaml.safe_dump(entry)) == entry
 
@@ -265,9 +262,7 @@ def test_logits_without_a_label_cost_nothing(job):
     whole = job_of_run.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
     some = replace(whole, labelled=0.25)
     device = hardware.gpu("H100 80GB")
-    assert (
-        margins.promise(some, some, device).figures.step_time < margins.promise(whole, whole, device).figures.step_time
-    )
+    assert margins.predict(some, some, device).step_time < margins.predict(whole, whole, device).step_time
 
 
 # ---- the config.json beside a recipe -----------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
 
 
 @pytest.mark.parametrize("error, reason", [
-    (promises.job_of_run.NoPromise("they know no DoRA"), "they know no DoRA"),
+    (promises.job_of_run.NotCovered("they know no DoRA"), "they know no DoRA"),
     (ZeroDivisionError("by zero"), "formulas fail on it (ZeroDivisionError: by zero)"),
 ])  # fmt: skip
 def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, error, reason):
@@ -119,7 +119,7 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     monkeypatch.setattr(promises, "add_to_record", lambda run, key, value: kept.update({key: value}))
     callback._tell({"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
     assert (
-        "30.0 GiB allocated at most, 2.00 s per step; the planner promised nothing: "
+        "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: "
         in (said := capsys.readouterr().out)
         and reason in said
     )

@@ -1,8 +1,11 @@
-"""A recipe's header says what is so: its commands can be typed, its batch multiplies, its figures are the planner's."""
+"""A recipe's header and `plan RECIPE` say what is so: commands can be typed, batches multiply, figures are the planner's."""
 
 import re
 import shlex
-from itertools import chain, pairwise
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -10,14 +13,15 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from brigade.__main__ import main
 from brigade.cluster import World, read_hostfile
 from brigade.model import adapters
 from brigade.model.sizes import parameter_count
-from brigade.planner.choice.job_of_recipe import sources
+from brigade.planner.choice.job_of_recipe import load_plan, published_models
 from brigade.planner.costs.states import model_states
 from brigade.planner.models.find_model import named_shape
-from brigade.planner.output.header import CONFIGS, load
-from brigade.planner.output.write import planned_recipes, refresh
+from brigade.planner.output.show_recipe import CONFIGS
+from brigade.planner.output.write import recipe_plans, refresh
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.files import read_yaml
@@ -37,18 +41,25 @@ def in_the_repository(monkeypatch):
 
 
 def header(recipe):
-    """{"Batch": its lines, ...}"""
-    comment = re.match(r"(#.*\n)+", Path(recipe).read_text()).group()
-    parts = re.split(r"^# (\w+): +", comment, flags=re.MULTILINE)
-    return {
-        name: [line.strip("# ") for line in text.splitlines()]
-        for name, text in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    """The comment's lines."""
+    return re.match(r"(#.*\n)+", Path(recipe).read_text()).group().splitlines()
+
+
+@cache
+def shown(recipe):
+    """{"batch": [its lines], ...} of `plan RECIPE`"""
+    with redirect_stdout(StringIO()) as out:
+        assert main(["plan", recipe]) == 0
+    found, label = {}, ""
+    for line in out.getvalue().splitlines()[1:]:
+        label = line[:9].strip() or label
+        found.setdefault(label, []).append(line[9:])
+    return found
 
 
 def batch(recipe):
     """(tokens of a pack, or None; sequences of a step; [(micro-batch, accumulation, ranks), ...])"""
-    size, *variants = " ".join(header(recipe)["Batch"]).partition(". ")[0].split(" = ")
+    size, *variants = shown(recipe)["batch"][0].split(" = ")
     counts, *tokens = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+", size))
     return tokens[0] if tokens else None, counts, [tuple(map(int, re.findall(r"\d+", variant))) for variant in variants]
 
@@ -58,7 +69,7 @@ def settings_and_strategy(recipe, ranks):
     return settings, choose(settings, World(0, 0, ranks, min(ranks, 8), "here", "torchrun"), env={})
 
 
-@every_recipe
+@every_planned
 def test_the_batch_multiplies(recipe):
     tokens, size, variants = batch(recipe)
     settings = flags.load(["--recipe", recipe])
@@ -82,7 +93,12 @@ def ranks_of(words):
 
 @every_recipe
 def test_the_commands_can_be_typed(recipe):
-    for line in header(recipe)["Usage"]:
+    commands = [
+        line.removeprefix("# Start:").strip("# ") for line in header(recipe) if re.search("train.py|launch", line)
+    ]
+    typed = commands if "tiny" in recipe else shown(recipe)["start"]
+    assert typed[: len(commands)] == commands
+    for line in typed:
         words = shlex.split(line, comments=True)
         assert all((ROOT / word).exists() for word in words if "/" in word or word.endswith(".py")), line
         if "train.py" in words:
@@ -91,35 +107,41 @@ def test_the_commands_can_be_typed(recipe):
             assert words[:4] == ["python", "-m", "brigade", "launch"]
             settings = flags.load(["--recipe", words[4]])
         assert settings.recipe_path.samefile(recipe)
+        training = settings.recipe.training
         if not settings.rehearse:
-            assert ranks_of(words) in [ranks for _, _, ranks in batch(recipe)[2]], line
+            assert training.global_batch_size % (ranks_of(words) * training.per_device_train_batch_size) == 0
+            assert "tiny" in recipe or ranks_of(words) in [ranks for _, _, ranks in batch(recipe)[2]], line
 
 
 @every_recipe
-def test_every_path_is_there(recipe):
-    paths = re.findall(r"[\w./-]+/[\w.-]+\.(?:yaml|json)", " ".join(chain(*header(recipe).values())))
-    assert paths and all((ROOT / path).is_file() for path in paths)
+def test_a_header_is_short_and_its_paths_are_there(recipe):
+    lines = header(recipe)
+    paths = re.findall(r"[\w./-]+/[\w.-]+\.(?:yaml|json)", " ".join(lines))
+    assert len(lines) <= 8 and paths and all((ROOT / path).is_file() for path in paths)
 
 
 @every_planned
-def test_it_fits_with_a_margin_that_the_header_states(recipe):
-    result = load(Path(recipe)).estimate
+def test_it_fits_with_a_margin_that_plan_states(recipe):
+    result = load_plan(Path(recipe)).estimate
     assert result.spare_gib >= 0.05 * result.gpu.memory_gib
-    memory = " ".join(header(recipe)["Memory"])
-    assert f"{result.spare_gib:.1f} GiB ({result.spare_gib / result.gpu.memory_gib:.0%}) to spare" in memory
-    assert "estimated by the planner (python -m brigade plan), not measured" in Path(recipe).read_text()
+    share = f"{result.spare_gib / result.gpu.memory_gib:.0%}"
+    assert f"{result.spare_gib:.1f} GiB ({share}) to spare" in shown(recipe)["verdict"][0]
+    expected = (
+        f"{result.device_gib:.1f} of {result.gpu.memory_gib:.1f} GiB on each GPU, {result.time.total:.2f} s per step"
+    )
+    assert expected in " ".join(header(recipe)) and "estimates, not measured" in " ".join(header(recipe))
 
 
 @every_planned
 def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     """Counted on the model itself, on the meta device; the planner counts by formula."""
-    memory = " ".join(header(recipe)["Memory"])
+    states = shown(recipe)["model"][0]
     ranks = batch(recipe)[2][0][2]
     settings, strategy = settings_and_strategy(recipe, ranks)
     section, frozen = settings.recipe.model, 0.0
     model = adapters.empty_model(settings, AutoConfig.from_pretrained(str(Path(recipe).parent)))
     trained = whole = parameter_count(model)
-    assert f"{whole:,} parameters" in memory
+    assert f"{whole:,} parameters" in states
     if section.use_peft:
         head = model.get_output_embeddings()
         layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
@@ -129,28 +151,28 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
         trained += len(section.lora_modules_to_save) * head.weight.numel()
         if whole < 1e10:  # PEFT says the same, but takes half a minute for the largest
             assert parameter_count(adapters.wrap(model, settings, ""), trained=True) == trained
-        assert f"{trained:,} trained beside them" in memory
-    states = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
-    stated = float(re.search(r"([\d.]+) GiB of model states", memory)[1])
-    assert stated == pytest.approx(states.total / 2**30, rel=0.005, abs=0.06)
+        assert f"{trained:,} trained beside them" in states
+    held = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
+    stated = float(re.search(r"([\d.]+) GiB of model states", states)[1])
+    assert stated == pytest.approx(held.total / 2**30, rel=0.005, abs=0.06)
 
 
 @pytest.mark.parametrize("folder", ["llama-3.1-8b", "mistral-7b-v0.3"])
 def test_lora_of_a_base_model_fits_one_card_of_24_gb(folder):
     """At the upper end of its interval too, with adapters alone and a template of tokens that the base has learned."""
-    planned = load(Path(f"recipes/{folder}/lora.yaml"))
-    result, recipe = planned.estimate, planned.settings.recipe
+    plan = load_plan(Path(f"recipes/{folder}/lora.yaml"))
+    result, recipe = plan.estimate, plan.settings.recipe
     assert result.gpu.memory_gib < 24 and result.job.gpus == 1 and result.safe and not result.job.offload
     assert recipe.model.lora_modules_to_save == [] and recipe.data.chat_template == "tulu"
 
 
 def test_headers_and_table_are_the_planners():
-    """`python -m brigade plan --headers` mends it."""
+    """`python -m brigade plan --headers` writes them."""
     assert refresh(check=True) == []
 
 
 def test_recipes_cover_sizes_methods_and_clusters():
-    planned = planned_recipes()
+    planned = recipe_plans()
     assert len({(p.estimate.job.shape.name, p.estimate.job.method, p.cluster) for p in planned}) >= 24
     assert {p.estimate.job.gpus for p in planned} >= {1, 8, 16, 32, 128}
     sizes = [p.estimate.job.shape.parameters for p in planned]
@@ -159,11 +181,11 @@ def test_recipes_cover_sizes_methods_and_clusters():
 
 @pytest.mark.parametrize("folder", sorted({str(Path(recipe).parent) for recipe in PLANNED} | FOLDERS))
 def test_parameters_are_the_published_number(folder):
-    source = sources()[Path(folder).name]
+    source = published_models()[Path(folder).name]
     assert named_shape(folder).parameters == pytest.approx(source.parameters, rel=1e-3)
     assert source.config in CONFIGS and source.published in ("keras", "kvfit", "gptqmodel", "hub") and source.revision
 
 
 def test_a_config_of_unclear_origin_says_so():
-    assert "compare it with the one on the model's page" in " ".join(header("recipes/phi-4/lora.yaml")["Model"])
-    assert "from one public copy; no hash" in " ".join(header("recipes/llama-3.1-405b/full.yaml")["Model"])
+    assert "compare it with the one on the model's page" in shown("recipes/phi-4/lora.yaml")["model"][1]
+    assert "from one public copy; no hash" in shown("recipes/llama-3.1-405b/full.yaml")["model"][1]

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ..costs.hardware import Gpu, flops_per_token, gpu
-from ..costs.memory import GIB, Memory, gradient_bytes, moments
+from ..costs.memory import GIB, Memory, moments
 from ..costs.step_time import StepTime, step_time
 from ..models.traced_activations import Traced
 from .job import Job
@@ -40,12 +40,6 @@ class Estimate:
     def allocated_gib(self) -> float:
         """torch.cuda.max_memory_allocated"""
         return self.memory.allocated / GIB
-
-    @property
-    def reserved_gib(self) -> float:
-        """torch.cuda.max_memory_reserved on a card with room: blocks of gradients that were freed stay with the allocator."""
-        freed = 0.0 if self.memory.gradients else gradient_bytes(self.job) / GIB
-        return (self.allocated_gib + freed) * self.job.conventions.fragmentation
 
     @property
     def device_gib(self) -> float:

@@ -1,4 +1,4 @@
-"""A recipe as a configuration to estimate, and where its model comes from. No torch."""
+"""A recipe with its estimate, and where its model comes from. No torch."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -8,20 +8,24 @@ import yaml
 
 from ...cluster import World, read_hostfile
 from ...errors import UserError
+from ...recipe import flags
 from ...recipe.batch import batch_arithmetic
 from ...recipe.files import REPOSITORY, find
 from ...recipe.flags import Settings
 from ...strategy import Strategy, choose
 from ..costs.hardware import gpu
-from ..models.find_model import RECIPES, config_of, described, named_config
+from ..models.find_model import RECIPES, described, known_config, named_config
+from .estimate import Estimate, estimate
 from .job import Job
-from .job_of_run import NoPromise, job_of_run, largest_fit
+from .job_of_run import NotCovered, job_of_run, largest_fit
+from .strategies import CHOICES
 
 BESIDE = "config.json"
+STRATEGIES = {choice.key: choice.name for choice in CHOICES} | {"single": "one process"}
 
 
 @dataclass(frozen=True)
-class Source:
+class PublishedModel:
     """What models.yaml, whose first lines explain it, says of a model."""
 
     hub: str
@@ -39,28 +43,29 @@ class Source:
 
 
 @functools.cache
-def sources() -> dict[str, Source]:
+def published_models() -> dict[str, PublishedModel]:
     """Folder of recipes/ -> its model."""
     text = Path(__file__).with_name("models.yaml").read_text()
-    return {name: Source(**entry) for name, entry in yaml.safe_load(text).items()}
+    return {name: PublishedModel(**entry) for name, entry in yaml.safe_load(text).items()}
 
 
-def source_of(name: str) -> Source:
+def published_model(name: str) -> PublishedModel:
     """By its name on the Hub, or by a folder of recipes/. What nobody has described goes by its name alone: a folder
     elsewhere, or another owner's model, that is called as one of ours may hold anything."""
-    if found := next((source for source in sources().values() if source.hub == name), None):
+    if found := next((model for model in published_models().values() if model.hub == name), None):
         return found
-    ours = "/" not in name or Path(name).expanduser().exists()
-    folder = config_of(name).resolve().parent if ours else Path(name)
-    return sources()[folder.name] if folder.parent == RECIPES and folder.name in sources() else Source(name)
+    path = Path(name).expanduser()
+    if "/" not in name and not path.exists():
+        path = known_config(name) or path
+    folder = (path.parent if path.is_file() else path).resolve()
+    ours = folder.parent == RECIPES and folder.name in published_models()
+    return published_models()[folder.name] if ours else PublishedModel(name)
 
 
 def hosts_of(settings: Settings) -> dict[str, int]:
     """Host -> slots of the recipe's cluster; one host with one GPU where it names no hostfile."""
     named = settings.recipe.cluster.hostfile
-    if not named:
-        return {"this host": 1}
-    return read_hostfile(find(named, settings.place("hostfile"), "hostfile"))
+    return read_hostfile(find(named, settings.place("hostfile"), "hostfile")) if named else {"this host": 1}
 
 
 def strategy_of(settings: Settings) -> Strategy:
@@ -86,9 +91,53 @@ def job_of(settings: Settings, link: str = "") -> Job:
             fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place)
             batch = batch_arithmetic(training, ranks, size, *fits)
         job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place)
-    except NoPromise as error:
+    except NotCovered as error:
         raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
     return replace(job, shape=replace(job.shape, name=shape.name), link=link)
+
+
+@dataclass(frozen=True)
+class RecipePlan:
+    """A recipe with its estimate.
+
+    link: the network between hosts, "" for the GPU kind's usual one; goes_to: where a recipe will lie that is not there yet
+    """
+
+    settings: Settings
+    link: str = ""
+    goes_to: Path | None = None
+
+    @property
+    def path(self) -> str:
+        """As commands name it."""
+        return here(self.goes_to or self.settings.recipe_path)
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        return estimate(job_of(self.settings, self.link))
+
+    @functools.cached_property
+    def strategy(self) -> Strategy:
+        return strategy_of(self.settings)
+
+    @property
+    def strategy_name(self) -> str:
+        """As `plan` names it, or its own file's name."""
+        return STRATEGIES.get(self.strategy.name, self.strategy.name)
+
+    @property
+    def model(self) -> PublishedModel:
+        return published_model(self.settings.recipe.model.model_name_or_path)
+
+    @property
+    def cluster(self) -> str:
+        """`2 x 8 H100 80GB`"""
+        hosts, kind = hosts_of(self.settings), self.estimate.gpu.kind
+        return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}"
+
+
+def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> RecipePlan:
+    return RecipePlan(flags.load(["--recipe", str(path)]), link, goes_to)
 
 
 def here(path: Path) -> str:

@@ -29,7 +29,7 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
     return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
 
 
-class NoPromise(Exception):
+class NotCovered(Exception):
     """Why the formulas say nothing of a run, in a few words."""
 
 
@@ -49,24 +49,22 @@ def job_of_run(
 
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
     them where that is known, else counted
-    Raises NoPromise for what the formulas do not know.
+    Raises NotCovered for what the formulas do not know.
     """
     training, model = recipe.training, recipe.model
     _check(recipe, strategy, ranks)
     try:
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
-        raise NoPromise(f"{error.place}: {error.problem}") from None
-    method = of_method(method_of(model))
+        raise NotCovered(f"{error.place}: {error.problem}") from None
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not targets:
-        raise NoPromise("the formulas count adapters on attention's projections, the MLP or all linear layers")
+        raise NotCovered("the formulas count adapters on attention's projections, the MLP or all linear layers")
     if adapters and not trained:
         if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
-            raise NoPromise(
-                f"the formulas count {' and '.join(ENDS)} that are trained whole beside adapters, not {other[0]}"
-            )
+            known = " and ".join(ENDS)
+            raise NotCovered(f"the formulas count {known} that are trained whole beside adapters, not {other[0]}")
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
@@ -85,7 +83,7 @@ def job_of_run(
         adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
         optimizer=training.optim,
-        **method,
+        **of_method(method_of(model)),
         **_engine(strategy, node_size),
     )
 
@@ -105,36 +103,30 @@ def largest_fit(
     share = batch.micro * batch.accumulation
     for micro in (number for number in range(8, 0, -1) if share % number == 0):
         tried = replace(batch, micro=micro, accumulation=share // micro)
-        found = estimate(
-            job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place), device
-        )
+        job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place)
+        found = estimate(job, device)
+        filled = f"{found.device_gib:.0f} of {device.memory_gib:.0f} GiB"
         if found.safe:
-            break
-    filled = f"{found.device_gib:.0f} of {device.memory_gib:.0f} GiB"
-    return (
-        micro,
-        f"the planner's: {filled}" if found.safe else f"the least; the planner counts {filled}, which may not fit",
-    )
+            return micro, f"the planner's: {filled}"
+    return 1, f"the least; the planner counts {filled}, which may not fit"
 
 
 def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
-    """Raises NoPromise for what no formula covers."""
+    """Raises NotCovered for what no formula covers."""
     training = recipe.training
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
+    half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
+    hook = training.ddp_comm_hook if ranks > 1 else "none"
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
-        f"they do not know what ddp_comm_hook {training.ddp_comm_hook} saves": training.ddp_comm_hook != "none"
-        and ranks > 1,
-        "they know ZeRO++'s quantised weights and gradients, but neither alone": zero.get(
-            "zero_quantized_weights", False
-        )
-        != zero.get("zero_quantized_gradients", False),
+        f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
+        "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
         "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
     if reason := next((reason for reason, holds in lacking.items() if holds), None):
-        raise NoPromise(f"the formulas say nothing of it: {reason}")
+        raise NotCovered(f"the formulas say nothing of it: {reason}")
 
 
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
@@ -146,14 +138,9 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     zero = strategy.ds_config["zero_optimization"]
     hpz = zero.get("zero_hpz_partition_size", 1)
     hpz = node_size if hpz == "auto" else hpz
-    devices = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
-    offload = (
-        "nvme"
-        if "nvme" in devices.values()
-        else "all"
-        if devices["param"] != "none"
-        else ("optimizer" if devices["optimizer"] != "none" else "")
-    )
+    where = {block: (zero.get(f"offload_{block}") or {}).get("device", "none") for block in ("optimizer", "param")}
+    offload = "all" if where["param"] != "none" else "optimizer" if where["optimizer"] != "none" else ""
+    offload = "nvme" if "nvme" in where.values() else offload
     return {
         "engine": "zero",
         "stage": zero["stage"],
@@ -165,9 +152,7 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
 
 def record(job: Job) -> dict[str, Any]:
     """A Job as YAML holds it: what differs from the defaults."""
-    values = {
-        field.name: getattr(job, field.name) for field in fields(Job) if getattr(job, field.name) != field.default
-    }
+    values = {one.name: value for one in fields(Job) if (value := getattr(job, one.name)) != one.default}
     family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
     family.pop("defaults", None)  # what a config leaves out; the shape has it all
     values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
@@ -182,9 +167,8 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
         known: dict[str, Any] = dict(values) | {"shape": ModelShape(**shape)}
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UserError(
-            place, f"it is no configuration that this version of Brigade writes ({error})", "run the recipe once more"
-        ) from None
+        problem = f"it is no configuration that this version of Brigade writes ({error})"
+        raise UserError(place, problem, "run the recipe once more") from None
 
 
 def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from ...errors import UserError, did_you_mean
 
@@ -48,24 +51,7 @@ class Choice:
         return "train.py does not run it" if self.inside or self.pipeline else ""
 
 
-CHOICES = (
-    Choice("DDP", "ddp", 0, "", 0),
-    Choice("ZeRO-1", "zero", 1, "ds_configs/zero1.json", 1),
-    Choice("ZeRO-2", "zero", 2, "ds_configs/zero2.json", 1),
-    Choice("FSDP2", "fsdp2", 3, "fsdp2", 2),
-    Choice("ZeRO-3", "zero", 3, "ds_configs/zero3.json", 2),
-    Choice("HSDP", "fsdp2", 3, "hsdp", 3, group="node"),
-    Choice("ZeRO-3 hpZ", "zero", 3, "ds_configs/zero3_hpz.json", 4, group="node"),
-    Choice("ZeRO++", "zero", 3, "ds_configs/zeropp.json", 5, group="node", quantised=True),
-    Choice("ZeRO-2 offload", "zero", 2, "ds_configs/zero2_offload.json", 5, offload="optimizer"),
-    Choice("ZeRO-3 offload", "zero", 3, "ds_configs/zero3_offload.json", 6, offload="optimizer"),
-    Choice("ZeRO-3 offload all", "zero", 3, "ds_configs/zero3_offload_param.json", 7, offload="all"),
-    Choice("ZeRO-3 NVMe", "zero", 3, "ds_configs/zero3_nvme.json", 8, offload="nvme"),
-    Choice("TP x FSDP2", "fsdp2", 3, "", 9, inside="tensor"),
-    Choice("EP x FSDP2", "fsdp2", 3, "", 9, inside="expert"),
-    Choice("CP x FSDP2", "fsdp2", 3, "", 9, inside="context"),
-    Choice("TP x PP x ZeRO-1", "megatron", 1, "", 9, inside="tensor", pipeline=True),
-)  # fmt: skip
+CHOICES = tuple(Choice(**entry) for entry in yaml.safe_load(Path(__file__).with_name("strategies.yaml").read_text()))
 
 
 def takes(choice: Choice, optimizer: str) -> bool:
@@ -83,14 +69,10 @@ def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
     keys = {name.lower(): choice for choice in CHOICES for name in (choice.key, choice.name, choice.file or choice.key)}
     words = list(words)
     if unknown := [word for word in words if word.lower() not in keys]:
-        raise UserError(
-            "flag --strategy", f"{unknown[0]!r} is none", did_you_mean(unknown[0], [choice.key for choice in CHOICES])
-        )
-    asked = [keys[word.lower()] for word in words] or CHOICES
-    if found := tuple(dict.fromkeys(choice for choice in asked if takes(choice, optimizer))):
+        cure = did_you_mean(unknown[0], [choice.key for choice in CHOICES])
+        raise UserError("flag --strategy", f"unknown strategy {unknown[0]!r}", cure)
+    choices = [keys[word.lower()] for word in words] or CHOICES
+    if found := tuple(dict.fromkeys(choice for choice in choices if takes(choice, optimizer))):
         return found
-    raise UserError(
-        "flag --optim",
-        f"train.py does not run {optimizer} under {' or '.join(choice.name for choice in asked)}",
-        "use adamw_torch_fused, or another strategy",
-    )
+    problem = f"train.py does not run {optimizer} under {' or '.join(choice.name for choice in choices)}"
+    raise UserError("flag --optim", problem, "use adamw_torch_fused, or another strategy")

@@ -1,0 +1,83 @@
+"""What `plan recipes/NAME/full.yaml` prints: a recipe as it stands, its estimate, and how to start it."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...errors.console import counted, figure
+from ...recipe import flags
+from ..choice.job_of_recipe import BESIDE, RecipePlan
+from ..choice.search import Cluster, refusal
+from ..costs.memory import GIB, held_states
+from . import header
+from .show import describe, formula_and_trace, recomputes, say, tracer, trained
+
+# How a recipe's config.json relates to the published one (models.yaml).
+CONFIGS = {
+    "exact": "the published one, byte for byte",
+    "copies": "from public copies that agree; no hash of the Hub's was found",
+    "copy": "from one public copy; no hash of the Hub's was found",
+    "values": "its values, from one public copy, laid out anew: compare it with the one on the model's page",
+}
+
+
+def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bool, margin: float) -> int:
+    """Print the estimate of the recipe at `path`; 1 where it does not fit with a share of `margin` left free, else 0.
+
+    cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
+    """
+    words = [word for key, value in cluster.items() for word in (f"--{key}", value)]
+    plan = RecipePlan(flags.load(["--recipe", path, *words]), hosts.link)
+    result, recipe = plan.estimate, plan.settings.recipe
+    job, whole = result.job, result.gpu.memory_gib
+    print(
+        f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
+        f"{job.sequence:,} tokens, recomputes {recomputes(job)}"
+    )
+    trained(job, recipe.model.lora_modules_to_save)
+    describe_recipe(plan)
+    describe(result)
+    if trace:
+        beside = plan.settings.recipe_path.with_name(BESIDE)
+        formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
+    spare = result.spare_gib - margin * whole
+    usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
+    if refused := refusal(job, usual):
+        found = f"not to be taken: it {refused}" if "hang" in refused else f"it does not fit: {refused}"
+    elif spare < 0:
+        found = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
+    else:
+        found = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
+    say("verdict", f"{found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
+    return 0 if spare >= 0 and not refused else 1
+
+
+def describe_recipe(plan: RecipePlan) -> None:
+    """Its model, hardware and batch, and the commands that start it."""
+    job, device, model, recipe = plan.estimate.job, plan.estimate.gpu, plan.model, plan.settings.recipe
+    revision = f" at revision {recipe.model.revision}" if recipe.model.revision else ""
+    published = " (the published number)" if model.published else ""
+    beside = f", {job.trained:,} trained beside them" if job.trained else ""
+    states = f"{held_states(job).total / GIB:.1f} GiB of model states on each GPU"
+    say("model", f"{model.hub}{revision}: {job.shape.parameters:,} parameters{published}{beside}, {states}")
+    if model.config:
+        say("", f"{BESIDE} beside the recipe: {CONFIGS[model.config]}")
+    if model.licence:
+        say("", f"gated: accept {model.licence} on its page and set HF_TOKEN")
+    if job.shape.experts and job.method == "lora":
+        say("", "experts are no linear layers and stay as they are: adapters lie on attention alone (docs/methods.md)")
+    if job.shape.family.sinks:
+        say("", "its published experts are in MXFP4; they are loaded in bf16, as which they are counted here")
+    each = f"{device.memory_gib:.0f} GiB"
+    if job.gpus > 1:
+        each += f" each, {device.peer_gb_s:.0f} GB/s between two of a host"
+    say("hardware", f"{plan.cluster}: {each}")
+    size = job.micro_batch * job.accumulation * job.gpus
+    what = f"packs of {recipe.data.max_length:,} tokens" if recipe.data.packing else "sequences"
+    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {counted(job.gpus, 'GPU')}"]
+    if not recipe.cluster.hostfile and header.divides(plan, 8):
+        ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
+    say("batch", " = ".join([f"{size} {what}", *ways]))
+    rehearsal = f"python train.py --recipe {shlex.quote(plan.path)} --rehearse  # tiny shapes, any machine"
+    for number, command in enumerate([*header.commands(plan), rehearsal]):
+        say("" if number else "start", command)
