@@ -4,7 +4,7 @@ import argparse
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
@@ -39,20 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.calibration:
         if not options.calibrate and not options.calibration.is_file():
-            raise UserError(
-                "flag --calibration", f"there is no file {str(options.calibration)!r}", "--calibrate RUN ... makes one"
-            )
+            _refuse("calibration", f"there is no file {str(options.calibration)!r}", "--calibrate RUN ... makes one")
         os.environ[calibration.VARIABLE] = str(options.calibration)
     if options.calibrate:
         return _calibrate(options.calibrate)
     if options.check and not options.headers:
-        raise UserError("flag --check", "it says how --headers works", "add --headers")
+        _refuse("check", "it says how --headers works", "add --headers")
     if options.headers:
         return _headers(options.check)
     if not options.model:
         example = "python -m brigade plan recipes/qwen3-8b --hostfile hostfiles/2x8 --gpu 'H100 80GB'"
         raise UserError("plan", "no model is named", example)
     return _recipe(options) if options.model.endswith((".yaml", ".yml")) else _choose(options)
+
+
+def _refuse(flag: str, problem: str, cure: str) -> NoReturn:
+    raise UserError(f"flag --{flag}", problem, cure)
 
 
 def _calibrate(folders: list[Path]) -> int:
@@ -84,8 +86,7 @@ def _recipe(options: argparse.Namespace) -> int:
 
     for flag, takes in FLAGS["search"].items():
         if getattr(options, flag) not in (takes.get("default"), False):
-            problem = f"{options.model} is estimated as it is"
-            raise UserError(f"flag --{flag}", problem, "leave it out, or name the model instead")
+            _refuse(flag, f"{options.model} is estimated as it is", "leave it out, or name the model instead")
     hold_name(options.network, "flag --network")
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
@@ -103,12 +104,11 @@ def _choose(options: argparse.Namespace) -> int:
     ranked = search.candidates(workload, cluster, traces)
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
-        raise UserError(
-            "flag --strategy",
-            f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs "
-            f"({workload.shape.heads} attention heads, {workload.shape.layers} layers, {workload.shape.experts} experts)",
-            "name another strategy, micro-batch or hostfile",
+        shape = (
+            f"{workload.shape.heads} attention heads, {workload.shape.layers} layers, {workload.shape.experts} experts"
         )
+        problem = f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs ({shape})"
+        _refuse("strategy", problem, "name another strategy, micro-batch or hostfile")
     if options.plot:
         from ..planner.output import plot
 
@@ -140,13 +140,14 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
 
     hold_name(options.network, "flag --network")
     if not options.gpu:
-        raise UserError("flag --gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
+        _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
     hosts = {"this host": 1}
     if options.hostfile:
         hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
     if options.network and len(hosts) == 1:
-        problem = "nothing goes between hosts where there is one"
-        raise UserError("flag --network", problem, "leave it out, or give a --hostfile of several")
+        _refuse(
+            "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
+        )
     sizes = sorted(set(hosts.values()))
     if len(sizes) > 1:
         problem = f"its hosts have {' and '.join(map(str, sizes))} slots"
@@ -172,27 +173,24 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
     whole = () if whole == "none" else tuple(whole.replace(",", " ").split())
     optims = get_args(TrainingSection.model_fields["optim"].annotation)
 
-    def refuse(flag: str, problem: str, cure: str) -> None:
-        raise UserError(f"flag --{flag}", problem, cure)
-
     if "load_in_4bit" in keys and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
-        refuse("method", f"{problem}, which Transformers holds in 3D parameters", f"use --method {method[1:]}")
+        _refuse("method", f"{problem}, which Transformers holds in 3D parameters", f"use --method {method[1:]}")
     if options.lora_r and not keys:
-        refuse("lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
+        _refuse("lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
     if whole and not keys:
-        refuse("lora_modules_to_save", "full fine-tuning trains them anyway", "leave it out, or give --method lora")
+        _refuse("lora_modules_to_save", "full fine-tuning trains them anyway", "leave it out, or give --method lora")
     if other := [name for name in whole if name not in ENDS]:
-        refuse("lora_modules_to_save", f"the formulas do not count {other[0]!r}", f"name {', '.join(ENDS)} or none")
+        _refuse("lora_modules_to_save", f"the formulas do not count {other[0]!r}", f"name {', '.join(ENDS)} or none")
     if whole and shape.tied:
         problem = f"{shape.name} ties its two ends: trained apart, they could not be saved as one"
-        refuse("lora_modules_to_save", problem, "leave it out")
+        _refuse("lora_modules_to_save", problem, "leave it out")
     if options.micro_batch and batch % least and batch % gpus == 0:
         problem = f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}"
-        refuse("micro_batch", problem, f"use --global_batch_size {-(-batch // least) * least}")
+        _refuse("micro_batch", problem, f"use --global_batch_size {-(-batch // least) * least}")
     if options.optim not in optims:
-        refuse("optim", f"train.py knows no optimizer {options.optim!r}", did_you_mean(options.optim, optims))
+        _refuse("optim", f"unknown optimizer {options.optim!r}", did_you_mean(options.optim, optims))
     rank = options.lora_r or Workload.rank
     return Workload(
         shape,

@@ -77,12 +77,12 @@ class Estimate:
         return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
 
     def memory_interval(self) -> tuple[float, float]:
-        """GiB allocated, between which four of five runs lie."""
+        """GiB allocated: the 80 % interval."""
         low, high = intervals()["memory"]
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:
-        """Seconds per step, between which four of five runs lie."""
+        """Seconds per step: the 80 % interval."""
         low, high = intervals()[of_time(self.job)]
         return self.time.total * low, self.time.total * high
 

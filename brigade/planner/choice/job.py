@@ -18,10 +18,7 @@ RANKS = ("data", "tensor", "pipeline", "context", "expert")
 def of_method(name: str) -> dict[str, Any]:
     """What a Job says of the method: a key of METHODS."""
     keys = METHODS[name].keys
-    return {
-        "method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full",
-        "dora": "use_dora" in keys,
-    }
+    return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
 
 
 @dataclass(frozen=True)
@@ -90,17 +87,11 @@ class Job:
             if getattr(self, name) < 1:
                 raise UserError(name, f"{getattr(self, name)} is not a whole number above 0", "give at least 1")
         if self.shape.heads % self.tensor:
-            raise UserError(
-                "tensor parallelism",
-                f"{self.tensor} does not divide the model's {self.shape.heads} attention heads",
-                "use a divisor of it",
-            )
+            problem = f"{self.tensor} does not divide the model's {self.shape.heads} attention heads"
+            raise UserError("tensor parallelism", problem, "use a divisor of it")
         if self.pipeline > self.shape.layers:
-            raise UserError(
-                "pipeline parallelism",
-                f"{self.pipeline} stages are more than the {self.shape.layers} layers",
-                "use fewer stages",
-            )
+            problem = f"{self.pipeline} stages are more than the {self.shape.layers} layers"
+            raise UserError("pipeline parallelism", problem, "use fewer stages")
 
     @property
     def title(self) -> str:

@@ -73,11 +73,3 @@ def checkpoint(job: Job, trained: float) -> float:
         whole = 4 if job.engine == "fsdp2" and job.method == "full" else 0
         kept += {0: whole, 1: 2, 2: 2, 3: 0}[zero] * job.shape.vocab * job.shape.hidden
     return kept
-
-
-def gigabytes(checkpoint: float) -> str:
-    """`27.5 GB (27.5 to 27.8 in four runs of five)`"""
-    unit, name = (1e9, "GB") if checkpoint >= 1e8 else (1e6, "MB")
-    least, most = (factor * checkpoint / unit for factor in intervals()["disk"])
-    digits = 2 if checkpoint < 10 * unit else 1 if checkpoint < 100 * unit else 0
-    return f"{checkpoint / unit:,.{digits}f} {name} ({least:,.{digits}f} to {most:,.{digits}f} in four runs of five)"

@@ -110,7 +110,7 @@ def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candida
 
 
 class Picture:
-    """A plan drawn. hints: what a pointer over an element of the SVG, by its id, is told."""
+    """A plan drawn. hints: what a pointer over an element of the SVG shows, by its id."""
 
     def __init__(self, workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> None:
         self.cluster, self.ranked, self.winner = cluster, ranked, chosen(ranked)
