@@ -6,6 +6,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -189,7 +190,8 @@ class Picture:
         counts = sorted({nodes for name in shown for nodes in self.lines[name]})
         smallest = [min(points.items()) for points in self.lines.values()]  # (nodes, speed)
         start, speed = max(smallest, key=lambda point: (point[0] == counts[0], point[1]))
-        ideal, quiet = speed / start / size, {"color": QUIET, "linewidth": 0.9}
+        ideal = speed / start / size
+        quiet: dict[str, Any] = {"color": QUIET, "linewidth": 0.9}
         total.plot(
             counts, [ideal * nodes * size for nodes in counts], label=f"ideal, from {counted(start, 'node')}", **quiet
         )
@@ -201,7 +203,7 @@ class Picture:
             highest = max(highest, *per_gpu.values())
             label, width = (f"{name}, chosen", 2.8) if name == best else (name, 1.4)
             for axis, heights in ((total, points), (each, per_gpu)):
-                look = {"color": colour, "marker": marker}
+                look: dict[str, Any] = {"color": colour, "marker": marker}
                 axis.plot(list(heights), list(heights.values()), linewidth=width, label=label, **look)
                 for nodes, height in heights.items():  # one by one, for the pointer
                     (mark,) = axis.plot(nodes, height, **look)
