@@ -87,7 +87,8 @@ def write(page: Path, tables: dict[str, str]) -> None:
 
 def from_results(page: Path) -> str:
     """A page's text with all tables that committed results give."""
-    text, found = page.read_text(), {}
+    text = page.read_text()
+    found: dict[str, str] = {}
     for module in dict.fromkeys(re.findall(r"<!-- table: \S+ \(python -m (benchmarks\.\w+)", text)):
         found |= getattr(importlib.import_module(module), "tables", dict)()
     return filled(text, found)
