@@ -16,10 +16,10 @@ from benchmarks.pages import DOCS, Row, markdown
 from brigade.model.config_json import read_config
 from brigade.planner.choice.job import Job
 from brigade.planner.costs.memory import activation_bytes, logit_bytes
-from brigade.planner.costs.trace import asked, versions
 from brigade.planner.models.find_model import known_config
 from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape_from_config import shape_of
+from brigade.planner.models.trace import settings_of, versions
 
 RESULTS = pages.RESULTS / "traced.jsonl"
 PAGE = DOCS / "traced.md"
@@ -58,8 +58,8 @@ def rows() -> Iterator[Row]:
         shape = shape_of(config, model, model)
         for case, traits in CASES.items():
             job = replace(Job(shape, LENGTH, loss="released"), **traits)
-            wanted = asked(job)
-            assert wanted
+            settings = settings_of(job)
+            assert settings
             kept, back = activation_bytes(job)
             row: Row = {
                 "model": model,
@@ -71,7 +71,7 @@ def rows() -> Iterator[Row]:
             }
             began = time.perf_counter()
             try:
-                found = measure(config, wanted)
+                found = measure(config, settings)
             except UserError as error:
                 yield row | {"traced": None, "reason": error.problem, "versions": versions()}
                 continue

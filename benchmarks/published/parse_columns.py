@@ -34,7 +34,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("precision",), r"fp4|int8|\b8.?bit", "of products, those in 16 bits and in FP8 are modelled"),
 )  # fmt: skip
 
-# Optimizer -> a key of states.OPTIMIZER_BYTES. What pages its states out keeps none that torch counts.
+# Optimizer -> a key of engines.OPTIMIZER_BYTES. What pages its states out keeps none that torch counts.
 OPTIMIZERS: Words[str] = (
     (r"galore|apollo|lomo|muon|shampoo|soap|sophia|came\b|adopt|schedule.?free|adam-?atan|ademamix", ""),
     (r"adam.?mini", "adam_mini"), (r"lamb", "lamb"), (r"lars", "lars"),

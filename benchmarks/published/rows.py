@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from brigade.model.config_json import read_config
 from brigade.planner.choice.job import Job, Loss
 from brigade.planner.choice.job_of_run import attention_of
-from brigade.planner.costs.states import OPTIMIZER_BYTES
+from brigade.planner.costs.engines import OPTIMIZER_BYTES
 from brigade.planner.models.adapter_costs import lora_parameters
-from brigade.planner.models.find_model import known_shape
-from brigade.planner.models.layer import EAGER, FUSED, MEGATRON
+from brigade.planner.models.find_model import described, known_config
+from brigade.planner.models.layer import EAGER, FUSED
 from brigade.planner.models.shape import FAMILIES, LLAMA, Family, ModelShape
 
 from .parse_columns import (
@@ -38,6 +39,7 @@ ONLINE = r"torch ?2\.([89]|\d\d)|torchtitan (2025-(0[4-9]|1\d)|202[6-9])"
 # Whose Adam is fused without a word (transformers 4.56, training_args.py: with torch 2.8); DeepSpeed's own is, too.
 FUSED_BY_DEFAULT = r"torch ?2\.([89]|\d\d)|transformers ?(v|==)? ?([5-9]|4\.5[6-9])"
 # How a framework computes: the first pattern that is found in the row's `framework` and `gpu`.
+MEGATRON = FUSED | {"experts", "softmax"}
 MEGATRON_CORE = {"engine": "megatron", "kernels": MEGATRON, "attention": "flash3", "stage": 1, "loss": "kernel"}
 FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("composer|mosaic|llm-foundry", {"engine": "fsdp2", "kernels": FUSED, "stage": 3, "attention": "flash1", "loss": "kernel"}),
@@ -110,7 +112,8 @@ def shape_of_row(row: Mapping[str, str]) -> ModelShape:
     plain = re.sub(
         r"[- ](instruct|chat|base|it|hf)$", "", re.sub(r"^meta-", "", name.rpartition("/")[2], flags=re.I), flags=re.I
     )
-    known = next(filter(None, map(known_shape, (name, plain, f"{plain}-it"))), None)
+    path = next(filter(None, map(known_config, (name, plain, f"{plain}-it"))), None)
+    known = described(read_config(path), str(path), path.parent.name) if path else None
     if known and (
         not wide or (integer(row, "hidden"), integer(row, "layers", known.layers)) == (known.hidden, known.layers)
     ):

@@ -11,7 +11,8 @@ from typing import Any
 
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import Estimate, estimate
-from brigade.planner.costs.memory import GIB, gradient_bytes
+from brigade.planner.costs.memory import GIB
+from brigade.planner.costs.states import gradient_bytes
 
 from .parse_columns import Inexpressible
 from .rows import as_published, job_of_row

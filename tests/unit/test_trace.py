@@ -11,16 +11,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brigade.__main__ import main
 from brigade.errors import UserError
+from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import Job
-from brigade.planner.costs.memory import activation_bytes, logit_bytes, memory
-from brigade.planner.costs.trace import asked, trace
+from brigade.planner.costs.memory import activation_bytes, logit_bytes
 from brigade.planner.models import shape_from_code, stand_ins, traced_model
 from brigade.planner.models.adapter_costs import lora_parameters
 from brigade.planner.models.find_model import described
 from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape import FAMILIES
 from brigade.planner.models.shape_from_config import shape_of
-from brigade.planner.models.traced_activations import Asked
+from brigade.planner.models.trace import TraceSettings, settings_of, trace
 
 LENGTH = 512
 SMALL = {
@@ -113,10 +113,10 @@ def test_flash_keeps_what_its_kernels_keep():
 @pytest.mark.parametrize("autocast", [False, True])
 def test_fake_tensors_count_as_real_ones(autocast):
     """The same model with data, on a CPU: every storage of the trace is one that a run allocates."""
-    wanted = Asked(64, autocast, attention="eager")
-    with torch.device("cpu"), stand_ins.flash_known():
-        real = traced_model.run(config(), wanted)
-    assert real == traced_model.measure(config(), wanted)
+    settings = TraceSettings(64, autocast, attention="eager")
+    with torch.device("cpu"):
+        real = traced_model.run(config(), settings)
+    assert real == traced_model.measure(config(), settings)
 
 
 # ---- formula against trace ---------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_formula_and_trace_agree(family, engine, checkpointing, kernels):
     document = config(family)
     job = Job(shape_of(document, "x"), LENGTH, 3, engine=engine, checkpointing=checkpointing, kernels=kernels)
     job = replace(job, loss="released")
-    found = trace(document, asked(job), job.micro_batch)
+    found = trace(document, settings_of(job), job.micro_batch)
     kept, back = activation_bytes(job)
     assert found.layers[0] == pytest.approx(kept, rel=0.02)
     # What layers share is in found.kept: the rotary tables, and the embeddings where the first norm copies them.
@@ -153,45 +153,45 @@ def test_layers_of_other_families_agree(family, values):
     document = {"model_type": family, **(values if values is NEOX else SMALL | values)}
     for attention in ("flash2", "eager"):
         job = Job(shape_of(document, "x"), LENGTH, attention=attention)
-        found = trace(document, asked(job))
+        found = trace(document, settings_of(job))
         assert activation_bytes(job)[0] == pytest.approx(sum(found.layers) / len(found.layers), rel=0.06), attention
 
 
 def test_mixed_layers_are_counted_by_kind():
     document = config("qwen3_moe", **EXPERTS, mlp_only_layers=[0, 3])
-    dense, moe = trace(document, Asked(LENGTH)).layers
+    dense, moe = trace(document, TraceSettings(LENGTH)).layers
     assert dense != moe
-    whole = trace(document, Asked(LENGTH)).kept
-    fewer = trace(document | {"num_hidden_layers": 4}, Asked(LENGTH)).kept  # the fifth has experts
+    whole = trace(document, TraceSettings(LENGTH)).kept
+    fewer = trace(document | {"num_hidden_layers": 4}, TraceSettings(LENGTH)).kept  # the fifth has experts
     assert whole - fewer == moe
 
 
 def test_rows_of_a_micro_batch_are_as_many_times_one():
-    one, two = (trace(config(), Asked(LENGTH), rows) for rows in (1, 2))
+    one, two = (trace(config(), TraceSettings(LENGTH), rows) for rows in (1, 2))
     assert two.kept == 2 * one.kept and two.loss == 2 * one.loss
 
 
 def test_the_trace_stands_in_memory():
     document = config()
     job = Job(shape_of(document, "x"), LENGTH, 2, loss="released")
-    found = trace(document, asked(job), 2)
-    most = memory(job, replace(found, kept=1e9, loss=7e8))
+    found = trace(document, settings_of(job), 2)
+    most = estimate(job, traced=replace(found, kept=1e9, loss=7e8)).memory
     assert (most.activations, most.logits) == (1e9, 7e8)
-    assert asked(replace(job, tensor=2)) is None and asked(replace(job, checkpointing="half")) is None
+    assert settings_of(replace(job, tensor=2)) is None and settings_of(replace(job, checkpointing="half")) is None
 
 
 # ---- remembering -------------------------------------------------------------------------------------------------
 READ = """
 import json, sys
-from brigade.planner.costs.trace import Asked, trace
-found = trace(json.loads(sys.argv[1]), Asked(512))
+from brigade.planner.models.trace import TraceSettings, trace
+found = trace(json.loads(sys.argv[1]), TraceSettings(512))
 print(found.kept, "torch" in sys.modules)
 """
 
 
 def test_a_second_call_imports_no_torch(cache):
     document = config()
-    found = trace(document, Asked(LENGTH))
+    found = trace(document, TraceSettings(LENGTH))
     command = [sys.executable, "-c", READ, json.dumps(document)]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said.stdout.split() == [str(found.kept), "False"]
@@ -200,7 +200,7 @@ def test_a_second_call_imports_no_torch(cache):
 def test_a_trace_leaves_the_config_as_it_was():
     document = config(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=1e4)
     before = json.dumps(document)
-    trace(document, Asked(LENGTH))
+    trace(document, TraceSettings(LENGTH))
     assert json.dumps(document) == before
 
 
@@ -208,14 +208,14 @@ def test_another_config_or_version_is_traced_again(cache, monkeypatch):
     def files():
         return len(list(cache.glob("*.json")))
 
-    trace(config(), Asked(LENGTH))
-    trace(config(), Asked(LENGTH))
+    trace(config(), TraceSettings(LENGTH))
+    trace(config(), TraceSettings(LENGTH))
     assert files() == 1
-    trace(config(intermediate_size=384), Asked(LENGTH))
-    trace(config(), Asked(LENGTH, checkpointing=True))
+    trace(config(intermediate_size=384), TraceSettings(LENGTH))
+    trace(config(), TraceSettings(LENGTH, checkpointing=True))
     assert files() == 3
-    monkeypatch.setattr("brigade.planner.costs.trace.version", lambda package: "0")
-    trace(config(), Asked(LENGTH))
+    monkeypatch.setattr("brigade.planner.models.trace.version", lambda package: "0")
+    trace(config(), TraceSettings(LENGTH))
     assert files() == 4
 
 
@@ -223,7 +223,7 @@ def test_a_refusal_is_remembered(cache, monkeypatch):
     document = config("qwen3_moe", **EXPERTS)
     for _ in range(2):
         with pytest.raises(UserError, match="cannot be traced"):
-            trace(document, Asked(LENGTH, autocast=True))  # the experts' product takes bf16 alone
+            trace(document, TraceSettings(LENGTH, autocast=True))  # the experts' product takes bf16 alone
         monkeypatch.setattr(traced_model, "measure", None)
     assert len(list(cache.glob("*.json"))) == 1
 
@@ -241,9 +241,9 @@ def test_plan_shows_both_engines(capsys):
 
 
 def test_a_broken_cache_is_made_anew(cache):
-    found = trace(config(), Asked(LENGTH))
+    found = trace(config(), TraceSettings(LENGTH))
     next(cache.glob("*.json")).write_text("{")
-    assert trace(config(), Asked(LENGTH)) == found
+    assert trace(config(), TraceSettings(LENGTH)) == found
 
 
 # ---- any architecture --------------------------------------------------------------------------------------------
@@ -264,8 +264,8 @@ def test_an_unknown_architecture_is_described(family, values):
         assert shape.parameters == sum(p.numel() for p in traced_model.build(document).parameters())
     assert 0 <= shape.final_norm <= 4 * shape.hidden  # nothing is left that is neither embedding, head nor layer
     assert shape.layers == values["num_hidden_layers"] and shape.active <= shape.parameters
-    assert memory(Job(shape, LENGTH)).activations > 0 and lora_parameters(shape, 8) == 8 * shape.adapted
-    assert trace(document, Asked(LENGTH)).kept > 0
+    assert estimate(Job(shape, LENGTH)).memory.activations > 0 and lora_parameters(shape, 8) == 8 * shape.adapted
+    assert trace(document, TraceSettings(LENGTH)).kept > 0
 
 
 def test_experts_of_an_unknown_architecture():

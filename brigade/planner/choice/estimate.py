@@ -11,7 +11,7 @@ import yaml
 from ..costs.hardware import Gpu, flops_per_token, gpu
 from ..costs.memory import GIB, Memory, moments
 from ..costs.step_time import StepTime, step_time
-from ..models.traced_activations import Traced
+from ..models.trace import Trace
 from .job import Job
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of
@@ -104,7 +104,7 @@ def intervals() -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_name("intervals.yaml").read_text())
 
 
-def estimate(job: Job, device: Gpu | None = None, traced: Traced | None = None) -> Estimate:
+def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -> Estimate:
     """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
     runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
     device = device or gpu(job.gpu)

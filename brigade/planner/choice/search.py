@@ -10,7 +10,7 @@ from ..costs.host_memory import host
 from ..costs.memory import GIB
 from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
-from ..models.traced_activations import Traced
+from ..models.trace import Trace
 from .estimate import Estimate, estimate
 from .job import Job, Loss, of_method
 from .job_of_run import attention_of
@@ -25,7 +25,7 @@ KERNELS: dict[str, tuple[Kernels, Loss]] = {
 INSTALLED = ("torch", "torch.compile")  # Liger's are a package that requirements.txt leaves out
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 
-Traces = Callable[[Job], Traced | None]
+Traces = Callable[[Job], Trace | None]
 
 
 def by_formula(job: Job) -> None:

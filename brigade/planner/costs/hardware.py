@@ -16,6 +16,7 @@ CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
 MATMUL_SHARE = 0.8
 SUSTAINED = 0.85
+STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
 
 
@@ -37,11 +38,17 @@ class Gpu:
     sms: int
     source: str
     sustained: float = SUSTAINED
+    node_gbit: float = 100.0
     host_gib: float = 64.0
     nvme_gb: float = 2000.0
     attention_tflops: Mapping[str, float] = field(default_factory=dict, hash=False)
     efficiency: float = 1.0
     network: float = 1.0
+
+    @property
+    def stream_rate(self) -> float:
+        """Bytes per second that streaming kernels reach of the card's own memory."""
+        return self.hbm_gb_s * 1e9 * STREAM
 
     @property
     def product_rate(self) -> float:
@@ -61,8 +68,10 @@ def _published() -> dict[str, dict[str, Any]]:
 
 def catalogue() -> dict[str, dict[str, Any]]:
     """Kind of GPU -> what the user's own file says of it, or hardware.yaml. Raises UserError where the file is broken."""
-    own = calibration.gpus()
-    return own | {kind: entry for kind, entry in _published().items() if kind not in own}
+    published, own = _published(), calibration.gpus()
+    # A network is the cluster's, and no figure of the card: a user's own card of a known name keeps what is usual.
+    own = {kind: {"node_gbit": published.get(kind, {}).get("node_gbit", 100)} | entry for kind, entry in own.items()}
+    return own | {kind: entry for kind, entry in published.items() if kind not in own}
 
 
 def gpu(kind: str) -> Gpu:
@@ -70,39 +79,36 @@ def gpu(kind: str) -> Gpu:
 
     Raises UserError for an unknown one, with the known.
     """
-    wanted = _plain(kind)
+
+    def plain(name: str) -> str:
+        return re.sub(r"[\s_-]+", "", name.lower().removeprefix("nvidia"))
+
     for key, entry in catalogue().items():
-        if wanted in {_plain(name) for name in (key, *entry["names"])} or re.fullmatch(entry["driver"], kind):
+        if plain(kind) in map(plain, (key, *entry["names"])) or re.fullmatch(entry["driver"], kind):
             return _gpu(key, entry)
-    known = ", ".join(catalogue())
     raise UserError(
         f"GPU kind {kind!r}",
-        f"it is not in the catalogue; known are {known}",
+        f"it is not in the catalogue; known are {', '.join(catalogue())}",
         f"name one of them, or describe it under gpus: in {calibration.named()}",
     )
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
     """The GPU to which a driver gives that name, or None for an unknown one: half-sisters have longer names."""
-    return next(
-        (_gpu(kind, entry) for kind, entry in catalogue().items() if re.fullmatch(entry["driver"], device_name)), None
-    )
+    entries = catalogue().items()
+    return next((_gpu(kind, entry) for kind, entry in entries if re.fullmatch(entry["driver"], device_name)), None)
 
 
 def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
     values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
-    measured = calibration.factors(kind)
-    return Gpu(**{"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]} | values | measured)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", "", name.lower().removeprefix("nvidia"))
+    usual = {"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]}
+    return Gpu(**usual | values | calibration.factors(kind))
 
 
 def peak_tflops(device_name: str) -> float | None:
     """Dense bf16 peak of a device by the name its driver gives, or None for an unknown one."""
-    entries = catalogue().values()
-    return next((entry["bf16_tflops"] for entry in entries if re.fullmatch(entry["driver"], device_name)), None)
+    found = gpu_of_device(device_name)
+    return found.bf16_tflops if found else None
 
 
 def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:

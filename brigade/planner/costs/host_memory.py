@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ..choice.estimate import intervals
 from ..choice.job import Job
-from .memory import gathered_bytes, stage_parameters
-from .states import OPTIMIZER_BYTES
+from .engines import OPTIMIZER_BYTES
+from .stages import gathered_bytes, stages
 
 # Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
 PROCESS = 3.5e9
@@ -46,7 +46,7 @@ def host(job: Job) -> Host:
     read through a memory map, whose pages the system may drop.
     """
     ranks = min(job.node_size, job.gpus)
-    psi = stage_parameters(job, job.shape.layers // job.pipeline, first=True, last=job.pipeline == 1)
+    psi = stages(job)[0].parameters
     trained = job.trained or psi
     width = 4 if job.engine != "zero" and job.method == "full" else 2
     converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)

@@ -7,38 +7,20 @@ the stages of a pipeline.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from ..choice.job import Job
-from ..models.adapter_costs import NORM_STANDS, adapter_bytes, norm_weights
-from ..models.layer import back_bytes, keeps_input, kept_bytes, layer_ops
-from ..models.traced_activations import Traced
-from .states import FOREACH, OPTIMIZER_BYTES, SUB_GROUP_SIZE, StateBytesPerRank, model_states
+from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_linears
+from ..models.layer import Op, layer_ops, one_kernel
+from ..models.trace import Trace
+from .engines import LOGIT_BYTES
+from .stages import NF4, Stage, stages
+from .states import SUB_GROUP_SIZE, stage_states
 
 GIB = 2**30
-# Bytes per token and word of the vocabulary at the loss.
-# full: where the caller holds its outputs, bf16 logits (2), and log-softmax (4), the gradient that comes in (4) and its own (4):
-#   transformers/loss/loss_utils.py; released: without the logits, as Trainer lets them go before the backward pass (traced 12)
-# compiled: the fp32 copy is never made whole, its gradient replaces log-softmax (12 in a torchtune run with and without)
-# online: compiled by torch 2.8 and later: one pass over bf16 logits each way, and their gradient (tests/unit/test_estimate.py)
-# kernel: bf16 logits and their gradient, by one kernel (Megatron's vocabulary-parallel cross-entropy, flash-attn's)
-# chunked: bf16 logits, and of one chunk of eight the rest; fused: neither (Liger, cut cross-entropy)
-# parallel: of logits that tensor parallelism divides, log-softmax, the gradient as it is filled, exp and their sum, 4 each
-#   (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)
-LOGIT_BYTES = {
-    "full": 14.0,
-    "released": 12.0,
-    "compiled": 12.0,
-    "online": 4.0,
-    "kernel": 4.0,
-    "chunked": 3.0,
-    "fused": 0.0,
-    "parallel": 16.0,
-}
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
-RECOMPUTED = frozenset(("scores",))  # what checkpointing of attention alone computes again
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
-NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
 
 
@@ -62,47 +44,6 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def stage_layers(job: Job) -> list[int]:
-    """How many layers each pipeline stage has.
-
-    Evenly, or by cost (nanotron): blocks go to a stage until it has its share of the cost, of which the head has as much as its
-    product weighs against a layer's.
-    """
-    s, p = job.shape, job.pipeline
-    if p == 1:
-        return [s.layers]
-    if not job.conventions.cut_by_cost:
-        return [s.layers // p + (stage < s.layers % p) for stage in range(p)]
-    share, counts, cost = (s.layers * s.layer_matmul + s.vocab * s.hidden) / p, [0], 0.0
-    for _ in range(s.layers):
-        if cost >= share * len(counts) and len(counts) < p:
-            counts.append(0)
-        counts[-1] += 1
-        cost += s.layer_matmul
-    return counts + [0] * (p - len(counts))
-
-
-def stage_parameters(job: Job, layers: int, *, first: bool, last: bool) -> float:
-    """Of one rank before data-parallel sharding: a pipeline stage's, over tensor and expert parallelism."""
-    s = job.shape
-    per_layer = (s.dense_layers * s.dense_layer + s.moe_layers * s.moe_base) / s.layers
-    head = s.head or (0 if first else s.vocab * s.hidden)  # a tied head is a copy on the last stage
-    ends = first * s.embedding + last * (head + s.final_norm)
-    return (layers * per_layer + ends) / job.tensor + first * s.other + expert_parameters(job, layers)
-
-
-def expert_divisor(job: Job) -> int:
-    """Over how many ranks of a stage one copy of the experts is spread: tensor parallelism cuts each, unless expert parallelism
-    needs its ranks as well."""
-    return job.expert * (job.tensor if job.expert <= job.data * job.context else 1)
-
-
-def expert_parameters(job: Job, layers: int) -> float:
-    """Of the experts of `layers` layers, on one rank before data-parallel sharding."""
-    s = job.shape
-    return layers / s.layers * s.moe_layers * s.experts * s.expert / expert_divisor(job)
-
-
 def micro_batches_in_flight(job: Job, place: int) -> float:
     """Of how many micro-batches the stage at `place` keeps activations, under 1F1B.
 
@@ -115,36 +56,58 @@ def micro_batches_in_flight(job: Job, place: int) -> float:
     return min(2 * (p - 1 - place) + (v - 1) * p + 1, v * job.accumulation) / v
 
 
+def operations(job: Job, moe: bool) -> Iterator[Op]:
+    """Of one of the job's layers, with what its adapters do."""
+    adapters = None
+    if job.method != "full":
+        copies, dropout = job.adapter_copies, job.adapter_dropout
+        adapters = adapter_op(job.shape, job.targets, moe=moe, copies=copies, dropout=dropout, dora=job.dora)
+    return layer_ops(
+        job.shape,
+        job.kernels,
+        job.attention,
+        job.scored,
+        moe=moe,
+        repeat_kv=job.repeat_kv,
+        dropout=job.dropout,
+        autocast=job.autocast,
+        adapters=adapters,
+    )
+
+
+def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
+    """Bytes per token (that one rank keeps of a layer, that the layer's backward pass needs at its peak beyond them).
+
+    What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
+    """
+    kept = freed = peak = 0.0
+    pairs = [(op, job.tensor if op.split or job.sequence_parallel else 1) for op in operations(job, moe)]
+    for op, share in pairs:
+        if not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
+            kept += op.kept / (1 if op.gathered and job.conventions.keep_gathered else share)
+    for op, share in reversed(pairs):
+        peak = max(peak, op.back / share - freed)
+        freed += op.kept / share
+    return kept, peak
+
+
 def activation_bytes(job: Job) -> tuple[float, float]:
     """(what one layer keeps, mean over layers; what the backward pass of a layer needs besides) per micro-batch.
 
     With checkpointing a layer keeps what it begins with, and what it computes again comes to what it needs.
     """
     s, t = job.shape, job.tokens
-    without = RECOMPUTED if job.checkpointing == "attention" else frozenset()
     whole = back = 0.0
-    for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
-        if count:
-            ops = list(
-                layer_ops(
-                    s,
-                    job.kernels,
-                    job.attention,
-                    job.scored,
-                    moe=moe,
-                    repeat_kv=job.repeat_kv,
-                    dropout=job.dropout,
-                    autocast=job.autocast,
-                )
-            )
-            kept = kept_bytes(ops, job.tensor, job.sequence_parallel, job.conventions.keep_gathered, without)
-            whole += kept * t * count / s.layers
-            back = max(back, back_bytes(ops, job.tensor, job.sequence_parallel) * t)
+    for moe, count in s.kinds:
+        kept, needed = layer_bytes(job, moe)
+        whole += kept * t * count / s.layers
+        back = max(back, needed * t)
     whole += adapters_keep(job)
     boundary = (4 if job.autocast else 2) * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
-        shared = boundary if keeps_input(s, job.kernels, job.autocast) else 0.0  # which the layer begins with as well
+        # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
+        shared = boundary if one_kernel(s.family, job.kernels) or job.autocast else 0.0
         return (0.0 if job.offload_activations else kept), whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         return (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + 2 * s.ffn) * t / job.tensor, whole / 2 + back
@@ -153,16 +116,12 @@ def activation_bytes(job: Job) -> tuple[float, float]:
 
 def adapters_keep(job: Job) -> float:
     """What a layer keeps more, mean over layers, with frozen weights and adapters; neither a trace nor layer_ops() has it."""
-    s = job.shape
+    s, copies, dropout = job.shape, job.adapter_copies, job.adapter_dropout
     if job.method == "full":
         return 0.0
-    counts = ((False, s.dense_layers), (True, s.moe_layers))
     more = (
-        count
-        * adapter_bytes(
-            s, job.kernels, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout, dora=job.dora
-        )
-        for moe, count in counts
+        count * adapter_bytes(s, job.kernels, job.targets, moe=moe, copies=copies, dropout=dropout, dora=job.dora)
+        for moe, count in s.kinds
     )
     return sum(more) * job.tokens / s.layers / job.tensor
 
@@ -171,57 +130,41 @@ def norm_bytes(job: Job) -> float:
     """What stands while DoRA takes the norm of the largest weight's rows; one in four bits is dequantised for it."""
     if not job.dora:
         return 0.0
-    counts = ((False, job.shape.dense_layers), (True, job.shape.moe_layers))
-    weights = [w for moe, count in counts if count for w in norm_weights(job.shape, job.targets, moe=moe)]
-    return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * max(weights, default=0) / job.tensor
+    largest = max((inner * outer for _, inner, outer in all_linears(job.shape, job.targets)), default=0)
+    return (NORM_STANDS[job.adapter_copies] + 2 * (job.method == "qlora")) * largest / job.tensor
 
 
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
-    norm = 2 if "norm" in job.kernels or job.shape.family.layer_norm else 6  # bytes of its input, as in a layer
-    if job.loss == "fused":  # besides what the norm gives
-        return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * job.shape.hidden) * job.tokens
-    norm_bytes = norm * job.shape.hidden * job.tokens / (job.tensor if job.sequence_parallel else 1)
-    loss: str = job.loss
+    s, t, loss = job.shape, job.tokens, str(job.loss)
+    norm = 2 if one_kernel(s.family, job.kernels) else 6  # bytes of its input, as in a layer
+    if loss == "fused":  # besides what the norm gives
+        return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
+    final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if job.tensor > 1 and job.engine == "fsdp2":
         loss = "parallel"
-        norm_bytes += 2 * job.shape.hidden * job.tokens  # gathered for the head
-    return norm_bytes + LOGIT_BYTES[loss] * job.tokens * job.labelled * job.shape.vocab / job.tensor
+        final_norm += 2 * s.hidden * t  # gathered for the head
+    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / job.tensor
 
 
-def held_states(job: Job) -> StateBytesPerRank:
-    """What one rank holds of the model in the optimizer's step. Without pipeline and tensor parallelism."""
-    psi = job.shape.parameters
-    return _states(job, job.trained or psi, frozen_bytes(job, psi))[0]
-
-
-def moments(job: Job, traced: Traced | None = None) -> list[Memory]:
+def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
     """Of every stage; activations and logits by formula, or as `traced` on one rank that holds every layer."""
-    return [moment for place, count in enumerate(stage_layers(job)) for moment in _moments(job, place, count, traced)]
+    return [moment for stage in stages(job) for moment in _moments(job, stage, traced)]
 
 
-def memory(job: Job, traced: Traced | None = None) -> Memory:
-    """The fullest rank at its peak."""
-    return max(moments(job, traced), key=lambda moment: moment.allocated)
-
-
-def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[Memory]:
+def _moments(job: Job, stage: Stage, traced: Trace | None) -> list[Memory]:
     """The four moments of one pipeline stage."""
-    engine, s = job.conventions, job.shape
-    first, last = place == 0, place == job.pipeline - 1
-    psi = stage_parameters(job, layers, first=first, last=last)
-    trained = job.trained / job.tensor / job.pipeline if job.trained else psi
-    experts = expert_parameters(job, layers) if job.expert > 1 else 0.0
-    states, held = _states(job, trained, frozen_bytes(job, psi), experts)
+    engine, s, psi, first, last = job.conventions, job.shape, stage.parameters, stage.first, stage.last
+    states, held = stage_states(job, stage)
     kept, back = activation_bytes(job)
-    kept *= layers * micro_batches_in_flight(job, place)
+    kept *= stage.layers * micro_batches_in_flight(job, stage.place)
     logits = logit_bytes(job) if last else 0.0
     if traced:
         more, again = adapters_keep(job), job.checkpointing == "full"
-        kept, back = traced.kept + more * layers * (not again), traced.back + more * again
+        kept, back = traced.kept + more * stage.layers * (not again), traced.back + more * again
         logits = traced.loss if job.loss == "released" else logits
     back += norm_bytes(job)
-    buffers = _buffers(job, psi, first=first, last=last)
+    buffers = _buffers(job, stage)
     begun = 0.0 if job.step_in_backward else held
     waiting = held if engine.held or job.accumulation > 1 else 0.0
     head = 0.0
@@ -231,99 +174,39 @@ def _moments(job: Job, place: int, layers: int, traced: Traced | None) -> list[M
     elif job.engine == "zero" and job.method == "full" and job.data > 1:
         head = 2 * s.vocab * s.hidden
     ends = (last * s.vocab + first * s.vocab * (not s.tied or not last)) * s.hidden / job.tensor
-    first_made = (psi - ends) / max(layers, 1) + last * s.vocab * s.hidden / job.tensor  # of a layer, and of the head
+    first_made = (psi - ends) / max(
+        stage.layers, 1
+    ) + last * s.vocab * s.hidden / job.tensor  # of a layer, and of the head
     made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
-    roots = _roots(job, optimizer) if job.optimizer in FOREACH and not job.step_in_backward else 0.0
     at_step = 0.0 if job.step_in_backward else states.gradients
     last_layer, standing = back if job.checkpointing == "full" else 0.0, buffers if job.stage < 3 else 0.0
     return [
         Memory(weights, waiting + head, optimizer, kept, logits, buffers),
         Memory(weights, waiting or begun * made, optimizer, kept + back, 0.0, buffers),
         Memory(weights, max(at_step, begun), optimizer, last_layer, 0.0, standing),
-        Memory(
-            weights, at_step, optimizer + roots, 0.0, 0.0, standing - 2 * psi * job.autocast
-        ),  # casts go with the pass
+        # Autocast's copies go with the backward pass.
+        Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, standing - 2 * psi * job.autocast),
     ]
 
 
 def _roots(job: Job, optimizer: float) -> float:
-    """Bytes of the copy that torch's foreach kernels make of second moments; `optimizer` are those of all its states.
+    """Bytes of the copy of second moments that stands while torch's foreach kernels step: they take the square root of all at
+    once (torch/optim/adam.py: _multi_tensor_adam). `optimizer` are those of all states.
 
-    DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group of it at a time.
+    Ten bytes per parameter where weights, gradients and moments have eight (Mistral 7B and Llama 3 8B in bf16:
+    benchmarks/data/collected.csv, fms-acceleration). DeepSpeed steps its fp32 master copy, under ZeRO-3 a sub-group at a time.
     """
+    if job.optimizer != "adamw_torch" or job.step_in_backward:
+        return 0.0
     if job.engine == "zero":
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
     return optimizer / 2 if job.engine in ("ddp", "fsdp2", "fsdp-bf16", "pure") else 0.0
 
 
-def _states(job: Job, trained: float, frozen: float, experts: float = 0.0) -> tuple[StateBytesPerRank, float]:
-    """(what one rank holds in the optimizer's step, its gradients until then).
-
-    experts: parameters among them that expert parallelism has divided, so that fewer ranks are left to share their states
-    """
-    if not experts:
-        return _shared_states(job, trained, frozen, job.shard_ranks)
-    copies = max(1, min(job.shard_ranks, job.data * job.context * job.tensor // expert_divisor(job)))
-    full = job.method == "full"
-    dense, held = _shared_states(job, trained - experts * full, frozen - 2 * experts * (not full), job.shard_ranks)
-    theirs, held_too = _shared_states(job, experts * full, 2 * experts * (not full), copies)
-    both = (getattr(dense, part.name) + getattr(theirs, part.name) for part in fields(dense))
-    return StateBytesPerRank(*both), held + held_too
-
-
-def _shared_states(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
-    """_states of parameters of which `n` ranks hold one copy together."""
-    engine, stage = job.conventions, job.stage
-    if job.engine in ("ddp", "zero", "fsdp2"):
-        kind = f"zero{stage}" if job.engine == "zero" else job.engine
-        states = model_states(kind, round(trained), n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
-        held = engine.gradients * trained / (n if stage >= 2 else 1)
-        if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
-            weights = states.parameters if job.offload == "optimizer" else 0.0
-            return StateBytesPerRank(weights, 0.0, 0.0), 0.0
-        return states, held
-    own = OPTIMIZER_BYTES[job.optimizer]
-    moments = engine.optimizer if own == 8 else own
-    shared = {at: n if stage >= at else 1 for at in (1, 2, 3)}
-    weight = engine.weights * trained if job.method == "full" else 4 * trained + frozen
-    held = engine.gradients * trained / shared[2]
-    return StateBytesPerRank(weight / shared[3], held, moments * trained / shared[1]), held
-
-
-def gradient_bytes(job: Job) -> float:
-    """Of one rank until the optimizer's step, on the first stage of a pipeline."""
-    layers = stage_layers(job)[0]
-    psi = stage_parameters(job, layers, first=True, last=job.pipeline == 1)
-    if job.trained:
-        return _states(job, job.trained / job.tensor / job.pipeline, 0.0)[1]
-    return _states(job, psi, 0.0, expert_parameters(job, layers) if job.expert > 1 else 0.0)[1]
-
-
-def gathered_bytes(job: Job, psi: float) -> float:
-    """Of `psi` parameters as they are gathered or moved: in half precision, but QLoRA's."""
-    return frozen_bytes(job, psi) if job.method == "qlora" else job.conventions.gathered * psi
-
-
-def frozen_bytes(job: Job, psi: float) -> float:
-    """The weights under adapters: bf16, or in linear layers four bits with nested constants (QLoRA).
-
-    Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes
-    nn.Linear alone (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear).
-    """
-    if job.method == "full":
-        return 0.0
-    if job.method == "lora":
-        return 2 * psi
-    s = job.shape
-    experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
-    whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
-    return 2 * whole + NF4 * (psi - whole)
-
-
-def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
+def _buffers(job: Job, stage: Stage) -> float:
     """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
-    s, t = job.shape, job.tensor
+    s, full, psi, first, last = job.shape, job.method == "full", stage.parameters, stage.first, stage.last
     if job.stage >= 3 and job.engine == "zero":
         return 2 * max(min(LIVE, psi), s.vocab * s.hidden) + 2 * 2 * s.hidden**2
     if job.stage >= 3:
@@ -331,17 +214,16 @@ def _buffers(job: Job, psi: float, *, first: bool, last: bool) -> float:
         # Stages of a pipeline stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32
         # (torchtitan's reshard_after_forward "default"; torch/distributed/pipelining/stage.py: set_requires_gradient_sync).
         if job.pipeline > 1:
-            return (2 + (0 if job.method != "full" else 4)) * psi
+            return (6 if full else 2) * psi
         ends = first * s.embedding + last * (s.head or (0 if first else s.vocab * s.hidden))
         weight, expert = (NF4, NF4 if job.linear_experts else 2) if job.method == "qlora" else (2, 2)
-        layer = max(
-            weight * s.dense_layer if s.dense_layers else 0,
-            weight * s.moe_base + expert * s.experts * s.expert / job.expert if s.moe_layers else 0,
-        )
-        gradients = 3 * layer if job.method == "full" else 0  # in bf16 and in fp32, three times its weights in bf16
-        return (2 * layer + gradients + 2 * ends) / t
+        dense = weight * s.dense_layer if s.dense_layers else 0
+        moe = weight * s.moe_base + expert * s.experts * s.expert / job.expert if s.moe_layers else 0
+        layer = max(dense, moe)
+        gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
+        return (2 * layer + gradients + 2 * ends) / job.tensor
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
-    if job.engine == "ddp" and job.method == "full":
+    if job.engine == "ddp" and full:
         return 2 * psi + (4 * psi if job.data > 1 else 0)  # autocast's bf16 copies; DDP's buckets
     return 0.0

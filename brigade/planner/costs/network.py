@@ -22,15 +22,6 @@ HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
 EFA = {"gather": (185, 119, 69, 55, 28, 11), "all_reduce": (362, 160, 100, 85, 65, 33)}
 EFA_NODE = 400e9  # bytes per second and node, where EFA was measured
 LINE_SHARE = 0.85
-NODE_GBIT = {
-    "A100 80GB": 1600,
-    "A100 40GB": 400,
-    "H100 80GB": 3200,
-    "H100 94GB": 3200,
-    "H200": 3200,
-    "B200": 3200,
-    "GB200": 3200,
-}
 
 
 @dataclass(frozen=True)
@@ -67,11 +58,11 @@ class Links:
         seconds = nodes * HOP + (ranks - nodes) * PEER_LATENCY * (inside > 1)
         return min(self.peer, rate), seconds
 
-    def half(self, payload: float, ranks: int, stride: int = 1, kind: str = "gather") -> float:
+    def half(self, payload: float, ranks: int, stride: int = 1) -> float:
         """Seconds of a gather or a scatter of `payload` bytes in all."""
         if ranks == 1:
             return 0.0
-        rate, hops = self.ring(kind, ranks, stride)
+        rate, hops = self.ring("gather", ranks, stride)
         return CALL_LATENCY + hops + (ranks - 1) / ranks * payload / rate
 
     def all_reduce(self, payload: float, ranks: int, stride: int = 1) -> float:
@@ -101,13 +92,10 @@ def node_gbit(named: str, node_size: int) -> float | None:
         return None
     cards, rate, prefix, unit, each = match.groups()
     try:
-        gbit = (
-            float(rate.replace(",", ""))
-            * (1000 if prefix in "Tt" else 1)
-            * (8 if unit.startswith("B") and unit != "BE" else 1)
-        )
+        gbit = float(rate.replace(",", ""))
     except ValueError:
         gbit = 0.0
+    gbit = gbit * (1000 if prefix in "Tt" else 1) * (8 if unit.startswith("B") and unit != "BE" else 1)
     gbit *= int(cards or 1) * (node_size if each else 1)
     if not 0 < gbit < 1e7 or named.lstrip().startswith("-"):
         raise UserError(f"network {named!r}", f"{match[0]!r} is no rate", "give one like `3200 Gb/s`")
@@ -117,18 +105,15 @@ def node_gbit(named: str, node_size: int) -> float | None:
 def hold_name(named: str, place: str) -> None:
     """Raises UserError at `place` for a network that names neither a rate nor EFA."""
     if named and "EFA" not in named and node_gbit(named, 1) is None:
-        raise UserError(
-            place,
-            f"{named!r} states no rate",
-            "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`",
-        )
+        cure = "give what a node's cards reach together: `3200 Gb/s`, `8x400 Gb/s` or `EFA 3200 Gb/s`"
+        raise UserError(place, f"{named!r} states no rate", cure)
     node_gbit(named, 1)
 
 
 def links(gpu: Gpu, named: str, node_size: int) -> Links:
     """Of a cluster whose network is `named`: "3200 Gb/s", "EFA (3200Gb/s per node)", or with no rate the GPU kind's usual one."""
     efa = "EFA" in named
-    gbit = node_gbit(named, node_size) or NODE_GBIT.get(gpu.kind, 100)
+    gbit = node_gbit(named, node_size) or gpu.node_gbit
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
     node = gbit / 8 * LINE_SHARE * 1e9 * gpu.network / gpu.efficiency
     return Links(gpu.peer_gb_s * PEER_SHARE * 1e9, node, efa, node_size)

@@ -1,19 +1,13 @@
-"""Model states in bytes per rank, by formula. docs/states.md holds them against what is measured."""
+"""Model states in bytes per rank, by formula. docs/states.md compares them with what is measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 
-# Bytes per parameter of an optimizer's own states in fp32 (moments, momentum). 0 where they are factored (Adafactor: a row and
-# a column per matrix), or paged: bitsandbytes' lie in memory that CUDA moves to the host at need, of which torch counts nothing.
-# Adam-mini has one second moment per block (arXiv 2406.16793).
-OPTIMIZER_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "lamb": 8, "lars": 4, "sgd": 0,
-                   "adamw_8bit": 2, "paged_adamw_8bit": 0, "paged_adamw": 0, "lion": 4, "sgd_momentum": 4, "adam_mini": 4,
-                   "adafactor": 0}  # fmt: skip
-# A copy of these optimizers' second moments stands while they step: torch's foreach kernels take the square root of all of them
-# at once (torch/optim/adam.py: _multi_tensor_adam). Ten bytes per parameter where weights, gradients and moments have eight
-# (Mistral 7B and Llama 3 8B in bf16: benchmarks/data/collected.csv, fms-acceleration).
-FOREACH = frozenset(("adamw_torch",))
+from ..choice.job import Job
+from .engines import OPTIMIZER_BYTES
+from .stages import Stage, expert_divisor, frozen_bytes, stages
+
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
 
@@ -51,17 +45,13 @@ def model_states(
         QLoRA's quantisation constants are whole on every rank (0.13 bits per parameter, 0.5 if not nested).
 
     The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
-    2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all. Against
-    those 16 bytes the paper's "4x", "8x" and "1/N" are limits for many ranks: 2 + 2 + 12/N -> 4, 2 + 14/N -> 2, 16/N.
-
-    What differs in DeepSpeed 0.19.8 (runtime/zero/):
-    - Gradients are accumulated in the weights' precision and copied into fp32 for the step, in fp32 training too, and
-      the first copy stays until the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N, or (4 + 4) P/N
-      in fp32. So "1/N" of ZeRO-3 is 20/N, 25 % above the paper. ZeRO-3 makes the second copy per sub-group.
+    2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all.
+    What differs in DeepSpeed 0.19.8 (runtime/zero/), in fp32 training too:
+    - Gradients are accumulated in the weights' precision and copied into fp32 for the step, and the first copy stays until
+      the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N. ZeRO-3 makes the second copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
-    - The fp32 master copy exists in fp32 training too: ZeRO-1 then tends to 8 bytes of 16 (2x), ZeRO-2 to 4 (4x).
-    FSDP2 has no master copy, 16/N in any precision, as train.py has it reduce in every micro-step. (By default accelerate
-    waits for the last, accelerator.py:1169, and each rank holds all gradients until then.)
+    - There is an fp32 master copy.
+    FSDP2 has none, and 16/N in any precision, as train.py has it reduce in every micro-step.
     """
     own = OPTIMIZER_BYTES.get(optim, 8)
     share = parameters / ranks
@@ -93,3 +83,46 @@ def cut_parameters(sizes: Sequence[int], ranks: int) -> list[int]:
         for rank in range(ranks)
     )
     return [max(0, elements - slice_) for elements in touched]
+
+
+def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
+    """(what one rank of a stage holds in the optimizer's step, its gradients until then).
+
+    Fewer ranks are left to share the states of experts that expert parallelism has divided.
+    """
+    frozen, full = frozen_bytes(job, stage.parameters), job.method == "full"
+    if not stage.experts:
+        return _shared(job, stage.trained, frozen, job.shard_ranks)
+    copies = max(1, min(job.shard_ranks, job.data * job.context * job.tensor // expert_divisor(job)))
+    trained, under = stage.experts * full, 2 * stage.experts * (not full)
+    dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
+    experts, held_too = _shared(job, trained, under, copies)
+    both = (getattr(dense, part.name) + getattr(experts, part.name) for part in fields(dense))
+    return StateBytesPerRank(*both), held + held_too
+
+
+def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
+    """stage_states of parameters of which `n` ranks hold one copy together."""
+    engine, stage = job.conventions, job.stage
+    if job.engine in ("ddp", "zero", "fsdp2"):
+        kind = f"zero{stage}" if job.engine == "zero" else job.engine
+        states = model_states(kind, round(trained), n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
+        if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
+            return StateBytesPerRank(states.parameters if job.offload == "optimizer" else 0.0, 0.0, 0.0), 0.0
+        return states, engine.gradients * trained / (n if stage >= 2 else 1)
+    own = OPTIMIZER_BYTES[job.optimizer]
+    moments = engine.optimizer if own == 8 else own
+    weight = engine.weights * trained if job.method == "full" else 4 * trained + frozen
+    over = [n if stage >= at else 1 for at in (3, 2, 1)]
+    held = engine.gradients * trained / over[1]
+    return StateBytesPerRank(weight / over[0], held, moments * trained / over[2]), held
+
+
+def held_states(job: Job) -> StateBytesPerRank:
+    """What one rank holds of the model in the optimizer's step, on the first stage of a pipeline."""
+    return stage_states(job, stages(job)[0])[0]
+
+
+def gradient_bytes(job: Job) -> float:
+    """Of one rank until the optimizer's step, on the first stage of a pipeline."""
+    return stage_states(job, stages(job)[0])[1]

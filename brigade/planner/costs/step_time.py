@@ -4,23 +4,21 @@ import math
 from dataclasses import dataclass, fields
 
 from ..choice.job import Job
-from ..models.adapter_costs import NORM_MOVED, adapter_op, norm_weights
-from ..models.layer import Op, layer_ops
+from ..models.adapter_costs import NORM_MOVED, linears
+from ..models.layer import Op
+from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
-from .memory import LOGIT_BYTES, gathered_bytes, stage_layers, stage_parameters
+from .memory import operations
 from .network import Links, links
+from .stages import gathered_bytes, stages
 
-STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
 FP8 = 1.7  # times as fast as bf16, of dense products; those of experts gain nothing in published runs
-CONTENTION = (
-    0.2  # of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors
-)
+# Of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors.
+CONTENTION = 0.2
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
-GROUPED = (
-    0.8  # of a dense product's rate that those of many experts at once reach: the median of 12 published runs in bf16
-)
+GROUPED = 0.8  # of a dense product's rate that those of many experts at once reach: median of 12 published runs in bf16
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
@@ -55,13 +53,13 @@ def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool =
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
     rate = g.product_rate * (GROUPED if groups > 1 else FP8 if fp8 else 1)
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
-    memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / (g.hbm_gb_s * 1e9 * STREAM)
+    memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / g.stream_rate
     return max(compute, memory)
 
 
 def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
     """(forward, backward) of one operation over a micro-batch of one rank."""
-    t, stream = job.tokens, g.hbm_gb_s * 1e9 * STREAM
+    t, stream = job.tokens, g.stream_rate
     share = job.tensor if op.split or job.sequence_parallel else 1
     moved = (op.moved * t / share / stream, op.moved_back * t / share / stream)
     if op.kind == "pointwise":
@@ -92,40 +90,17 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
-    s = job.shape
-    adapters = None
-    if job.method != "full":
-        adapters = adapter_op(
-            s, job.targets, moe=moe, copies=job.adapter_copies, dropout=job.adapter_dropout, dora=job.dora
-        )
-    ops = list(
-        layer_ops(
-            s,
-            job.kernels,
-            job.attention,
-            job.scored,
-            moe=moe,
-            repeat_kv=job.repeat_kv,
-            dropout=job.dropout,
-            adapters=adapters,
-        )
-    )
-    both = [op_seconds(job, g, op) for op in ops]
-    forward, backward = sum(f for f, _ in both), sum(b for _, b in both)
+    s, stream = job.shape, g.stream_rate
+    both = [(op, *op_seconds(job, g, op)) for op in operations(job, moe)]
+    forward, backward = sum(one for _, one, _ in both), sum(one for _, _, one in both)
     if job.dora:
-        forward += (
-            NORM_MOVED[job.adapter_copies]
-            * sum(norm_weights(s, job.targets, moe=moe))
-            / job.tensor
-            / (g.hbm_gb_s * 1e9 * STREAM)
-        )
-    scores = sum(f for op, (f, _) in zip(ops, both, strict=True) if op.kind == "attention")
-    again = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}[
-        job.checkpointing
-    ]
+        weights = sum(inner * outer for _, inner, outer in linears(s, job.targets, moe=moe))
+        forward += NORM_MOVED[job.adapter_copies] * weights / job.tensor / stream
+    scores = sum(one for op, one, _ in both if op.kind == "attention")
+    parts = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}
+    again = parts[job.checkpointing]
     if job.method == "qlora":
-        weights = s.moe_layer if moe else s.dense_layer
-        once = DEQUANTISE * weights / job.tensor / (g.hbm_gb_s * 1e9 * STREAM)
+        once = DEQUANTISE * (s.moe_layer if moe else s.dense_layer) / job.tensor / stream
         forward, backward = forward + once, backward + once * (1 + again / forward)
     return forward, backward + again, again / forward
 
@@ -134,19 +109,15 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     """An optimizer step of `job`, on `device` or the catalogue's GPU of that kind."""
     g, s = device or gpu(job.gpu), job.shape
     net, t, m, p = links(g, job.link, job.node_size), job.tokens, job.accumulation, job.pipeline
-    stream = g.hbm_gb_s * 1e9 * STREAM
+    stream = g.stream_rate
     forward = backward = again = 0.0
-    for moe, count in ((False, s.dense_layers), (True, s.moe_layers)):
-        if count:
-            parts = layer_seconds(job, g, moe)
-            forward, backward, again = (
-                sum_ + part * count / s.layers for sum_, part in zip((forward, backward, again), parts, strict=True)
-            )
+    for moe, count in s.kinds:
+        one = [part * count / s.layers for part in layer_seconds(job, g, moe)]
+        forward, backward, again = forward + one[0], backward + one[1], again + one[2]
     head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / job.tensor)
     head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * s.vocab / job.tensor / stream
-    layers = stage_layers(job)
-    psi = [stage_parameters(job, n, first=i == 0, last=i == p - 1) for i, n in enumerate(layers)]
-    trained = job.trained / job.tensor / p if job.trained else max(psi)
+    parts = stages(job)
+    trained = max(stage.trained for stage in parts)
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
     around, around_across = _tensor(job, net)
     if job.context > 1:
@@ -158,21 +129,21 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
         around_across = around_across or net.crosses(job.expert, job.tensor)
     launching = job.conventions.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
     waiting = max(0.0, launching - forward - backward - around)
-    per_micro = [n * (forward + backward + waiting + around) + add for n in layers]
+    per_micro = [n * (forward + backward + waiting + around) + add for n in (stage.layers for stage in parts)]
     per_micro[-1] += head
     slowest = per_micro.index(max(per_micro))
-    n = layers[slowest]
+    n, psi = parts[slowest].layers, parts[slowest].parameters
     compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
     sends = 2 * net.send(2 * s.hidden * t / job.tensor, job.tensor * job.data) * m * job.virtual if p > 1 else 0.0
     bubble = (p - 1) * per_micro[slowest] / job.virtual
-    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), psi[slowest], trained)
+    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), psi, trained)
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
     tensor = m * n * around
     inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
-    offload = _offload(job, g, stepped, psi[slowest], compute)
+    offload = _offload(job, g, stepped, psi, compute)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     return StepTime(*(part / g.efficiency for part in whole))
 

@@ -10,6 +10,7 @@ from .layer import Kernels, Op
 from .shape import ModelShape
 
 ALL = "qkvom"
+ENDS = ("embed_tokens", "lm_head")  # of the vocabulary's width, the modules that may be trained whole
 # Names of linear layers in Transformers' models -> what of ALL they are; the MLP is all of one of the last sets.
 NAMES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "qkv_proj": "qkv", "query_key_value": "qkv", "o_proj": "o"}
 MLPS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
@@ -43,44 +44,32 @@ def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iter
         yield "activation", width, h
 
 
+def all_linears(shape: ModelShape, targets: str = ALL) -> Iterator[tuple[int, int, int]]:
+    """(how many layers have it, inner width, outer width) of the model's linear layers that have adapters."""
+    for moe, count in shape.kinds:
+        yield from ((count, inner, outer) for _, inner, outer in linears(shape, targets, moe=moe))
+
+
 def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
     """Of adapters of `rank` on the targets of every layer; not on the head."""
     if (adapted := getattr(shape, "adapted", 0)) and targets == ALL:
         return rank * adapted
-    each = (
-        count * (inner + outer)
-        for moe, count in ((False, shape.dense_layers), (True, shape.moe_layers))
-        for _, inner, outer in linears(shape, targets, moe=moe)
-    )
-    return rank * sum(each)
+    return rank * sum(count * (inner + outer) for count, inner, outer in all_linears(shape, targets))
 
 
-def magnitudes(shape: ModelShape, targets: str = ALL) -> int:
-    """What DoRA trains besides: a number for each row of a weight that has an adapter."""
-    counts = ((False, shape.dense_layers), (True, shape.moe_layers))
-    return sum(count * outer for moe, count in counts if count for _, _, outer in linears(shape, targets, moe=moe))
+def trained_parameters(
+    shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False
+) -> int:
+    """Of adapters, with DoRA a magnitude for each row of a weight that has one, and of the ENDS in `whole`, which are trained
+    whole beside them."""
+    magnitudes = sum(count * outer for count, _, outer in all_linears(shape, targets)) if dora else 0
+    return lora_parameters(shape, rank, targets) + magnitudes + len(whole) * shape.vocab * shape.hidden
 
 
 # Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
 # PEFT 0.21.2 (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where
 # adapters are in fp32, with copies of B A and the weight.
 NORM_MOVED, NORM_STANDS = {False: 14, True: 36}, {False: 6, True: 18}
-
-
-def norm_weights(shape: ModelShape, targets: str = ALL, *, moe: bool) -> list[int]:
-    """Numbers of each weight of a layer whose rows DoRA measures in every forward pass."""
-    return [inner * outer for _, inner, outer in linears(shape, targets, moe=moe)]
-
-
-ENDS = ("embed_tokens", "lm_head")  # of the vocabulary's width, the modules that may be trained whole
-
-
-def trained_parameters(
-    shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False
-) -> int:
-    """Of adapters, and of the ENDS in `whole`, which are trained whole beside them."""
-    beside = magnitudes(shape, targets) if dora else 0
-    return lora_parameters(shape, rank, targets) + beside + len(whole) * shape.vocab * shape.hidden
 
 
 def adapter_bytes(
@@ -131,14 +120,8 @@ def adapter_op(
     and adds them up, in fp32 where adapters are.
     """
     read = list(linears(shape, targets, moe=moe))
-    inner, outer = (
-        (float(sum(widths)) for widths in zip(*((i, o) for _, i, o in read), strict=True)) if read else (0.0, 0.0)
-    )
+    inner, outer = float(sum(i for _, i, _ in read)), float(sum(o for _, _, o in read))
     between = 12 * copies + (9 if copies else 5) * dropout
     given, back = ((50, 46) if copies else (26, 30)) if dora else (12, 8)
-    return Op(
-        "adapters",
-        "pointwise",
-        moved=(2 + between) * inner + given * outer,
-        moved_back=(8 + between) * inner + back * outer,
-    )
+    moved, moved_back = (2 + between) * inner + given * outer, (8 + between) * inner + back * outer
+    return Op("adapters", "pointwise", moved=moved, moved_back=moved_back)

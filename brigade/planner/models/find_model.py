@@ -16,15 +16,12 @@ RECIPES = REPOSITORY / "recipes"
 
 def known_config(name: str) -> Path | None:
     """The config.json of the model of that name, if a recipe here has it: `qwen3_30b_a3b` is recipes/qwen3-30b-a3b."""
-    plain = "".join(letter for letter in name.lower() if letter.isalnum())
-    found = (p for p in sorted(RECIPES.glob("*/config.json")) if "".join(filter(str.isalnum, p.parent.name)) == plain)
+
+    def plain(text: str) -> str:
+        return "".join(filter(str.isalnum, text.lower()))
+
+    found = (path for path in sorted(RECIPES.glob("*/config.json")) if plain(path.parent.name) == plain(name))
     return next(found, None)
-
-
-def known_shape(name: str) -> ModelShape | None:
-    """The model of that name, if a recipe here has its config.json."""
-    path = known_config(name)
-    return shape_of(read_config(path), str(path), path.parent.name) if path else None
 
 
 def config_of(name: str) -> Path:
@@ -32,22 +29,20 @@ def config_of(name: str) -> Path:
 
     Raises UserError where there is none, or the Hub cannot be asked.
     """
-    path = Path(name).expanduser()
+    place, path = f"model {name[:100]!r}", Path(name).expanduser()
     try:
-        for candidate in (path, RECIPES / name):
+        for candidate in (path, path / "config.json", RECIPES / name, RECIPES / name / "config.json"):
             if candidate.is_file():
                 return candidate
-            if (candidate / "config.json").is_file():
-                return candidate / "config.json"
     except OSError as error:
-        raise UserError(f"model {name[:60]!r}", f"it cannot be looked up: {error.strerror}", "check the name") from None
-    if known := known_config(name.rpartition("/")[2]):
+        raise UserError(place, f"it cannot be looked up: {error.strerror}", "check the name") from None
+    short = name.rpartition("/")[2]
+    if known := known_config(short):
         return known
+    none = "no folder or recipe here has that name"
     # The Hub's names have an owner's before them, and none of its owners is a folder here.
     if "/" not in name or name.count("/") > 1 or Path(name).parent.is_dir():
-        folders = [path.parent.name for path in RECIPES.glob("*/config.json")]
-        near = did_you_mean(name.rpartition("/")[2], folders)
-        raise UserError(f"model {name!r}", "no folder or recipe here has that name", near)
+        raise UserError(place, none, did_you_mean(short, [path.parent.name for path in RECIPES.glob("*/config.json")]))
     away = hub_is_away()
     from huggingface_hub import hf_hub_download
 
@@ -55,11 +50,8 @@ def config_of(name: str) -> Path:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
         why = away or (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(
-            f"model {name!r}",
-            f"no folder or recipe here has that name, and the Hub does not give its config.json: {why}",
-            "name a folder with a config.json, or check name, network and HF_TOKEN",
-        ) from None
+        cure = "name a folder with a config.json, or check name, network and HF_TOKEN"
+        raise UserError(place, f"{none}, and the Hub does not give its config.json: {why}", cure) from None
 
 
 def named_config(name: str) -> tuple[dict[str, Any], str, str]:
@@ -70,13 +62,12 @@ def named_config(name: str) -> tuple[dict[str, Any], str, str]:
 
 
 def named_shape(name: str) -> ModelShape:
-    """The model's shape; name: as config_of takes it. An architecture that FAMILIES lacks is built once, without weights
-    (measured.py)."""
+    """The model's shape; name: as config_of takes it."""
     return described(*named_config(name))
 
 
 def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
-    """shape_of, or for an architecture that FAMILIES lacks the model's own dimensions."""
+    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (shape_from_code.py)."""
     if kind_of(config, place)[0] in FAMILIES:
         return shape_of(config, place, name)
     from .shape_from_code import shape_from_model

@@ -19,7 +19,6 @@ from .shape import Family, ModelShape
 Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
 EAGER: Kernels = frozenset()
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
-MEGATRON: Kernels = FUSED | {"experts", "softmax"}
 Attention = Literal["eager", "flash1", "flash2", "flash3"]
 Kind = Literal["product", "attention", "pointwise"]
 
@@ -68,7 +67,7 @@ def layer_ops(
     attended: tokens that a token's attention sees at most (the sample's length, or the window); on average it sees half
     repeat_kv: keys and values are repeated to the queries' number before attention (SDPA in Transformers)
     autocast: products in bf16 over an fp32 residual stream, of which every product makes a bf16 copy of its own
-    adapters: what they do beside the layer's own operations (adapters.py)
+    adapters: what they do beside the layer's own operations (adapter_costs.py)
     """
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     readers = (1 if family.fused_qkv else 3, 2 if family.gated and not family.fused_gate else 1) if autocast else (1, 1)
@@ -113,9 +112,9 @@ def layer_ops(
         yield from norm(3)
 
 
-def keeps_input(shape: ModelShape, kernels: Kernels, autocast: bool) -> bool:
-    """Whether the first norm keeps the residual stream itself, and not an fp32 copy."""
-    return "norm" in kernels or shape.family.layer_norm or autocast
+def one_kernel(family: Family, kernels: Kernels) -> bool:
+    """Whether a norm is one kernel, which keeps its input itself and no fp32 copy."""
+    return "norm" in kernels or family.layer_norm
 
 
 def _norm(name: str, width: float, family: Family, kernels: Kernels, split: bool = True, stream: bool = False) -> Op:
@@ -123,7 +122,7 @@ def _norm(name: str, width: float, family: Family, kernels: Kernels, split: bool
 
     stream: it reads an fp32 residual stream, and keeps that instead of a copy
     """
-    if "norm" in kernels or family.layer_norm:
+    if one_kernel(family, kernels):
         kept = (4 if stream else 2) * width
         return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=kept, split=split)
     normalised = 4 if family.fp32_norm or stream else 2  # what the weight multiplies
@@ -137,13 +136,8 @@ def _attention(
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
     keys_values = 4 * q if repeat_kv else 2 * kv
     if kind != "eager":
-        yield Op(
-            "attention",
-            "attention",
-            4 * q * attended / 2,
-            kept=2 * q + keys_values + 2 * q + 4 * heads,
-            moved=2 * keys_values * repeat_kv,
-        )
+        kept, moved = 2 * q + keys_values + 2 * q + 4 * heads, 2 * keys_values * repeat_kv
+        yield Op("attention", "attention", 4 * q * attended / 2, kept=kept, moved=moved)
         return
     # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. The mask saves no products.
     if "softmax" in kernels:
@@ -154,16 +148,9 @@ def _attention(
     else:  # eager_attention_forward: softmax in fp32, and its bf16 copy, which the product reads
         passes, kept, back = (21, 7, 6) if dropout else (18, 6, 6)
         keys_values = 4 * q if shape.kv_heads > 1 else 2 * kv  # repeated, but for one head, which all queries can share
-    scores = heads * attended
-    yield Op(
-        "scores",
-        "attention",
-        4 * q * attended,
-        kept=kept * scores,
-        back=back * scores,
-        moved=passes * scores,
-        moved_back=1.5 * passes * scores,
-    )
+    scores, flops = heads * attended, 4 * q * attended
+    once, again = passes * scores, 1.5 * passes * scores
+    yield Op("scores", "attention", flops, moved=once, moved_back=again, kept=kept * scores, back=back * scores)
     yield Op("attention", "pointwise", kept=2 * q + keys_values + 2 * q)
 
 
@@ -183,38 +170,6 @@ def _mlp(
         kept, moved, back = 14, 28, 4
     wide = times * width
     yield Op("up", "product", 2 * h * into * wide, (h, into * width), experts=experts)
-    yield Op(
-        "activation", "pointwise", moved=moved * wide, moved_back=1.7 * moved * wide, kept=kept * wide, back=back * wide
-    )
+    moved_back = 1.7 * moved * wide
+    yield Op("activation", "pointwise", moved=moved * wide, moved_back=moved_back, kept=kept * wide, back=back * wide)
     yield Op("down", "product", 2 * wide * h, (width, h), back=2 * wide + 2 * h * autocast, experts=experts)
-
-
-def kept_bytes(
-    ops: list[Op],
-    tensor: int = 1,
-    sequence_parallel: bool = True,
-    keep_gathered: bool = False,
-    without: frozenset[str] = frozenset(),
-) -> float:
-    """Bytes per token that one rank keeps of one layer, but for the operations named in `without`.
-
-    keep_gathered: what was gathered for a product stays, instead of being gathered again
-    """
-    total = 0.0
-    for op in ops:
-        divided = (op.split or sequence_parallel) and not (op.gathered and keep_gathered)
-        total += 0.0 if op.name in without else op.kept / (tensor if divided else 1)
-    return total
-
-
-def back_bytes(ops: list[Op], tensor: int = 1, sequence_parallel: bool = True) -> float:
-    """Bytes per token that one layer's backward pass needs at its peak beyond what the layer keeps.
-
-    What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
-    """
-    freed = peak = 0.0
-    for op in reversed(ops):
-        share = tensor if op.split or sequence_parallel else 1
-        peak = max(peak, op.back / share - freed)
-        freed += op.kept / share
-    return peak

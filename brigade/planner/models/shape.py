@@ -1,24 +1,14 @@
 """What a model asks of the hardware: its dimensions and parameter counts. No torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors.findings import table
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a `model_type` builds that its config does not say.
-
-    gated: gate, up and down projections (SwiGLU, GEGLU), against up and down
-    norms: of hidden width per layer; qk_norm: one more of head width for queries and for keys
-    qkv_bias, out_bias, mlp_bias, expert_bias, router_bias: whether those projections have biases
-    norm_bias: of LayerNorm; layer_norm: torch's, which is one kernel, against an RMSNorm written in Python
-    fp32_norm: the RMSNorm's weight multiplies in fp32
-    fused_qkv: queries, keys and values are slices of one product; fused_gate: gate and up are
-    sinks: a learned number per head (gpt-oss); clamped: its experts' activation
-    eager: the model has neither SDPA nor FlashAttention in Transformers
-    tied: whether the embedding is the head where the config does not say (`tie_word_embeddings` is True by default)
-    positions: how many learned position embeddings; rotary: queries and keys are turned
-    defaults: what the config class assumes where a published config leaves a number out
-    """
+    """What a `model_type` builds that its config does not say: families.yaml explains each."""
 
     gated: bool = True
     norms: int = 2
@@ -39,26 +29,10 @@ class Family:
     tied: bool = False
     positions: int = 0
     rotary: bool = True
-    defaults: tuple[tuple[str, int], ...] = ()
 
 
 LLAMA = Family()
-FAMILIES: dict[str, Family] = {
-    "llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "granite": LLAMA, "smollm3": Family(tied=True),
-    "phi3": Family(fused_qkv=True, fused_gate=True),
-    "qwen2": Family(qkv_bias=True), "qwen2_moe": Family(qkv_bias=True),
-    "qwen3": Family(qk_norm=True), "qwen3_moe": Family(qk_norm=True),
-    "gemma": Family(tied=True, fp32_norm=True), "gemma2": Family(norms=4, tied=True, fp32_norm=True, eager=True),
-    "gemma3_text": Family(norms=4, qk_norm=True, tied=True, fp32_norm=True, defaults=(
-        ("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256))),
-    "gpt_oss": Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True, sinks=True, clamped=True,
-                      fp32_norm=True, eager=True),
-    "gpt2": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, layer_norm=True, fused_qkv=True,
-                   tied=True, positions=1024, rotary=False),
-    "mpt": Family(gated=False, layer_norm=True, fused_qkv=True, tied=True, rotary=False),
-    "gpt_neox": Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, layer_norm=True,
-                       fused_qkv=True),
-}  # fmt: skip
+FAMILIES = {kind: Family(**row) for kind, row in table(Path(__file__).with_name("families.yaml")).items()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +55,7 @@ class ModelShape:
     head_dim: int
     vocab: int
     tied: bool = False
-    family: Family = field(default=LLAMA)
+    family: Family = LLAMA
     experts: int = 0
     top_k: int = 0
     expert_ffn: int = 0
@@ -90,6 +64,15 @@ class ModelShape:
     window: int = 0
     windowed_layers: int = 0
     other: int = 0
+
+    @property
+    def dense_layers(self) -> int:
+        return self.layers - self.moe_layers
+
+    @property
+    def kinds(self) -> list[tuple[bool, int]]:
+        """(with experts or not, how many layers) of each kind that the model has."""
+        return [(moe, count) for moe, count in ((False, self.dense_layers), (True, self.moe_layers)) if count]
 
     # ---- widths, elements per token ----
     @property
@@ -104,7 +87,7 @@ class ModelShape:
     # ---- parameters ----
     @property
     def embedding(self) -> int:
-        return self.vocab * self.hidden + self.family.positions * self.hidden
+        return (self.vocab + self.family.positions) * self.hidden
 
     @property
     def head(self) -> int:
@@ -143,16 +126,6 @@ class ModelShape:
         return self.moe_base + self.experts * self.expert
 
     @property
-    def layer_matmul(self) -> float:
-        """Parameters of a layer that one token multiplies with, mean over layers."""
-        ends = self.vocab * self.hidden + self.final_norm
-        return (self.matmul_active - ends) / self.layers
-
-    @property
-    def dense_layers(self) -> int:
-        return self.layers - self.moe_layers
-
-    @property
     def final_norm(self) -> int:
         return self.hidden * (1 + self.family.norm_bias)
 
@@ -168,9 +141,9 @@ class ModelShape:
         return self.parameters - self.moe_layers * (self.experts - self.top_k) * self.expert - self.other
 
     @property
-    def matmul_active(self) -> int:
-        """Active parameters that take part in a matrix product: no look-up of the embedding."""
-        return self.active - self.embedding - self.head + self.vocab * self.hidden
+    def layer_matmul(self) -> float:
+        """Parameters of a layer that one token multiplies with, mean over layers."""
+        return (self.active - self.embedding - self.head - self.final_norm) / self.layers
 
     def attended(self, length: float) -> float:
         """Mean over layers of the length that a token's attention sees at most, of samples `length` long."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...errors import UserError
 from ...model.config_json import ALIASES
-from ..costs.trace import remembered
 from .shape import Family, ModelShape
 from .shape_from_config import windows
+from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
 EXPERTS = re.compile(r"(^|\.)experts\.")
@@ -53,8 +53,7 @@ class MeasuredShape(ModelShape):
 def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape:
     """Of a model with this config.json. Raises UserError where Transformers cannot build it, or it is no decoder of attention."""
     found = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
-    family = Family(**found.pop("family") | {"defaults": ()})
-    return MeasuredShape(**found | {"family": family, "name": name or found["name"]})
+    return MeasuredShape(**found | {"family": Family(**found["family"]), "name": name or found["name"]})
 
 
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:
@@ -67,7 +66,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         model = build(config)
     text, kind = model.config.get_text_config(), str(config.get("model_type"))
     _, _, layers = decoder_layers(model)
-    _hold_to_attention(kind, text, layers)
+    _check_attention(kind, text, layers)
 
     def number(key: str, default: int = 0) -> int:
         """The config's, by any of its names."""
@@ -78,24 +77,31 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     head_dim = number("qk_head_dim") or number("head_dim") or hidden // heads
     widths = {name: found for name, module in layers.named_modules() if (found := _widths(module))}
     taken = taken_for_experts(model, list(widths)) if hasattr(text, "num_experts_per_tok") else ()
-    adapted = sum(sum(found) for name, found in widths.items() if name.rpartition(".")[2] not in taken)
     counted = [_parts(layer) for layer in layers]
     dense, moe = [one for one in counted if not one["experts"]], [one for one in counted if one["experts"]]
     experts = int(moe[0]["experts"]) if moe else 0
     each = sum(one["in_experts"] for one in moe) // len(moe) // experts if moe else 0
     gated_experts = any("gate" in name or "w3" in name for name, _ in layers.named_parameters() if EXPERTS.search(name))
-    measured_ffn = max((one["mlp"] for one in dense), default=0)
     ffn = number("intermediate_size") or 4 * hidden
-    gated = measured_ffn > 2.5 * hidden * ffn if dense else gated_experts
+    gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
     into, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = output is None or output.weight is into
-    embeddings = {
-        id(module.weight): module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding)
-    }
+    embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     norms = [(n, m) for n, m in layers[0].named_modules() if "Norm" in type(m).__name__ and hasattr(m, "weight")]
-    layer_norm = any(isinstance(module, torch.nn.LayerNorm) for _, module in norms)
     window, windowed = windows(text.to_dict(), len(layers))
-    shared = max((one["shared"] for one in moe), default=0)
+    first, last = ([name for name, _ in layers[place].named_modules()] for place in (0, -1))
+    family = Family(
+        gated=gated,
+        norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
+        qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
+        layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
+        norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
+        tied=tied,
+        fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name in last),
+        fused_gate=any(name.endswith("gate_up_proj") for name in first),
+        rotary=any("rotary" in type(module).__name__.lower() for module in model.modules()),
+        eager=not getattr(model, "_supports_sdpa", True),
+    )
     return MeasuredShape(
         kind,
         len(layers),
@@ -109,33 +115,22 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         experts=experts,
         top_k=number("num_experts_per_tok") if moe else 0,
         expert_ffn=each // ((3 if gated_experts else 2) * hidden),
-        shared_ffn=shared // (3 * hidden),
+        shared_ffn=max((one["shared"] for one in moe), default=0) // (3 * hidden),
         moe_layers=len(moe),
         window=window,
         windowed_layers=windowed,
-        family=Family(
-            gated=gated,
-            norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
-            qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
-            layer_norm=layer_norm,
-            norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
-            tied=tied,
-            fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name, _ in layers[-1].named_modules()),
-            fused_gate=any(name.endswith("gate_up_proj") for name, _ in layers[0].named_modules()),
-            rotary=any("rotary" in type(module).__name__.lower() for module in model.modules()),
-            eager=not getattr(model, "_supports_sdpa", True),
-        ),
+        family=family,
         total=sum(p.numel() for p in model.parameters()),
         ends=sum(embeddings.values()),
         output=0 if tied else sum(p.numel() for p in output.parameters()),
         dense=sum(one["all"] for one in dense) // max(len(dense), 1),
         moe=sum(one["all"] - one["in_experts"] for one in moe) // max(len(moe), 1),
         each=each,
-        adapted=adapted,
+        adapted=sum(sum(found) for name, found in widths.items() if name.rpartition(".")[2] not in taken),
     )
 
 
-def _hold_to_attention(kind: str, text: Any, layers: Any) -> None:
+def _check_attention(kind: str, text: Any, layers: Any) -> None:
     """Raises UserError for a model whose layers are not all attention and an MLP."""
     types = {str(one) for one in getattr(text, "layer_types", None) or () if NOT_ATTENTION.search(str(one))}
     others = {type(module).__name__ for module in layers.modules() if NOT_ATTENTION.search(type(module).__name__)}
@@ -143,11 +138,8 @@ def _hold_to_attention(kind: str, text: Any, layers: Any) -> None:
     found = sorted(types or others - {"Conv1D"})  # GPT-2's name for a linear layer
     if found or plain < len(layers) or not getattr(text, "num_attention_heads", None):
         what = ", ".join(found[:3]) or f"{len(layers) - plain} of {len(layers)} layers without attention"
-        raise UserError(
-            f"model_type {kind!r}",
-            f"the formulas describe decoders of attention and MLP, and it has {what}",
-            "measure it with a short run instead",
-        )
+        problem = f"the formulas describe decoders of attention and MLP, and it has {what}"
+        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
 
 
 def _widths(module: Any) -> tuple[int, int] | None:

@@ -6,8 +6,6 @@ mask it takes another kernel and repeated keys and values. Liger's norms and gat
 (liger_kernel/ops/rms_norm.py, swiglu.py); its rotary embedding keeps nothing of the activations, as Transformers' does not.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -85,12 +83,10 @@ def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
             module._apply_gate = lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1))
 
 
-@contextlib.contextmanager
-def flash_known() -> Iterator[None]:
+def register_flash() -> None:
     """`flash` under a name that Transformers knows, without a mask."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(FLASH, flash)
     ALL_MASK_ATTENTION_FUNCTIONS.register(FLASH, lambda *args, **kwargs: None)
-    yield

@@ -14,18 +14,19 @@ import copy
 import itertools
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...errors import UserError
 from ...model.config_json import check_causal
-from .stand_ins import FLASH, flash_known, fuse
-from .traced_activations import Asked, Traced
+from .stand_ins import FLASH, fuse, register_flash
+from .trace import Trace, TraceSettings
 
 
 class Live(TorchDispatchMode):
@@ -73,22 +74,20 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
 
     attention: its implementation, or None for Transformers' choice; a model with classes of its own has SDPA or eager alone
     """
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, __version__
     from transformers.initialization import no_init_weights
 
     kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING:
-        raise UserError(
-            "model_type",
-            f"{kind!r} is not known to Transformers {_transformers()}",
-            "update transformers, or describe the model by one of the known architectures",
-        )
+        cure = "update transformers, or describe the model by one of the known architectures"
+        raise UserError("model_type", f"{kind!r} is not known to Transformers {__version__}", cure)
     # A copy: from_dict rewrites nested keys (rope_scaling), and a trace is remembered by the config as it was.
     plain = copy.deepcopy({key: value for key, value in config.items() if key != "quantization_config"})
+    place = f"model_type {kind!r}"
     try:
         with no_init_weights():
             parsed = CONFIG_MAPPING[kind].from_dict(plain)
-            check_causal(parsed, f"model_type {kind!r}")
+            check_causal(parsed, place)
             model_class = AutoModelForCausalLM._model_mapping.get(type(parsed), None)
             if attention == FLASH and not getattr(model_class, "_supports_attention_backend", True):
                 attention = "sdpa" if model_class._supports_sdpa else "eager"
@@ -98,11 +97,8 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"model_type {kind!r}",
-            f"Transformers {_transformers()} cannot build it: {_first_line(error)}",
-            "check the config.json",
-        ) from error
+        problem = f"Transformers {__version__} cannot build it: {_first_line(error)}"
+        raise UserError(place, problem, "check the config.json") from error
 
 
 def decoder_layers(model: Any) -> tuple[torch.nn.Module, str, torch.nn.ModuleList]:
@@ -118,50 +114,37 @@ def decoder_layers(model: Any) -> tuple[torch.nn.Module, str, torch.nn.ModuleLis
     return max(lists, key=lambda one: sum(p.numel() for p in one[2].parameters()))
 
 
-def kinds(layers: torch.nn.ModuleList) -> dict[Any, list[torch.nn.Module]]:
-    """Layers of the same class with parameters of the same shapes, in order of appearance."""
-    found: dict[Any, list[torch.nn.Module]] = {}
-    for layer in layers:
-        kind = (type(layer), tuple((name, tuple(p.shape)) for name, p in layer.named_parameters()))
-        found.setdefault(kind, []).append(layer)
-    return found
-
-
-def measure(config: Mapping[str, Any], wanted: Asked) -> Traced:
-    """One row of `wanted.length` tokens. Raises UserError for code that cannot be traced."""
+def measure(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
+    """run() on fake tensors. Raises UserError for code that cannot be traced."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what is raised as well
     try:
-        with FakeTensorMode(), torch.device("cpu"), flash_known():
-            return run(config, wanted)
+        with FakeTensorMode(), torch.device("cpu"):
+            return run(config, settings)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"model_type {config.get('model_type')!r}",
-            f"its code cannot be traced: {_first_line(error)}",
-            "plan without --trace",
-        ) from error
+        place, problem = f"model_type {config.get('model_type')!r}", f"its code cannot be traced: {_first_line(error)}"
+        raise UserError(place, problem, "plan without --trace") from error
 
 
-def run(config: Mapping[str, Any], wanted: Asked) -> Traced:
+def run(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
     """Forward and backward of one row with two layers of each kind, on fake tensors or, of a small model, on real ones."""
-    attention = "eager" if wanted.attention == "eager" else FLASH
-    model = build(config, attention, dtype=torch.float32 if wanted.autocast else torch.bfloat16)
+    register_flash()
+    attention = "eager" if settings.attention == "eager" else FLASH
+    model = build(config, attention, dtype=torch.float32 if settings.autocast else torch.bfloat16)
     model.train()
-    fuse(model, wanted.kernels)
-    if wanted.checkpointing:
+    fuse(model, settings.kernels)
+    if settings.checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     owner, name, layers = decoder_layers(model)
-    groups = list(kinds(layers).values())
-    chosen = [layer for group in groups for layer in group[:2]]
-    ids = torch.zeros(1, wanted.length, dtype=torch.long)
-    live = Live([*model.parameters(), *model.buffers(), ids])
-    marks = _Marks(live, chosen)
-    setattr(owner, name, torch.nn.ModuleList([*chosen, marks]))
-    text = model.config.get_text_config()
-    text.num_hidden_layers = len(chosen) + 1  # models loop over as many
-    if getattr(text, "layer_types", None):
-        text.layer_types = [*text.layer_types, text.layer_types[-1]]
+    groups: dict[Any, list[torch.nn.Module]] = {}  # of the same class, with parameters of the same shapes
+    for layer in layers:
+        kind = (type(layer), tuple((name, tuple(p.shape)) for name, p in layer.named_parameters()))
+        groups.setdefault(kind, []).append(layer)
+    chosen = [layer for group in groups.values() for layer in group[:2]]
+    setattr(owner, name, torch.nn.ModuleList(chosen))
+    model.config.get_text_config().num_hidden_layers = len(chosen)  # models loop over as many
+    ids = torch.zeros(1, settings.length, dtype=torch.long)
     embedded: list[torch.Tensor] = []
 
     def begin(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
@@ -170,65 +153,57 @@ def run(config: Mapping[str, Any], wanted: Asked) -> Traced:
         return embedded[0]
 
     model.get_input_embeddings().register_forward_hook(begin)
-    with live:
-        with torch.autocast("cpu", torch.bfloat16, enabled=wanted.autocast):
+    with Live([*model.parameters(), *model.buffers(), ids]) as live:
+        marks = _Marks(live, chosen)
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.autocast):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward(inputs=embedded)
     added = [after - before for before, after in itertools.pairwise(marks.begins)]
-    kept, each, place = float(marks.begins[-1]), [], 0
-    for group in groups:
+    end, each, place = marks.begins[-1], [], 0
+    kept = float(end)
+    for group in groups.values():
         place += len(group[:2])
         each.append(float(added[place - 1]))
         kept += each[-1] * (len(group) - len(group[:2]))
-    return Traced(kept, tuple(each), max(0.0, live.peak - marks.begins[-1]), float(marks.loss - marks.begins[-1]))
+    return Trace(kept, tuple(each), max(0.0, live.peak - end), float(marks.loss - end))
 
 
-class _Marks(torch.nn.Module):
-    """A last layer that changes nothing, and notes what lives where each of `layers` begins and where it begins itself.
+class _Marks:
+    """What lives where each layer begins in the forward pass, and where what follows the last one does. Bytes.
 
-    begins: bytes; loss: the peak between the layers' forward and backward passes
+    loss: the peak between the layers' forward and backward passes. Each hook goes with its first call: a layer that is
+    computed again begins no second time.
     """
 
     def __init__(self, live: Live, layers: list[torch.nn.Module]) -> None:
-        super().__init__()
         self.begins: list[int] = []
-        self.loss = self.results = 0
-        self._live, self._started = live, set[int]()
-        self._layers = tuple(layers)  # a tuple, so that they are no modules of this one
+        self.loss = 0
+        self._live = live
         for layer in layers:
-            layer.register_forward_pre_hook(self._begin)
-        layers[-1].register_forward_hook(self._end)
+            self._once(layer.register_forward_pre_hook, self._begin)
+        self._once(layers[-1].register_forward_hook, self._end)
 
-    def __getattr__(self, name: str) -> Any:
-        """What model code asks of a layer (its kind of attention) is as of the last one."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["_layers"][-1], name)
+    def _once(self, register: Callable[[Any], Any], mark: Callable[..., None]) -> None:
+        def hook(*args: Any) -> None:
+            handle.remove()
+            mark(*args)
 
-    def _begin(self, layer: torch.nn.Module, args: Any) -> None:
-        if id(layer) not in self._started:  # not when it is computed again
-            self._started.add(id(layer))
-            self.begins.append(self._live.now)
+        handle = register(hook)
+
+    def _begin(self, *args: Any) -> None:
+        self.begins.append(self._live.now)
 
     def _end(self, layer: torch.nn.Module, args: Any, out: Any) -> None:
-        self.results = len(out) if isinstance(out, tuple) else 0
+        (out[0] if isinstance(out, tuple) else out).register_hook(self._returned)
+        self._once(register_module_forward_pre_hook, self._after)
 
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _after(self, module: torch.nn.Module, args: Any) -> None:
         self.begins.append(self._live.now)
         self._live.reset()
-        hidden.register_hook(self._returned)
-        return (hidden, *[None] * (self.results - 1)) if self.results else hidden
 
     def _returned(self, gradient: Any) -> None:
         self.loss = self._live.peak
         self._live.reset()
-
-
-def _transformers() -> str:
-    import transformers
-
-    return transformers.__version__
 
 
 def _first_line(error: Exception) -> str:

@@ -19,7 +19,7 @@ from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes
 from ..costs.network import links
 
 if TYPE_CHECKING:
-    from ..models.traced_activations import Asked, Traced
+    from ..models.trace import Trace, TraceSettings
 
 
 def say(label: str, text: str) -> None:
@@ -32,13 +32,13 @@ def between(low: str, high: str) -> str:
 
 def tracer(model: str) -> search.Traces:
     """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
-    from ..costs.trace import asked, trace
     from ..models.find_model import named_config
+    from ..models.trace import settings_of, trace
 
     config = named_config(model)[0]
 
     @functools.cache
-    def one_row(question: "Asked") -> "Traced | None":
+    def one_row(question: "TraceSettings") -> "Trace | None":
         try:
             return trace(config, question)
         except UserError:
@@ -46,15 +46,15 @@ def tracer(model: str) -> search.Traces:
                 return None
             raise
 
-    def traces(job: Job) -> "Traced | None":
-        question = asked(job)
+    def traces(job: Job) -> "Trace | None":
+        question = settings_of(job)
         row = one_row(question) if question else None
         return row and row.times(job.micro_batch)
 
     return traces
 
 
-def formula_and_trace(job: Job, found: "Traced | None") -> None:
+def formula_and_trace(job: Job, found: "Trace | None") -> None:
     """Formula and trace side by side, of a micro-batch."""
     if found is None:
         print("trace    this configuration cannot be traced: its activations and logits are by formula")

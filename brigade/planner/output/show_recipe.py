@@ -8,7 +8,8 @@ from ...errors.console import counted, figure
 from ...recipe import flags
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import Cluster, refusal
-from ..costs.memory import GIB, held_states
+from ..costs.memory import GIB
+from ..costs.states import held_states
 from . import header
 from .show import describe, formula_and_trace, recomputes, say, tracer, trained
 

@@ -10,55 +10,89 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...data.cache import cache_directory
 from ...errors import UserError
-from ..choice.job import Job
-from ..models.layer import Attention
-from ..models.traced_activations import Asked, Traced
+from .layer import Attention, Kernels
 
-Found = dict[str, Any]
-MODELS = Path(__file__).parents[1] / "models"
-CODE = [
-    Path(__file__),
-    *(MODELS / f"{name}.py" for name in ("traced_activations", "traced_model", "stand_ins", "shape_from_code")),
-]
+if TYPE_CHECKING:
+    from ..choice.job import Job
+
+CODE = [Path(__file__).with_name(f"{name}.py") for name in ("trace", "traced_model", "stand_ins", "shape_from_code")]
 
 
-def asked(job: Job) -> Asked | None:
+@dataclass(frozen=True)
+class TraceSettings:
+    """What is traced of a model: one row of `length` tokens; rows of a micro-batch are as many times as much.
+
+    autocast: bf16 products over fp32 weights and an fp32 residual stream, as DDP computes; else all in bf16, as ZeRO and FSDP2
+    checkpointing: every layer is computed again in the backward pass
+    attention: "eager", or a flash kernel, of which all keep the same
+    kernels: as of a Job; their Triton code is not traced, but what their autograd functions save is
+    """
+
+    length: int
+    autocast: bool = False
+    checkpointing: bool = False
+    attention: Attention = "flash2"
+    kernels: Kernels = frozenset()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Bytes of a micro-batch.
+
+    kept: by all layers from forward to backward pass, with what they share (embeddings, rotary tables, a mask)
+    layers: the same by kind of layer, of one layer, in the order in which the kinds appear
+    back: what the backward pass of a layer needs besides; with checkpointing, what computing it again keeps too
+    loss: what final norm, logits and loss add at their peak
+    """
+
+    kept: float
+    layers: tuple[float, ...]
+    back: float
+    loss: float
+
+    def times(self, rows: int) -> "Trace":
+        """A micro-batch of so many rows."""
+        each = tuple(one * rows for one in self.layers)
+        return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)
+
+
+def settings_of(job: "Job") -> TraceSettings | None:
     """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
     if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
         return None
     attention: Attention = "eager" if job.attention == "eager" else "flash2"
-    return Asked(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
+    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
 
 
-def trace(config: Mapping[str, Any], wanted: Asked, rows: int = 1) -> Traced:
+def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> Trace:
     """Of a model with this config.json. From the cache in milliseconds, else in seconds with torch.
 
     Raises UserError for a model that Transformers cannot build or whose code cannot be traced.
     """
 
-    def measure() -> Found:
-        from ..models.traced_model import measure
+    def measure() -> dict[str, Any]:
+        from .traced_model import measure
 
         try:
-            return asdict(measure(config, wanted))
+            return asdict(measure(config, settings))
         except UserError as error:  # remembered as well
             return {"refused": [error.place, error.problem, error.cure]}
 
-    found = remembered(config, asdict(wanted) | {"kernels": sorted(wanted.kernels)}, measure)
+    found = remembered(config, asdict(settings) | {"kernels": sorted(settings.kernels)}, measure)
     if "refused" in found:
         raise UserError(*found["refused"])
-    return Traced(found["kept"], tuple(found["layers"]), found["back"], found["loss"]).times(rows)
+    return Trace(**found | {"layers": tuple(found["layers"])}).times(rows)
 
 
-def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], Found]) -> Found:
+def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> Any:
     """make(), or what it returned before for the same config, versions of torch, transformers and this code, and `what`."""
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in CODE]
     text = json.dumps([config, versions(), code, what], sort_keys=True, default=str)
@@ -66,8 +100,7 @@ def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callabl
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
-        pass
-    found = make()
+        found = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as aside:
