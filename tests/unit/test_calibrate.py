@@ -179,7 +179,7 @@ def test_a_run_that_measured_nothing(file, ran, mistake, tmp_path):
     (folder / "run.yaml").write_text("run: {identity: x}\n")
     assert "tenth step" in mistake(calibrate.calibrate, [folder], file)
     (folder / "run.yaml").write_text("run: {promise: {none: it computes in fp32}}\n")
-    assert "no promise: it computes in fp32" in mistake(calibrate.calibrate, [folder], file)
+    assert "no estimate of this run: it computes in fp32" in mistake(calibrate.calibrate, [folder], file)
     assert "step_time" in mistake(calibrate.calibrate, [ran("nan", INSIDE, float("nan"))], file)
     assert "run.promise.job" in mistake(calibrate.calibrate, [ran("odd", INSIDE, 1.0, speed=3)], file)
     assert not file.exists()

@@ -24,15 +24,18 @@ from ...errors.findings import shown
 from ...recipe.files import read_yaml
 
 VARIABLE = "BRIGADE_CALIBRATION"
+SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
-_OPTIONAL = ("names", "source", "matmul_tflops")
+OPTIONAL = ("matmul_tflops", "node_gbit")
+OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source")
+_ignored: set[Path | None] = set()
 
 
 def where() -> Path | None:
     """The user's file, there or not; None where the environment asks for none."""
-    named = os.environ.get(VARIABLE, "~/.config/brigade/calibration.yaml")
-    return Path(named).expanduser() if named else None
+    path = os.environ.get(VARIABLE, "~/.config/brigade/calibration.yaml")
+    return Path(path).expanduser() if path else None
 
 
 def named() -> str:
@@ -50,90 +53,73 @@ def factors(kind: str) -> dict[str, float]:
     return {name: entry["factor"] for name, entry in _current()["factors"].get(kind, {}).items()}
 
 
-_left_aside: set[Path | None] = set()
-
-
 def left_aside() -> str:
     """For who needs no planner: leaves a file that cannot be used out of account in this process, and returns what is wrong
     with it, or ""."""
     try:
         _current()
     except (UserError, OSError) as error:
-        _left_aside.add(where())
+        _ignored.add(where())
         return f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
     return ""
 
 
 def _current() -> dict[str, Any]:
     path = where()
-    return once(None if path in _left_aside else path)
+    return once(None if path in _ignored else path)
 
 
 @functools.cache
 def once(path: Path | None) -> dict[str, Any]:
     """read(), once in a process: who edits the file while a run goes on does not disturb it."""
-    return read(path) if path and path.exists() else {"gpus": {}, "factors": {}}
+    return read(path) if path else {"gpus": {}, "factors": {}}
 
 
 def read(path: Path) -> dict[str, Any]:
     """{"gpus": ..., "factors": ...} of a file. Raises UserError with the key for what does not belong there."""
-    if path.is_file() and not any(
-        line.strip() and line[0] != "#" for line in path.open(encoding="utf-8", errors="replace")
-    ):
-        return {"gpus": {}, "factors": {}}  # comments alone
-    document = read_yaml(path)
-    for section in document:
-        if section not in ("gpus", "factors"):
-            raise UserError(
-                f"{path}: {section}", "there is no such section", did_you_mean(str(section), ("gpus", "factors"))
-            )
-    found = {name: _table(document.get(name) or {}, f"{path}: {name}") for name in ("gpus", "factors")}
+    document: dict[str, Any] = {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    if path.is_dir() or any(line.strip() and line[0] != "#" for line in lines):  # not comments alone
+        document = _table(read_yaml(path), f"{path}:", SECTIONS, "section")
+    found = {name: _table(document.get(name) or {}, f"{path}: {name}") for name in SECTIONS}
     for kind, entry in found["gpus"].items():
         _check_gpu(entry, f"{path}: gpus.{kind}")
-        entry.setdefault("names", [])
-        entry.setdefault("source", str(path))
+        found["gpus"][kind] = {"names": [], "source": str(path)} | entry
     for kind, measured in found["factors"].items():
-        for name, entry in _table(measured, f"{path}: factors.{kind}").items():
+        for name, entry in _table(measured, f"{path}: factors.{kind}", FACTORS, "factor").items():
             place = f"{path}: factors.{kind}.{name}"
-            if name not in FACTORS:
-                raise UserError(place, "there is no such factor", did_you_mean(str(name), FACTORS))
-            entry = _table(entry, place)
-            runs = _table(entry.setdefault("runs", {}), f"{place}.runs")
+            runs = _table(_table(entry, place).setdefault("runs", {}), f"{place}.runs")
             for key, value in {"factor": entry.get("factor"), **runs}.items():
-                _positive(value, f"{place}: {key}")
+                _check_positive(value, f"{place}: {key}")
     return found
 
 
 def _check_gpu(entry: Any, place: str) -> None:
-    entry = _table(entry, place)
-    for key in entry:
-        if key not in (*NUMBERS, *_OPTIONAL, "driver"):
-            raise UserError(
-                f"{place}.{key}", "there is no such key", did_you_mean(str(key), (*NUMBERS, *_OPTIONAL, "driver"))
-            )
-    for key in (*NUMBERS, *(["matmul_tflops"] if "matmul_tflops" in entry else [])):
-        _positive(entry.get(key), f"{place}.{key}")
+    _table(entry, place, OF_GPU, "key")
+    for key in (*NUMBERS, *(key for key in OPTIONAL if key in entry)):
+        _check_positive(entry.get(key), f"{place}.{key}")
+    driver, names = entry.get("driver"), entry.get("names", [])
     try:
-        re.compile(entry.get("driver"))  # type: ignore[arg-type]
+        re.compile(driver)
     except (TypeError, re.error):
-        raise UserError(
-            f"{place}.driver",
-            f"{entry.get('driver')!r} is no regular expression",
-            "give the whole name that the driver gives the GPU",
-        ) from None
-    names = entry.get("names", [])
+        problem = f"{driver!r} is no regular expression"
+        raise UserError(f"{place}.driver", problem, "give the whole name that the driver gives the GPU") from None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{place}.names", f"{names!r} is not a list of names", "give names that --gpu takes, or none")
 
 
-def _table(value: Any, place: str) -> dict[str, Any]:
+def _table(value: Any, place: str, known: tuple[str, ...] = (), what: str = "") -> dict[str, Any]:
+    """`value`, which has to be keys and values; its keys each a `what` of `known`, where that is given."""
     if not isinstance(value, dict):
         raise UserError(
             place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away"
         )
+    if known and (other := [key for key in value if key not in known]):
+        between = " " if place.endswith(":") else "."
+        raise UserError(f"{place}{between}{other[0]}", f"there is no such {what}", did_you_mean(str(other[0]), known))
     return value
 
 
-def _positive(value: Any, place: str) -> None:
+def _check_positive(value: Any, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UserError(place, f"{value!r} is not a number above 0", "mend it, or move the file away")
+        raise UserError(place, f"{value!r} is not a number above 0", "fix it, or move the file away")
