@@ -50,9 +50,10 @@ def main(argv: list[str] | None = None) -> int:
                 added.usage = f"{added.format_usage().removeprefix('usage: ').strip()} [flags of train.py ...]"
                 added.epilog = _flags_of_train() if {"-h", "--help"} & set(words) else None
     try:
-        options, options.rest = parser.parse_known_args(words)
-        if options.rest and not passes_on:
-            raise _unknown(options.rest, verbs.choices[options.verb])
+        options, rest = parser.parse_known_args(words)
+        options.rest = rest
+        if rest and not passes_on:
+            raise _unknown(rest, verbs.choices[options.verb])
         return command.run(options)
     except UserError as error:
         print(error, file=sys.stderr)

@@ -162,7 +162,7 @@ class Agent:
         paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *environment.get("PATH", "").split(":")]
         ours["PATH"] = ":".join(dict.fromkeys(filter(None, paths)))
         words = [places.get(word, word) for word in command]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         launcher = await asyncio.create_subprocess_exec(
             *words, cwd=cwd, env=ours, start_new_session=True, limit=64 * LINE, **streams
         )

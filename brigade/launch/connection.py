@@ -34,14 +34,14 @@ class Channel:
         self.heard = time.monotonic()
         self.process: asyncio.subprocess.Process | None = None
         self.open, self.stopped = False, False
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._greeted: asyncio.Future[None] | None = None
+        self._answers: dict[int | str, asyncio.Future[dict[str, Any]]] = {}  # "hello" is one too
         self._tasks: list[asyncio.Task[None]] = []
         self._errors: list[str] = []
 
     async def connect(self, timeout: float = 60) -> None:
         """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
-        self._greeted, self._errors = asyncio.get_running_loop().create_future(), []
+        greeted = asyncio.get_running_loop().create_future()
+        self._answers, self._errors = {"hello": greeted}, []
         pipe = asyncio.subprocess.PIPE
         # A session of its own: Ctrl-C is ours to handle, and ssh must live to carry the order to stop.
         options: dict[str, Any] = {"cwd": REPOSITORY, "start_new_session": True, "limit": 64 * LINE}
@@ -56,7 +56,7 @@ class Channel:
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):
-                await self._greeted
+                self.hello = await greeted
         except (TimeoutError, ConnectionError) as error:
             problem = f"did not answer within {timeout:.0f} s" if isinstance(error, TimeoutError) else str(error)
             self.abandon()
@@ -134,21 +134,18 @@ class Channel:
         message = checked(KINDS[kind], said)
         if kind == "rank" and message["rank"] not in self.ranks:
             raise ValueError(f"rank {message['rank']} is not on this host")
-        if kind == "hello" and self._greeted and not self._greeted.done():
-            self.hello = message
-            self._greeted.set_result(None)
-        elif kind == "answer":
-            future = self._answers.get(message.pop("id"))
+        if kind in ("hello", "answer"):
+            future = self._answers.get(message.pop("id") if kind == "answer" else kind)
             if future and not future.done():
                 future.set_result(message)
-        elif kind not in ("beat", "hello"):
+        elif kind != "beat":
             self.stopped |= kind == "stopped"
             self.events.put_nowait((self, kind, message))
 
     def _lose(self, why: str) -> None:
         was_open, self.open = self.open, False
-        for future in [self._greeted, *self._answers.values()]:
-            if future and not future.done():
+        for future in self._answers.values():
+            if not future.done():
                 future.set_exception(ConnectionError(why))
                 future.exception()  # it is nobody's fault if nobody waits for it
         if was_open:  # else connect() says it

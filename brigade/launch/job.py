@@ -56,9 +56,8 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
         if hostfile is None:
             hostfile, place = settings.recipe.cluster.hostfile, settings.place("hostfile")
         if hostfile is None:
-            raise UserError(
-                place, "no hostfile is given, and the recipe names none", "add --hostfile hostfiles/2x8, or your own"
-            )
+            problem = "no hostfile is given, and the recipe names none"
+            raise UserError(place, problem, "add --hostfile hostfiles/2x8, or your own")
         hosts = read_hostfile(find(hostfile, place, "hostfile"))
     size = sum(hosts.values())
     first = next(iter(hosts))

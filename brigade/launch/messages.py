@@ -5,7 +5,7 @@ import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 # Escape sequences (colours, titles, links), then every other control character but tab and line feed.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\))|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -26,9 +26,10 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 def _message(required: dict[str, Any], optional: dict[str, Any] | None = None, **config: Any) -> type[BaseModel]:
     """A model of these fields: name -> type. An optional field that was not said has no value at all: see checked()."""
-    fields = {name: (kind, ...) for name, kind in required.items()}
+    fields: dict[str, Any] = {name: (kind, ...) for name, kind in required.items()}
     fields |= {name: (kind, None) for name, kind in (optional or {}).items()}
-    return create_model("Message", __config__=ConfigDict(strict=True, **config), **fields)  # type: ignore[call-overload]
+    options: Any = {"strict": True, **config}
+    return create_model("Message", __config__=options, **fields)
 
 
 # what a host says -> its fields
