@@ -163,7 +163,8 @@ class Judge:
 
     def on_leaving(self, channel: Channel, why: str) -> None:
         """An agent stops its ranks without having been told to."""
-        self._fail("lost", channel, f"the host was lost: {why}")
+        if not self.stopping:
+            self._fail("lost", channel, f"the host was lost: {why}")
 
     def on_stopped(self, channel: Channel) -> None:
         """No process of the run is left on a host."""
@@ -174,7 +175,7 @@ class Judge:
         """The line to a host is gone: expected once it has stopped, else a failure, also while others stop."""
         if not channel.stopped and channel.host not in self.ended:
             self.output.set(channel.host, f"lost: {why}")
-            self._fail("lost", channel, f"the host was lost: {why}", always=True)
+            self._fail("lost", channel, f"the host was lost: {why}")
 
     def check_silence(self) -> None:
         """A host of which nothing is heard any more is lost."""
@@ -208,19 +209,11 @@ class Judge:
 
     def unfinished(self, text: str) -> None:
         """All ended well, but the run has not succeeded."""
-        self._fail("unfinished", self.channels[0], text, 0, 0, always=True)
+        self._fail("unfinished", self.channels[0], text, 0, 0)
 
-    def _fail(
-        self,
-        kind: str,
-        channel: Channel,
-        text: str,
-        rank: int | None = None,
-        code: int | None = None,
-        always: bool = False,
-    ) -> None:
-        """Keep a failure, unless it is our own doing."""
-        if always or not self.stopping:
+    def _fail(self, kind: str, channel: Channel, text: str, rank: int | None = None, code: int | None = None) -> None:
+        """Keep a failure, unless it is our own doing: that ranks and launchers end once they are told to stop."""
+        if not self.stopping or kind in ("lost", "unfinished"):
             self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text))
 
     def _status(self, channel: Channel) -> str:
