@@ -35,7 +35,7 @@ class Output:
         self._width = max(map(len, hosts))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
-        self._trouble = False
+        self._failed = False
         self._summed_up, self._due = "", 0.0
 
     def __enter__(self) -> "Output":
@@ -110,12 +110,11 @@ class Output:
                         work()
                 self._sum_up()
             except OSError as error:
-                if not self._trouble:
-                    self._trouble = True
+                if not self._failed:
+                    self._failed = True
+                    lost = f"some output is lost from here on: {error}; the run goes on"
                     with suppress(OSError):
-                        print(
-                            f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True
-                        )
+                        print(lost, file=sys.stderr, flush=True)
 
     def _sum_up(self) -> None:
         """Many hosts without a terminal: how many are how far, when that has changed."""

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import table
 from ..recipe.files import REPOSITORY
-from ..strategy import accelerate_config as accelerate
+from ..strategy import accelerate_config
 from .job import Job
 
 # What --write takes, and how the file's name ends.
@@ -133,7 +133,7 @@ def _of_accelerate(job: Job, launched: bool) -> dict[str, Any]:
         "start": _comment(shlex.join([*start, "train.py", *job.train_arguments])),
         "distributed_type": kind if job.world_size > 1 or kind != "MULTI_GPU" else "NO",
         "ds_config": _ds_config_file(job) if strategy.is_deepspeed else None,
-        "fsdp": {accelerate.FSDP_KEYS[key]: value for key, value in options.items()},
+        "fsdp": {accelerate_config.FSDP_KEYS[key]: value for key, value in options.items()},
     }
 
 
@@ -144,7 +144,7 @@ def _ds_config_file(job: Job) -> str:
     named = cluster.ds_config
     if named in (None, "none") and cluster.accelerate_config is not None:
         key = "accelerate_config"
-        named = accelerate.read(cluster.accelerate_config, settings.place(key)).ds_config
+        named = accelerate_config.read(cluster.accelerate_config, settings.place(key)).ds_config
     if not isinstance(named, str):
         problem = "this ds_config is in no file, and accelerate's own ZeRO options hold few of its keys"
         raise UserError(settings.place(key), problem, "write it to a file, and name that: --ds_config my_zero3.json")
