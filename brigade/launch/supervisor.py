@@ -81,7 +81,7 @@ class Launch:
         program = launchers.command(launcher, self.job, launchers.Place(0, "", 0))[0]
         await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path)])
         meeting = await rendezvous.find(self.channels, self.options.master_addr, self.options.master_port)
-        order = {"run": secrets.token_hex(8), "cwd": cwd, "files": launchers.files(launcher, self.job)}
+        order: dict[str, Any] = {"run": secrets.token_hex(8), "cwd": cwd, "files": launchers.files(launcher, self.job)}
         self.started, self.judge.since = True, time.monotonic()
         answers = []
         for number, channel in enumerate(self.channels):
