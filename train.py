@@ -42,29 +42,27 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         batch = batch_arithmetic(settings.recipe.training, world.size, settings.place("global_batch_size"))
         run = runs.open_run(settings, strategy, world, batch)
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
-        if world.speaks:
+        if world.is_main_rank:
             runs.say_finished(run)
         return None
 
-    # 2. The machine, the tokenizer, the data, and where the weights come from.
+    # 2. This host, the model's config, the tokenizer, the data, and where the weights come from.
     from brigade.checkpoint import choosing
     from brigade.data import chat_template
     from brigade.data.prepare import prepare
     from brigade.distributed import consistency
-    from brigade.model import adapters, load, packed_samples
-    from brigade.model.location import check_beside, load_config
+    from brigade.model import load
+    from brigade.model.location import load_config
     from brigade.model.tokenizer import load_tokenizer
-    from brigade.training import arguments, engines, preflight
+    from brigade.training import preflight
     from brigade.training.environment import prepare_environment
     from brigade.training.schedule import check_steps
 
     with ranks.agreed(world):
         prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
-        preflight.check(settings, strategy, world)
         config = load_config(settings)
-        check_beside(settings, config)
-        batch = preflight.batch_here(run, config)
+        batch = preflight.check(run, config)
         tokenizer = load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)
@@ -72,8 +70,6 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
-        adapters.check_targets(settings, config)
-        packed_samples.check(settings, config)
         weights = load.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
         checkpoint = choosing.choose(run, data.fingerprint, model_files["weights"])
@@ -82,20 +78,23 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
-        from brigade.training.summary import introduce
-        from brigade.training.trainer import Trainer  # takes seconds: not before the data is known to be good
-
+        with preflight.quick_imports(settings):  # seconds, all the same: not before the data is known to be good
+            from brigade.training import arguments, engines
+            from brigade.training.summary import summary
+            from brigade.training.trainer import Trainer
         engine = engines.of(run)
         args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
         model = load.load_model(settings, weights, engine.load_dtype())
         if settings.recipe.model.use_peft:
+            from brigade.model import adapters
+
             model = adapters.wrap(model, settings, weights)
         if settings.recipe.training.torch_compile:
             load.compile_layers(model)
         trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
         stop.where = lambda: choosing.how_to_continue(run, trainer.state)  # if it is interrupted
-        if world.speaks:
-            introduce(run, trainer, data, checkpoint)
+        if world.is_main_rank:
+            summary(run, trainer, data, checkpoint)
         chat_template.record(settings, tokenizer, model.generation_config)  # what is saved says how it was trained
 
         # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.

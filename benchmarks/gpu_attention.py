@@ -201,7 +201,7 @@ def _check(how: str) -> None:
 
     settings = flags.load(["--attn_implementation", how, "--bf16"])
     world = world_from_environment()
-    preflight.check(settings, choose(settings, world), world)
+    preflight.check_host(settings, choose(settings, world), world)
 
 
 def main() -> int:

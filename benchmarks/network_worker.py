@@ -79,11 +79,13 @@ class Blocks(TrainerCallback):
 def main(folder: Path) -> None:
     world, results = world_from_environment(), []
     for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):
-        blocks = Blocks(job["rates"], job["warm_up"], job["measured"], folder / "wanted" if world.speaks else None)
+        blocks = Blocks(
+            job["rates"], job["warm_up"], job["measured"], folder / "wanted" if world.is_main_rank else None
+        )
         flags = [*job["flags"], "--output_dir", str(folder / "outputs" / str(number))]
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main(flags, callbacks=(blocks,))
-        compression = trainer.power_sgd.compression_stats()[0] if trainer.power_sgd else 1
+        compression = trainer.engine.power_sgd.compression_stats()[0] if trainer.engine.power_sgd else 1
         results.append(
             job
             | {
@@ -95,7 +97,7 @@ def main(folder: Path) -> None:
         )
         forget(trainer)
         del trainer
-    if world.speaks:
+    if world.is_main_rank:
         (folder / ".results.json").write_text(json.dumps(results))
         (folder / ".results.json").rename(folder / "results.json")
 

@@ -96,7 +96,7 @@ def _work(job: Path) -> None:
         assert counter.states is not None
         held = ranks.gather([getattr(counter.states, part) for part in PARTS])
         rows.append(_row(name, kind, half, held, [math.prod(shape) for shape in counter.states.shapes]))
-    if world.speaks:
+    if world.is_main_rank:
         (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
         (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
 

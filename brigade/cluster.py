@@ -33,7 +33,7 @@ class World:
         return self.host_count or max(1, self.size // self.local_size)
 
     @property
-    def speaks(self) -> bool:
+    def is_main_rank(self) -> bool:
         """True on the one rank that prints."""
         return self.rank == 0
 

@@ -8,7 +8,6 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
-from ..strategy.deepspeed_config import value_at
 
 RECORD = "brigade.json"  # the last file of a checkpoint: {"run": run.yaml, "base": digests, "files": {name: bytes}}
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
@@ -147,6 +146,8 @@ def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> Non
     if engine != ("DeepSpeed" if strategy.is_deepspeed else "FSDP2" if strategy.is_fsdp else _ONE):
         problem = f"{folder.name} was written by {engine}, and this run's strategy is {strategy.name}"
         raise UserError(place, problem, "continue under the strategy that wrote it")
+    from ..strategy.deepspeed_config import value_at
+
     divides_anew = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
     if engine == "DeepSpeed" and not any(value_at(strategy.ds_config, key) for key in divides_anew):
         rank_files = len(list(folder.glob("global_step*/*zero_pp_rank_*_optim_states.pt")))

@@ -74,6 +74,17 @@ class GlobalBatches:
                 yield Indices(micro_batch.tolist(), supervised)
 
 
+class StreamBatches(GlobalBatches):
+    """GlobalBatches of a stream, whose windows are shuffled already: rows by their number."""
+
+    def __iter__(self) -> Iterator[Indices]:
+        each = self.micro * self.accumulation * self.world_size
+        for first in range(0, self.samples, each):
+            step = np.arange(first, first + each).reshape(self.accumulation, self.world_size, self.micro)
+            for micro_batch in step[:, self.rank]:
+                yield Indices(micro_batch.tolist(), rows=range(first, first + each))
+
+
 class Loader(torch.utils.data.DataLoader):
     """A DataLoader over GlobalBatches that takes an epoch's number. It stays out of accelerator.prepare, which would
     shard and pad the batches once more."""

@@ -96,6 +96,8 @@ class Samples(Sequence[Row]):
     sample, "lengths": int64 (samples of the row,)}
     """
 
+    streamed = False
+
     def __init__(self, folder: Path, split: str) -> None:
         self.folder, self.split = folder, split
         self._tokens = (

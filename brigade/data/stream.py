@@ -24,7 +24,6 @@ from ..errors import UserError, of_disk, writing
 from ..recipe.flags import Settings
 from . import cache, packing, sources
 from .encode import Encoded, Encoder, Machine, refusal
-from .sampling import GlobalBatches, Indices
 from .store import Row, Samples, Writer
 
 WINDOW = 8192  # samples
@@ -172,17 +171,6 @@ def _is_gone(file: Path) -> bool:
         return True
 
 
-class StreamBatches(GlobalBatches):
-    """GlobalBatches of a stream, whose windows are shuffled already: rows by their number."""
-
-    def __iter__(self) -> Iterator[Indices]:
-        each = self.micro * self.accumulation * self.world_size
-        for first in range(0, self.samples, each):
-            step = np.arange(first, first + each).reshape(self.accumulation, self.world_size, self.micro)
-            for micro_batch in step[:, self.rank]:
-                yield Indices(micro_batch.tolist(), rows=range(first, first + each))
-
-
 # ---- reading them --------------------------------------------------------------------------------------------------
 @dataclass
 class Stream:
@@ -190,6 +178,8 @@ class Stream:
 
     rows: of the whole run, max_steps x global batch
     """
+
+    streamed = True
 
     settings: Settings
     encoder: Encoder

@@ -113,7 +113,7 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
         with suppress(OSError):  # somebody else is there, too
             path.rmdir()
     with ranks.agreed(world):  # nobody leaves before all have tidied up
-        if error and (world.speaks or not written):
+        if error and (world.is_main_rank or not written):
             raise error
     return shared
 

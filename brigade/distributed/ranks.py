@@ -196,7 +196,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     write_what_it_can()
     supervised.supervise()
     supervised.end_with_launcher()
-    stop.listen(prints=world_from_environment().speaks)
+    stop.listen(is_main_rank=world_from_environment().is_main_rank)
     code: Any = 0
     try:
         main()

@@ -15,11 +15,11 @@ leaving = threading.RLock()
 where: Callable[[], str] = lambda: "before its first step; the same command begins again"  # noqa: E731
 
 
-def listen(prints: bool) -> None:
+def listen(is_main_rank: bool) -> None:
     """End this process when it is asked to, whatever its main thread does: that may wait in C for ranks that are gone, where
     no handler of Python's runs. Data readers that it forks leave Ctrl-C to it.
 
-    prints: whether this rank says `where()`
+    is_main_rank: whether this rank tells `where()`
     """
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
     heard, wake = os.pipe()
@@ -28,7 +28,7 @@ def listen(prints: bool) -> None:
     for number in numbers:
         signal.signal(number, lambda *_: None)
     os.register_at_fork(after_in_child=_leave_it_to_the_parent)
-    threading.Thread(target=_end, args=(heard, set(numbers), prints), daemon=True).start()
+    threading.Thread(target=_end, args=(heard, set(numbers), is_main_rank), daemon=True).start()
 
 
 def _leave_it_to_the_parent() -> None:
@@ -37,11 +37,11 @@ def _leave_it_to_the_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _end(heard: int, numbers: set[int], prints: bool) -> None:
+def _end(heard: int, numbers: set[int], is_main_rank: bool) -> None:
     while (number := os.read(heard, 1)[0]) not in numbers:  # SIGCHLD, for one
         pass
     leaving.acquire()
-    if prints:
+    if is_main_rank:
         sys.stdout.flush()
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {where()}", file=sys.stderr, flush=True)  # below a bar

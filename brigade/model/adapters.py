@@ -1,23 +1,19 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .. import upstream
 from ..errors import UserError, first_line
 from ..errors.console import millions
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
+from ..upstream import fsdp2
 from .sizes import beyond_texts, empty_model, half_or_full, parameter_count
 
 ALL_LINEAR = "all-linear"
-# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
-# pass, which nobody here uses (upstream.mend_loaded).
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def describe(section: ModelSection, model: Any) -> dict[str, str]:
@@ -205,7 +201,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
-    upstream.find_adapters_under_checkpointing()
+    fsdp2.find_adapters_under_checkpointing()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.recipe.training.seed)
         wrapped = get_peft_model(model, lora, autocast_adapter_dtype=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import upstream
 from ..errors import UserError
 from ..recipe.flags import Settings
 
@@ -34,10 +35,10 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
 
     wanted, training = settings.recipe.model.attn_implementation, settings.recipe.training
     classes = [getattr(transformers, name, None) for name in config.architectures or []]
-    classes.append(transformers.AutoModelForCausalLM._model_mapping.get(type(config), None))
+    classes.append(upstream.model_class(config))
     model = next(filter(None, classes), None)
-    no_sdpa = not getattr(model, "_supports_sdpa", True)
-    own = not getattr(model, "_supports_attention_backend", True)  # classes of its own for each implementation
+    no_sdpa = not upstream.supports(model, "sdpa")
+    own = not upstream.supports(model, "attention_backend")  # classes of its own for each implementation
     has = next((key for key in BEYOND_VARLEN if getattr(config.get_text_config(), key, None)), None)
     lacking = has or ("SDPA" if no_sdpa or own else None)
     if wanted == VARLEN and lacking:
@@ -123,8 +124,8 @@ def varlen(
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        lengths = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
-        found = varlen_attn(*rows, *lengths, scale=scaling, window_size=window, enable_gqa=grouped)
+        borders = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        found = varlen_attn(*rows, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
         return found[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}

@@ -128,7 +128,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     base_weights.check_finite(model if own else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
-    upstream.mend_loaded(model)
+    upstream.fix_loaded(model)
     return model
 
 
@@ -169,7 +169,7 @@ def compile_layers(model: "PreTrainedModel") -> None:
     for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for module in base.modules():
-        if type(module).__name__ in (base._no_split_modules or ()):
+        if type(module).__name__ in upstream.layer_classes(base):
             module.compile()
     base.loss_function = torch.compile(base.loss_function, dynamic=True)
 

@@ -1,5 +1,6 @@
 """The files that a recipe names, and reading YAML. This module imports no torch."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,15 @@ from ..errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
+
+CALIBRATION = "BRIGADE_CALIBRATION"
+
+
+def calibration_file() -> Path | None:
+    """The file in which the user keeps what the planner shall know (planner/costs/calibration.py), there or not; None where
+    the environment asks for none."""
+    named = os.environ.get(CALIBRATION, "~/.config/brigade/calibration.yaml")
+    return Path(named).expanduser() if named else None
 
 
 def find(name: str, place: str, what: str) -> Path:

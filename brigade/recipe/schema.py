@@ -146,6 +146,9 @@ class DataSection(Source):
     max_eval_samples: Positive | None = None
 
 
+OWN_OPTIMIZERS = ("lamb", "lars")  # which Transformers does not have: training/optimizers.py
+
+
 class TrainingSection(Section):
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Sequences per optimizer step over all ranks. Accumulation follows: global / (micro-batch x data-parallel size)."""

@@ -72,7 +72,7 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
         return run
     record = directory / RECORD
     if not record.exists():
-        if world.speaks:  # where hosts do not share the directory, claim() says so
+        if world.is_main_rank:  # where hosts do not share the directory, claim() says so
             raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
         return run
     old = read_yaml(record)
@@ -114,7 +114,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
-        if run.world.speaks or (run.world.local_rank == 0 and not run.shared):
+        if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
             _claim(run, fingerprint, hosts)
 
 
@@ -194,7 +194,7 @@ def _kept_before(run: Run) -> dict[str, Any]:
 def add_to_record(run: Run, key: str, value: Any) -> None:
     """Add to run.yaml's record what is known only while the run goes on: `ds_config`, what DeepSpeed's engine really runs with
     once every "auto" is filled; `promise`, predicted and measured figures."""
-    if run.world.speaks:
+    if run.world.is_main_rank:
         document = read_yaml(run.directory / RECORD)
         document["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
@@ -228,7 +228,7 @@ def check_data(run: Run, fingerprint: str) -> None:
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     """As the very last thing, on one rank: write the marker that means success, and say where everything lies."""
-    if not run.world.speaks:
+    if not run.world.is_main_rank:
         owner.release(run.owned, run.directory)
         return
     before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)

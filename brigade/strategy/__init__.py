@@ -4,14 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..cluster import World
 from ..errors import UserError
 from ..errors.findings import raise_first, table
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
-from . import accelerate_config, deepspeed_config
+
+if TYPE_CHECKING:
+    from .accelerate_config import AccelerateStrategy
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
 
@@ -53,7 +55,9 @@ class Strategy:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document = None
         if self.is_fsdp:
-            options = {accelerate_config.FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
+            from .accelerate_config import FSDP_KEYS
+
+            options = {FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
             document = {
                 "distributed_type": "FSDP",
                 "fsdp_config": {"fsdp_version": 2, **options},
@@ -81,7 +85,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         problem = "ds_config {} and accelerate_config {} both name a strategy".format(*labels)
         raise UserError(f"{settings.recipe_path}: cluster", problem, "keep one of them")
     by_flag = any(settings.sources.get(key, "").startswith("flag") for key in ("ds_config", "accelerate_config"))
-    launched = None if by_flag else accelerate_config.from_environment(os.environ if env is None else env)
+    launched = None if by_flag else _launched(os.environ if env is None else env)
     key, source = next(iter(named.items()), ("", ""))
     if launched:
         strategy = _from_accelerate(launched, "accelerate launch", settings, world)
@@ -90,6 +94,8 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     elif key == "ds_config":
         strategy = _from_ds_config(source, settings.place(key), settings)
     elif key:
+        from . import accelerate_config
+
         place = settings.place(key)
         strategy = _from_accelerate(accelerate_config.read(source, place), place, settings, world)
     else:
@@ -103,7 +109,18 @@ def _unsharded(world: World, source: str) -> Strategy:
     return Strategy(kind, kind, source)
 
 
+def _launched(env: Mapping[str, str]) -> "AccelerateStrategy | None":
+    """What `accelerate launch` asks for, where it started this process."""
+    if "ACCELERATE_MIXED_PRECISION" not in env:
+        return None
+    from .accelerate_config import from_environment
+
+    return from_environment(env)
+
+
 def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
+    from . import deepspeed_config
+
     name, config = deepspeed_config.read(source, place)
     config = deepspeed_config.check(config, name, settings)
     kind: Any = f"zero{config['zero_optimization']['stage']}"
@@ -111,11 +128,11 @@ def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings
     return Strategy(kind, short if isinstance(source, str) else kind, place, ds_config=config)
 
 
-def _from_accelerate(
-    config: accelerate_config.AccelerateStrategy, place: str, settings: Settings, world: World
-) -> Strategy:
+def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:
+    from .accelerate_config import precision
+
     training = settings.recipe.training
-    raise_first(accelerate_config.precision(config, place, training.bf16, training.fp16))
+    raise_first(precision(config, place, training.bf16, training.fp16))
     if config.ds_config is not None:
         return _from_ds_config(config.ds_config, place, settings)
     if config.fsdp is None:

@@ -4,7 +4,6 @@
 unknown keys) is lint's: lint/accelerate.py.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,14 +69,6 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
         document = {"distributed_type": "FSDP", "fsdp_config": fsdp, "parallelism_config": mesh}
     raise_first(findings(document, "accelerate launch"))
     return _strategy(document | {"mixed_precision": env["ACCELERATE_MIXED_PRECISION"]})
-
-
-def clear_environment() -> None:
-    """Take accelerate's variables out of this process: Strategy holds their values, and train.py passes it on
-    explicitly. Left in place they would be read a second time, by other rules (`--deepspeed` or environment?)."""
-    for key in list(os.environ):
-        if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
-            del os.environ[key]
 
 
 def sections(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -3,8 +3,9 @@
 import os
 from typing import Any
 
+from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
-from . import optimizers, preflight
+from . import preflight
 from .engines import OneProcess
 from .schedule import run_length, warmup
 
@@ -24,13 +25,11 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.directory / "tensorboard")
     options: dict[str, Any] = {key: getattr(training, key) for key in SAME}
     evaluated, workers = training.per_device_eval_batch_size, training.dataloader_num_workers
-    if training.optim not in optimizers.NAMES:
+    if training.optim not in OWN_OPTIMIZERS:
         options |= {"optim": training.optim, "optim_args": training.optim_args}
-    options |= (
-        {"save_strategy": "steps", "save_steps": training.save_steps}
-        if training.save_steps
-        else {"save_strategy": "no"}
-    )
+    options["save_strategy"] = "steps" if training.save_steps else "no"
+    if training.save_steps:
+        options["save_steps"] = training.save_steps
     if training.eval_steps:
         # The metric alone keeps the best checkpoint from rotation.
         options |= {

@@ -1,4 +1,4 @@
-"""After the tenth step: what the formulas promised of this run, and what it measured. One line, and an entry in run.yaml."""
+"""After the tenth step: what the planner predicts of this run, and what was measured. One line, and an entry in run.yaml."""
 
 import time
 from dataclasses import replace
@@ -9,10 +9,8 @@ from transformers import TrainerCallback
 
 from ..distributed import ranks
 from ..model.attention import SAMPLE_BY_SAMPLE
-from ..planner.choice import job_of_run, margins
-from ..planner.choice.job import Job
-from ..planner.costs import calibration, hardware
 from ..run.directory import Run, add_to_record
+from ..upstream import attention_of
 from . import preflight
 from .throughput import Meter, device_name
 
@@ -20,7 +18,7 @@ STEPS = 10
 WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
 
 
-class PromiseKept(TrainerCallback):
+class CompareWithPlan(TrainerCallback):
     """Counts the steps of this process, resumed or not. On every rank, for its figures are the slowest and fullest one's.
 
     config: the model's; trained: parameters with gradients
@@ -33,12 +31,20 @@ class PromiseKept(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.steps += 1
         if self.steps == WARM_UP:
-            self.began = _now() - self.meter.paused_ever
+            self.began = self._training_time()
         elif self.steps == STEPS:
-            self._judge((_now() - self.meter.paused_ever - self.began) / (STEPS - WARM_UP))
+            measured = self._measured((self._training_time() - self.began) / (STEPS - WARM_UP))
+            if self.run.world.is_main_rank:
+                self._compare(measured)
 
-    def _judge(self, seconds: float) -> None:
-        """A collective."""
+    def _training_time(self) -> float:
+        """Seconds, pauses left out, when the device has done what it was given."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - self.meter.paused_ever
+
+    def _measured(self, seconds: float) -> dict[str, float]:
+        """The largest figures of any rank, of steps that took so many seconds. A collective."""
         usual = [about for abouts, _ in self.meter.first[WARM_UP:] for about in abouts]
         every = [about for abouts, _ in self.meter.first for about in abouts]
         waited = sum(waited for _, waited in self.meter.first[WARM_UP:]) / (STEPS - WARM_UP)
@@ -56,11 +62,12 @@ class PromiseKept(TrainerCallback):
             "allocated": self.meter.training_peak_gib(),
         }
         of_ranks = ranks.gather(row)
-        if self.run.world.speaks:
-            self._tell({key: max(other[key] for other in of_ranks) for key in row})
+        return {key: max(other[key] for other in of_ranks) for key in row}
 
-    def _tell(self, seen: dict[str, float]) -> None:
-        """seen: the largest figure of any rank"""
+    def _compare(self, seen: dict[str, float]) -> None:
+        from ..planner.choice import job_of_run, margins
+        from ..planner.costs import calibration, hardware
+
         allocated = seen["allocated"] if torch.cuda.is_available() else None
         measured = margins.Measured(STEPS, WARM_UP, seen["seconds"], seen["waited"], allocated)
         name, promised, usual, reason = device_name(), None, None, ""
@@ -80,35 +87,26 @@ class PromiseKept(TrainerCallback):
         entry = margins.entry(promised, measured, device, reason)
         add_to_record(self.run, "promise", entry | ({"job": job_of_run.record(usual)} if promised and usual else {}))
 
-    def _job(self, kind: str) -> Job:
-        run, recipe = self.run, preflight.recipe_here(self.run.settings)
-        implementation = self.config._attn_implementation
-        job = job_of_run.job_of_run(
-            recipe,
-            run.strategy,
-            run.batch,
-            run.world.size,
-            run.world.local_size,
-            self.config.to_dict(),
-            kind,
-            trained=self.trained if recipe.model.use_peft else 0,
-            place="the model's config",
-        )
-        return replace(job, attention=job_of_run.ATTENTION.get(implementation, "flash2"))
+    def _job(self, gpu: str) -> Any:
+        """The run as the planner's Job."""
+        from ..planner.choice import job_of_run
 
-    def _as_seen(self, job: Job, seen: dict[str, float]) -> tuple[Job, Job]:
+        run, recipe = self.run, preflight.recipe_here(self.run.settings)
+        sizes, config = (run.world.size, run.world.local_size), self.config.to_dict()
+        trained = self.trained if recipe.model.use_peft else 0
+        job = job_of_run.job_of_run(
+            recipe, run.strategy, run.batch, *sizes, config, gpu, trained=trained, place="the model's config"
+        )
+        return replace(job, attention=job_of_run.ATTENTION.get(attention_of(self.config), "flash2"))
+
+    def _as_seen(self, job: Any, seen: dict[str, float]) -> tuple[Any, Any]:
         """The usual micro-batch of these steps, and the largest."""
-        cut = self.config._attn_implementation in SAMPLE_BY_SAMPLE
+        from ..planner.choice.job_of_run import as_seen
+
         # Without cumulative lengths a mask hides the other samples of a row, and its products are computed all the same, those
         # above the diagonal too: the formulas count half of a square.
-        attended = seen["attended"] if cut else seen["row"] * (1 if job.attention == "eager" else 2)
-        usual = {"tokens": seen["tokens"], "labelled": seen["labelled"]}
-        largest = {"tokens": seen["largest"], "labelled": min(1.0, seen["most_labelled"] / seen["largest"])}
-        return tuple(job_of_run.as_seen(job, attended=attended, **each) for each in (usual, largest))  # type: ignore[return-value]
-
-
-def _now() -> float:
-    """Seconds, when the device has done what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        masked = seen["row"] * (1 if job.attention == "eager" else 2)
+        attended = seen["attended"] if attention_of(self.config) in SAMPLE_BY_SAMPLE else masked
+        usual = as_seen(job, attended=attended, tokens=seen["tokens"], labelled=seen["labelled"])
+        most = min(1.0, seen["most_labelled"] / seen["largest"])
+        return usual, as_seen(job, attended=attended, tokens=seen["largest"], labelled=most)

@@ -15,10 +15,7 @@ from .. import upstream
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter
 from ..run.directory import Run, add_to_record
-from ..strategy import deepspeed_config
-from ..upstream import nvme_resume
-from . import gradient_compression
-from .optimizers import clip_
+from .norms import clip_
 
 
 class OneProcess:
@@ -86,12 +83,18 @@ class DDP(OneProcess):
         }
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
-        self.power_sgd = gradient_compression.register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
-        if self.power_sgd and checkpoint:
-            gradient_compression.restore(self.power_sgd, Path(checkpoint), self.run.world)
+        self.power_sgd = None
+        if self.training.ddp_comm_hook != "none":
+            from . import gradient_compression
+
+            self.power_sgd = gradient_compression.register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
+            if self.power_sgd and checkpoint:
+                gradient_compression.restore(self.power_sgd, Path(checkpoint), self.run.world)
 
     def save_states(self, folder: Path) -> None:
         if self.power_sgd:
+            from . import gradient_compression
+
             gradient_compression.save(self.power_sgd, folder, self.run.world)
 
 
@@ -106,21 +109,26 @@ class DeepSpeed(OneProcess):
     def arguments(self) -> dict[str, Any]:
         import deepspeed
 
+        from ..strategy.deepspeed_config import fill, swaps_to_nvme
+
         # Transformers leaves this out on a CPU, and DeepSpeed then believes that the world size is 1.
         deepspeed.init_distributed(dist_backend="gloo" if self.cpu else "nccl", auto_mpi_discovery=False)
         settings, world, config = self.run.settings, self.run.world, self.run.strategy.ds_config or {}
         named = settings.recipe.cluster.nvme_path
         nvme = Path(named).expanduser() if named else self.run.directory.resolve() / "nvme_offload"
-        swaps = deepspeed_config.swaps_to_nvme(config)
+        swaps = swaps_to_nvme(config)
         shard = -(-largest_parameter(settings, load_config(settings)) // world.size) if swaps else 0
-        filled = deepspeed_config.fill(config, world.local_size, nvme, self.training.optim, shard)
+        filled = fill(config, world.local_size, nvme, self.training.optim, shard)
         return super().arguments() | {"deepspeed": filled}
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
         add_to_record(self.run, "ds_config", trainer.deepspeed.config)
 
     def load_states(self, trainer: Any, checkpoint: str) -> None:
-        nvme_resume.restore(trainer.deepspeed, checkpoint)
+        if getattr(trainer.deepspeed.optimizer, "swap_optimizer", False):
+            from ..upstream import nvme_resume
+
+            nvme_resume.restore(trainer.deepspeed, checkpoint)
 
 
 class FSDP2(OneProcess):
@@ -147,11 +155,15 @@ class FSDP2(OneProcess):
     def after_arguments(self, arguments: Any) -> None:
         super().after_arguments(arguments)
         if self.cpu:
-            upstream.shard_on_cpus()
+            from ..upstream import fsdp2
+
+            fsdp2.shard_on_cpus()
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
-        upstream.send_buffers_with_weights()
+        from ..upstream import fsdp2
+
+        fsdp2.send_buffers_with_weights()
         if self.training.bf16 or self.training.fp16:
             # accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss.
             trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = torch.distributed.fsdp.MixedPrecisionPolicy(

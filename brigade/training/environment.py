@@ -5,18 +5,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import upstream
 from ..cluster import World
 from ..distributed import ranks
-from ..setup import kernels
-from ..strategy import Strategy, accelerate_config
-from ..upstream import locks
-
-if TYPE_CHECKING:
-    pass
-
+from ..strategy import Strategy
 
 # How lines and warnings begin that tell a user nothing, at these versions, and why.
 NOISE = {
@@ -52,14 +46,17 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     - ninja stands beside the interpreter; over ssh and without an activated environment that is not on PATH, and
       without it every DeepSpeed build dies.
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
-    - accelerate's own variables were read by strategy.choose.
     - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
     """
     import torch
 
-    accelerate_config.clear_environment()
-    kernels.cache()
-    locks.end_with_their_holder()
+    clear_accelerate_variables()
+    if strategy.is_deepspeed:
+        from ..setup import kernels
+        from ..upstream import locks
+
+        kernels.cache()
+        locks.end_with_their_holder()
     upstream.forget_earlier_run()
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
@@ -82,6 +79,14 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     _silence(world)
 
 
+def clear_accelerate_variables() -> None:
+    """Take accelerate's variables out of this process: Strategy holds what they said, and train.py passes it on
+    explicitly. Left in place they would be read a second time, by other rules (`--deepspeed` or environment?)."""
+    for key in list(os.environ):
+        if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
+            del os.environ[key]
+
+
 def _silence(world: World) -> None:
     """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number."""
     import logging
@@ -95,7 +100,7 @@ def _silence(world: World) -> None:
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     # It warns that its own accumulation setting, which Trainer keeps at 1, is not DeepSpeed's.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    if world.speaks:
+    if world.is_main_rank:
         return
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     mark = f"rank {world.rank}: "

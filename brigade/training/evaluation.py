@@ -11,7 +11,6 @@ import transformers
 from ..data.store import IGNORED
 from ..distributed import ranks
 from ..run.directory import Run
-from . import sample_answers
 from .throughput import Meter
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
@@ -73,6 +72,8 @@ class EvaluatingTrainer(transformers.Trainer):
         return model
 
     def _answer(self) -> None:
+        from . import sample_answers
+
         questions = sample_answers.choose(self.eval_dataset, self.run.settings.recipe.training.eval_answers)
         self.model_wrapped.eval()
         # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
@@ -82,7 +83,7 @@ class EvaluatingTrainer(transformers.Trainer):
                 self.model, self.processing_class, questions, self.run.world, self.args.device
             )
         self.model_wrapped.train()
-        if self.run.world.speaks:
+        if self.run.world.is_main_rank:
             entries = sample_answers.entries(self.processing_class, questions, given, self.state.global_step)
             sample_answers.store(entries, self.run.directory)
             sample_answers.show(entries)

@@ -23,20 +23,15 @@ _MEMORY = ("iter", "error_dict", "p_memory_dict", "q_memory_dict")
 
 
 def register(model: Any, name: str, steps: int) -> PowerSGDState | None:
-    """Let a model that is wrapped in DDP compress what it sends: "fp16", "bf16" or "power_sgd"; "none" does nothing.
+    """Let a model that is wrapped in DDP compress what it sends: "fp16", "bf16" or "power_sgd".
 
     steps: optimizer steps of the whole run. Returns PowerSGD's state: 4 bytes per parameter on each rank, and as much
     once more for the bucket on its way.
     """
     ddp = getattr(model, "_orig_mod", model)  # torch.compile wraps once more
-    if name == "none":
-        return None
     if name == "power_sgd":
-        state = PowerSGDState(
-            None,
-            matrix_approximation_rank=RANK,
-            start_powerSGD_iter=max(FEWEST_PLAIN_STEPS, round(PLAIN_STEPS * steps)),
-        )
+        plain = max(FEWEST_PLAIN_STEPS, round(PLAIN_STEPS * steps))
+        state = PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=plain)
         ddp.register_comm_hook(state, _power_sgd)
         return state
     ddp.register_comm_hook(None, {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}[name])

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from .. import upstream
+from ..upstream import fsdp2
 
 # Attributes of DeepSpeed 0.19.8's ZeRO optimizers (runtime/zero/stage_1_and_2.py and stage3.py) that hold gradients ...
 _GRADIENTS = (
@@ -74,7 +74,7 @@ class StateBytes(TrainerCallback):
         yield (parameter.grad for parameter in self.model.parameters())
         yield (master.grad for master in self._masters())
         yield (getattr(self.engine, name, None) for name in _GRADIENTS)
-        yield from upstream.whole_gradients(self.model)
+        yield from fsdp2.whole_gradients(self.model)
 
     def _masters(self) -> list[torch.Tensor]:
         return [master for name in _MASTERS for master in getattr(self.engine, name, ())]

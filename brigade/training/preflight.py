@@ -1,4 +1,4 @@
-"""Whether this host can do what a run asks for: devices, precision, kernels, compiler. Told before a model is built."""
+"""Whether this host and this model can do what a run asks for. Told before the model is built."""
 
 import importlib.util
 import os
@@ -6,87 +6,162 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from .. import upstream
 from ..cluster import World
 from ..errors import UserError, writing
 from ..errors.console import counted
-from ..planner.costs import calibration
+from ..model import packed_samples
+from ..model.location import check_beside
 from ..recipe.batch import Batch, batch_arithmetic
-from ..recipe.files import read_yaml
+from ..recipe.files import calibration_file, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.schema import Recipe
 from ..run.directory import RECORD, Run
-from ..setup import kernels
-from ..strategy import Strategy, deepspeed_config
-from . import optimizers
+from ..strategy import Strategy
+
+Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
 
-def check(settings: Settings, strategy: Strategy, world: World) -> None:
-    """Hold precision, kernels and strategy against this host's device and compiler. Raises UserError."""
+def check(run: Run, config: Any) -> Batch:
+    """Compare what the run asks for with this host and with the model of this `config`. Raises UserError.
+
+    Returns run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues,
+    or the planner's.
+    """
+    settings = run.settings
+    check_host(settings, run.strategy, run.world)
+    check_beside(settings, config)
+    packed_samples.check(settings, config)
+    if settings.recipe.model.use_peft:
+        from ..model import adapters
+
+        adapters.check_targets(settings, config)
+    return batch_here(run, config)
+
+
+def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
+    """Compare ranks, precision, kernels and strategy with this host's devices, packages and compiler. Raises UserError."""
     import torch
 
-    training, model = settings.recipe.training, settings.recipe.model
-    broken = calibration.left_aside()  # the planner's file: no run needs it
-    if broken and world.local_rank == 0:
-        print(f"warning on {world.host}: {broken}; training goes on without this file", file=sys.stderr)
+    _warn_of_calibration(world)
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < world.local_size:
         problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
-        raise UserError(
-            f"host {world.host}", problem, "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
+        cure = "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
+        raise UserError(f"host {world.host}", problem, cure)
+    for key, problem, cure in _lacking(settings, strategy, gpu):
+        raise UserError(settings.place(key), problem, cure)
+    if settings.recipe.training.optim_args:
+        from .optimizers import parse_arguments
+
+        parse_arguments(
+            settings.recipe.training.optim, settings.recipe.training.optim_args, settings.place("optim_args")
         )
+    for problem, cure in _lacking_for_deepspeed(strategy, gpu) if strategy.is_deepspeed else ():
+        raise UserError(strategy.source, problem, cure)
+
+
+def _warn_of_calibration(world: World) -> None:
+    """The planner's file: no run needs it, so a broken one ends none."""
+    file = calibration_file()
+    if file and file.exists():
+        from ..planner.costs import calibration
+
+        broken = calibration.left_aside()
+        if broken and world.local_rank == 0:
+            print(f"warning on {world.host}: {broken}; training goes on without this file", file=sys.stderr)
+
+
+def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mistake]:
+    """What this host lacks for a recipe: key, problem, cure."""
+    import torch
+
+    training, model = settings.recipe.training, settings.recipe.model
     if training.fp16 and not gpu and strategy.is_deepspeed:
         from deepspeed.accelerator import get_accelerator
 
         if not get_accelerator().is_fp16_supported():
             problem = "DeepSpeed takes fp16 on a CPU with instructions for it (AVX512-FP16), which this one lacks"
-            raise UserError(settings.place("fp16"), problem, "use bf16, or fp32 (neither)")
+            yield "fp16", problem, "use bf16, or fp32 (neither)"
     if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name()
-        raise UserError(settings.place("bf16"), f"{name} has no bf16", "use fp16, or fp32 (neither)")
-    if model.attn_implementation.startswith("flash_attention") and not gpu:
-        problem = f"{model.attn_implementation} needs a GPU, and this host has none"
-        raise UserError(settings.place("attn_implementation"), problem, "use sdpa or eager")
-    if model.attn_implementation.startswith("flash_attention") and not (training.bf16 or training.fp16):
-        problem = f"{model.attn_implementation} computes in bf16 or fp16, but the recipe says fp32"
-        raise UserError(settings.place("attn_implementation"), problem, "set bf16, or use sdpa")
-    if model.attn_implementation.startswith("flash_attention"):
+        yield "bf16", f"{torch.cuda.get_device_name()} has no bf16", "use fp16, or fp32 (neither)"
+    attention = model.attn_implementation
+    if attention.startswith("flash_attention"):
         from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-        second = model.attn_implementation.endswith("2")
-        if not (is_flash_attn_2_available() if second else is_flash_attn_3_available()):
-            problem = f"{model.attn_implementation} is not installed on this host"
-            install = (
-                "pip install flash-attn"
-                if second
-                else "install flash-attn-3, from hopper/ of Dao-AILab/flash-attention"
+        package, there = "pip install flash-attn", is_flash_attn_2_available
+        if attention.endswith("3"):
+            package, there = (
+                "install flash-attn-3, from hopper/ of Dao-AILab/flash-attention",
+                is_flash_attn_3_available,
             )
-            raise UserError(settings.place("attn_implementation"), problem, f"{install}, or use sdpa")
-    if model.attn_implementation == "flex_attention" and not gpu:
-        raise UserError(
-            settings.place("attn_implementation"), "flex_attention has no backward pass on a CPU", "use sdpa or eager"
-        )
-    for package in training.report_to:
+        if not gpu:
+            yield "attn_implementation", f"{attention} needs a GPU, and this host has none", "use sdpa or eager"
+        if not (training.bf16 or training.fp16):
+            problem = f"{attention} computes in bf16 or fp16, but the recipe says fp32"
+            yield "attn_implementation", problem, "set bf16, or use sdpa"
+        if not there():
+            yield "attn_implementation", f"{attention} is not installed on this host", f"{package}, or use sdpa"
+    if attention == "flex_attention" and not gpu:
+        yield "attn_implementation", "flex_attention has no backward pass on a CPU", "use sdpa or eager"
+    packages: list[Mistake] = [
+        ("report_to", package, ", or remove it from report_to") for package in training.report_to
+    ]
+    packages += [("use_peft", "peft", "")] * model.use_peft + [
+        ("load_in_4bit", "bitsandbytes", "")
+    ] * model.load_in_4bit
+    for key, package, otherwise in packages:
         if importlib.util.find_spec(package) is None:
-            problem = f"{package!r} is not installed on this host"
-            raise UserError(settings.place("report_to"), problem, f"pip install {package}, or remove it from report_to")
-    for key, needed in (("use_peft", "peft"), ("load_in_4bit", "bitsandbytes")):
-        if getattr(model, key) and importlib.util.find_spec(needed) is None:
-            raise UserError(settings.place(key), f"{needed!r} is not installed on this host", f"pip install {needed}")
-    optimizers.parse_arguments(training.optim, training.optim_args, settings.place("optim_args"))
-    compilers = (
-        [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
-    )  # Triton's, inductor's
+            yield key, f"{package!r} is not installed on this host", f"pip install {package}{otherwise}"
+    # Triton's compilers, or inductor's.
+    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
     if training.torch_compile and not any(map(shutil.which, compilers)):
-        raise UserError(
-            settings.place("torch_compile"),
-            f"it compiles with {' or '.join(compilers)}, and there is none",
-            "apt-get install g++, or leave torch_compile out",
-        )
-    if strategy.is_deepspeed:
-        _check_deepspeed(strategy, gpu)
+        problem = f"it compiles with {' or '.join(compilers)}, and there is none"
+        yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
+
+
+def _lacking_for_deepspeed(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
+    """What this host lacks for the kernels of a ds_config: problem, cure."""
+    import ctypes.util
+    import sysconfig
+
+    from ..strategy.deepspeed_config import is_quantised, swaps_to_nvme
+
+    config = strategy.ds_config or {}
+    swaps, quantised = swaps_to_nvme(config), is_quantised(config)
+    if quantised and not gpu:
+        problem = "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU"
+        yield problem, "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none"
+    if not gpu or swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        from ..setup import kernels
+
+        compiles = "DeepSpeed compiles kernels for this run, and"
+        if gpu and CUDA_HOME is None:
+            cure = "install the toolkit of torch's CUDA version, and set CUDA_HOME"
+            yield f"{compiles} there is no CUDA toolkit (nvcc)", cure
+        if not shutil.which("g++"):
+            yield f"{compiles} there is no g++", "apt-get install g++"
+        if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+            yield f"{compiles} Python.h is missing", "apt-get install python3-dev"
+        folder = kernels.cache()  # torch locks it also where all kernels lie in it
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    if swaps and not ctypes.util.find_library("aio"):
+        yield "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
+
+
+def quick_imports(settings: Settings) -> AbstractContextManager[None]:
+    """Where the Trainer is imported."""
+    bitsandbytes = settings.recipe.model.load_in_4bit or "8bit" in settings.recipe.training.optim
+    return upstream.quick_imports(bitsandbytes or "paged" in settings.recipe.training.optim)
 
 
 def liger(settings: Settings) -> tuple[bool, str]:
@@ -108,7 +183,23 @@ def recipe_here(settings: Settings) -> Recipe:
     return settings.recipe.model_copy(update={"training": training})
 
 
-def micro_batch(settings: Settings, strategy: Strategy, world: World, batch: Batch, config: Any) -> tuple[int, str]:
+def batch_here(run: Run, config: Any) -> Batch:
+    """As check() returns it."""
+    training, world = run.settings.recipe.training, run.world
+    if training.per_device_train_batch_size != "auto":
+        return run.batch
+    record = run.directory / RECORD
+    old = (read_yaml(record).get("run") or {}) if record.exists() and not run.settings.fresh else {}
+    began = re.search(r"micro-batch (\d+)", str(old.get("batch")))
+    share = run.batch.micro * run.batch.accumulation
+    if began and int(began[1]) > 0 and share % int(began[1]) == 0:
+        found = int(began[1]), "as this run began"
+    else:
+        found = _largest_micro_batch(run, config)
+    return batch_arithmetic(training, world.size, run.settings.place("global_batch_size"), *found)
+
+
+def _largest_micro_batch(run: Run, config: Any) -> tuple[int, str]:
     """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
     import torch
 
@@ -121,83 +212,12 @@ def micro_batch(settings: Settings, strategy: Strategy, world: World, batch: Bat
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:
         return 1, f"no figures of {name}{cure}"
+    recipe, sizes = recipe_here(run.settings), (run.world.size, run.world.local_size)
     try:
         return job_of_run.largest_fit(
-            recipe_here(settings),
-            strategy,
-            batch,
-            world.size,
-            world.local_size,
-            config.to_dict(),
-            device,
-            "the model's config",
+            recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"
         )
     except job_of_run.NotCovered as error:
         return 1, f"{error}{cure}"
     except Exception as error:  # a run that trains does not end for an estimate's sake
         return 1, f"the formulas fail on it, {type(error).__name__}{cure}"
-
-
-def _check_deepspeed(strategy: Strategy, gpu: bool) -> None:
-    import ctypes.util
-    import sysconfig
-
-    assert strategy.ds_config is not None
-    if deepspeed_config.is_quantised(strategy.ds_config) and not gpu:
-        raise UserError(
-            strategy.source,
-            "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU",
-            "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none",
-        )
-    swaps, quantised = (
-        deepspeed_config.swaps_to_nvme(strategy.ds_config),
-        deepspeed_config.is_quantised(strategy.ds_config),
-    )
-    compiles = not gpu or swaps or quantised or "offload_optimizer" in strategy.ds_config["zero_optimization"]
-    if gpu and compiles:
-        from torch.utils.cpp_extension import CUDA_HOME
-
-        if CUDA_HOME is None:
-            raise UserError(
-                strategy.source,
-                "DeepSpeed compiles kernels for this run, and there is no CUDA toolkit (nvcc)",
-                "install the toolkit of torch's CUDA version, and set CUDA_HOME",
-            )
-    if compiles and not shutil.which("g++"):
-        raise UserError(
-            strategy.source, "DeepSpeed compiles kernels for this run, and there is no g++", "apt-get install g++"
-        )
-    if compiles and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise UserError(
-            strategy.source,
-            "DeepSpeed compiles kernels for this run, and Python.h is missing",
-            "apt-get install python3-dev",
-        )
-    if compiles:  # torch locks its cache also where all kernels lie in it
-        folder = kernels.cache()
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-    if swaps and not ctypes.util.find_library("aio"):
-        raise UserError(
-            strategy.source, "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
-        )
-
-
-def batch_here(run: Run, config: Any) -> Batch:
-    """run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues, or
-    the planner's for a model of this `config`."""
-    training, world = run.settings.recipe.training, run.world
-    if training.per_device_train_batch_size != "auto":
-        return run.batch
-    record = run.directory / RECORD
-    old = (read_yaml(record).get("run") or {}) if record.exists() and not run.settings.fresh else {}
-    began = re.search(r"micro-batch (\d+)", str(old.get("batch")))
-    share = run.batch.micro * run.batch.accumulation
-    if began and int(began[1]) > 0 and share % int(began[1]) == 0:
-        found = int(began[1]), "as this run began"
-    else:
-        from ..training import preflight  # not before: it brings the planner
-
-        found = preflight.micro_batch(run.settings, run.strategy, world, run.batch, config)
-    return batch_arithmetic(training, world.size, run.settings.place("global_batch_size"), *found)

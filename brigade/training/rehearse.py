@@ -33,7 +33,7 @@ STEPS, SAVE_STEPS = 6, 3
 
 
 def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None:
-    """Rehearse `settings` on the ranks at hand, or on fresh ones when nothing launched this process.
+    """Rehearse `settings` on the ranks at hand, or on fresh ones when nothing launched this process. main: train.main
 
     Raises SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
     """
@@ -43,26 +43,22 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
     with ranks.agreed(world):
         if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
-            raise UserError(
-                "flag --rehearse",
-                f"{strategy.name} cannot shard over {counted(world.size, 'rank')}",
-                "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own",
-            )
+            problem = f"{strategy.name} cannot shard over {counted(world.size, 'rank')}"
+            cure = "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own"
+            raise UserError("flag --rehearse", problem, cure)
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)
         folder = settings.directory(strategy.name).parent
         config = shrink(model_config(settings))
     ranks.start(world)
-    import torch
-
-    if world.speaks:
+    if world.is_main_rank:
         shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
         recipe = tiny_recipe(settings, strategy, folder / "model", world)
-        notes = without_gpu(recipe) if not torch.cuda.is_available() else []
+        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.")
+        print(*without_gpu(recipe), sep="", end="")
         (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
-        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.", *notes, sep="\n")
     ranks.barrier()
 
     from .measured_states import StateBytes
@@ -70,16 +66,15 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     states = StateBytes()
     command = ["--recipe", str(folder / REHEARSAL), "--output_dir", str(folder / "run")]
     first = _losses(main(command, callbacks=(states,)))
-    if world.speaks:
+    if world.is_main_rank:
         _interrupt(folder / "run")
-    ranks.barrier()
-    if world.speaks:
         print(f"Interrupted after checkpoint-{SAVE_STEPS}; the same command again:")
+    ranks.barrier()
     second = _losses(main(command))
     held = ranks.gather(states.states)
     with ranks.agreed(world):
         _judge(strategy, first, second, held, settings.recipe.training.optim)
-    if world.speaks:
+    if world.is_main_rank:
         _report(strategy, held)
 
 
@@ -132,27 +127,30 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
 
 def without_gpu(recipe: dict[str, Any]) -> list[str]:
     """Replace in place what a CPU cannot compute by the nearest that it can; one line for each replacement."""
-    said = []
+    import torch
+
+    replaced: list[str] = []
+    if torch.cuda.is_available():
+        return replaced
     if recipe["model"]["attn_implementation"] not in ("auto", "varlen", "sdpa", "eager"):
-        said.append(f"sdpa stands in for {recipe['model']['attn_implementation']}, which needs a GPU")
+        replaced.append(f"sdpa stands in for {recipe['model']['attn_implementation']}, which needs a GPU\n")
         recipe["model"]["attn_implementation"] = "sdpa"
     if recipe["training"]["fp16"]:
-        said.append("bf16 stands in for fp16, which is slow on a CPU")
+        replaced.append("bf16 stands in for fp16, which is slow on a CPU\n")
         recipe["training"] |= {"fp16": False, "bf16": True}
-    return said
+    return replaced
 
 
 def _launch(count: int) -> int:
     """Start this same command under torchrun on `count` ranks of this host; returns its exit code."""
-    script = str(REPOSITORY / "train.py")
-    arguments = sys.argv[1:]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", script]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    command += [str(REPOSITORY / "train.py"), *sys.argv[1:]]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     import torch
 
     if torch.cuda.device_count() < count:  # a rehearsal of two ranks fits on the CPU of any machine
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    return subprocess.run([*command, *arguments], env=environment).returncode
+    return subprocess.run(command, env=environment).returncode
 
 
 def _interrupt(run: Path) -> None:
@@ -194,29 +192,15 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
     every parameter one row or 1,024 elements whole (FSDP2 pads to rows, ZeRO-3 keeps small parameters whole)."""
     from ..planner.costs.states import cut_parameters, model_states
 
-    sizes = [math.prod(shape) for shape in states.shapes]
-    frozen = sum(math.prod(shape) * width for shape, width in states.frozen)
+    def formula(size: Callable[[tuple[int, ...]], int], ranks: int, **more: Any) -> Any:
+        trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
+        return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
+
     shard = strategy.shard if strategy.kind == "hsdp" else count
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
-    formula = model_states(
-        strategy.kind,
-        sum(sizes),
-        shard,
-        states.half,
-        optim,
-        frozen=frozen,
-        cut=cut_parameters(sizes, shard)[rank % shard],
-        hpz=int(hpz != 1),
-    )
-    whole = model_states(
-        strategy.kind,
-        sum(map(_row, states.shapes)),
-        1,
-        states.half,
-        optim,
-        frozen=sum(_row(shape) * width for shape, width in states.frozen),
-    )
-    return {part: 1.1 * getattr(formula, part) + getattr(whole, part) for part in PARTS}
+    cut = cut_parameters([math.prod(shape) for shape in states.shapes], shard)[rank % shard]
+    sharded, whole = formula(math.prod, shard, cut=cut, hpz=int(hpz != 1)), formula(_row, 1)
+    return {part: 1.1 * getattr(sharded, part) + getattr(whole, part) for part in PARTS}
 
 
 def _row(shape: tuple[int, ...]) -> int:

@@ -5,13 +5,13 @@ from typing import Any
 
 from ..data import report
 from ..errors.console import console, counted
-from ..model import adapters, attention, packed_samples
+from ..model import attention, packed_samples
 from ..model.sizes import beyond_texts, parameter_count
 from ..run.directory import Run
 from . import preflight
 
 
-def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
+def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     """Print the resolved run as a short table."""
     from rich.table import Table
     from rich.text import Text
@@ -28,14 +28,8 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
     lines = {
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
-        **adapters.describe(run.settings.recipe.model, trainer.model),
+        **_adapters(run, trainer, data),
         **_frozen(trainer.model),
-        **adapters.untrained_chat_tokens(
-            run.settings.recipe.model,
-            trainer.processing_class,
-            report.first(data)["input_ids"],
-            trainer.model,
-        ),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": report.standing_in(data)} if data.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
@@ -67,6 +61,19 @@ def introduce(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> Non
         report.show_sample(data, trainer.processing_class)
     for note in run.settings.overridden:
         print(f"overridden: {note}")
+
+
+def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
+    """What is trained where adapters are, and which of a chat's tokens they leave unlearned."""
+    section = run.settings.recipe.model
+    if not section.use_peft:
+        return {}
+    from ..model import adapters
+
+    ids = report.first(data)["input_ids"]
+    return adapters.describe(section, trainer.model) | adapters.untrained_chat_tokens(
+        section, trainer.processing_class, ids, trainer.model
+    )
 
 
 def _frozen(model: Any) -> dict[str, str]:

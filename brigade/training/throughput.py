@@ -9,7 +9,8 @@ import torch
 
 from ..data.collate import About
 from ..distributed import ranks
-from ..planner.costs import hardware
+
+COUNTED = ("tokens", "squared_lengths", "supervised", "slots")  # of About
 
 
 class Meter:
@@ -26,19 +27,17 @@ class Meter:
         self.first_steps, self.paused_ever = 10, 0.0
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
-        self.waited = self.paused = 0.0
-        self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.steps, self.waited, self.paused, self.sums = 0, 0.0, 0.0, dict.fromkeys(COUNTED, 0)
 
     def start(self) -> None:
         """Start the clock with the first step of training; later calls do nothing."""
         if self.began is None:
             self._see_memory(training=False)
             self._reset()
-
-    def _reset(self) -> None:
-        self.began = time.perf_counter()
-        self.waited = self.paused = 0.0
-        self.steps = self.tokens = self.squared_lengths = self.supervised = self.slots = 0
+            self.began = time.perf_counter()
 
     def count(self, micro_batches: list[About], waited: float) -> None:
         """Add one optimizer step's micro-batches of this rank (padding and filler samples do not count)."""
@@ -47,10 +46,8 @@ class Meter:
         if len(self.first) < self.first_steps:
             self.first.append((micro_batches, waited))
         for about in micro_batches:
-            self.tokens += about.tokens
-            self.squared_lengths += about.squared_lengths
-            self.supervised += about.supervised
-            self.slots += about.slots
+            for key in COUNTED:
+                self.sums[key] += getattr(about, key)
 
     @contextmanager
     def pause(self):
@@ -94,34 +91,34 @@ class Meter:
         mfu: percent (estimate.hardware.flops_per_token states the convention); only where the GPU is known
         """
         now = time.perf_counter()
-        seconds = max(now - (self.began or now) - self.paused, 1e-9)
-        gpu = torch.cuda.is_available()
+        seconds, steps = max(now - (self.began or now) - self.paused, 1e-9), max(self.steps, 1)
         self._see_memory(training=True)
-        counted = (self.tokens, self.squared_lengths, self.waited, self._peak, self.supervised, self.slots)
-        rows = ranks.gather((*counted, self._reserved))
-        tokens = [row[0] for row in rows]
-        steps = max(self.steps, 1)
+        rows = ranks.gather(self.sums | {"waited": self.waited, "peak": self._peak, "reserved": self._reserved})
+        tokens, squared_lengths, supervised, slots = (sum(row[key] for row in rows) for key in COUNTED)
         figures = {
-            "tokens_per_second": sum(tokens) / seconds,
-            "tokens_per_second_per_gpu": sum(tokens) / seconds / len(rows),
-            "supervised_tokens_per_second": sum(row[4] for row in rows) / seconds,
-            "padding": 100 * (1 - sum(tokens) / max(sum(row[5] for row in rows), 1)),
+            "tokens_per_second": tokens / seconds,
+            "tokens_per_second_per_gpu": tokens / seconds / len(rows),
+            "supervised_tokens_per_second": supervised / seconds,
+            "padding": 100 * (1 - tokens / max(slots, 1)),
             "step_time": seconds / steps,
-            "data_time": max(row[2] for row in rows) / steps,
-            "peak_memory_gib": max(row[3] for row in rows),
+            "data_time": max(row["waited"] for row in rows) / steps,
+            "peak_memory_gib": max(row["peak"] for row in rows),
         }
         if len(rows) > 1:
-            figures["token_spread"] = 100 * (max(tokens) - min(tokens)) * len(tokens) / max(sum(tokens), 1)
-        if gpu:
-            figures["reserved_memory_gib"] = max(row[6] for row in rows)
-        if sum(tokens):
-            figures["attended_length"] = sum(row[1] for row in rows) / sum(tokens)
-        if self.model_shape and sum(tokens):
+            spread = max(row["tokens"] for row in rows) - min(row["tokens"] for row in rows)
+            figures["token_spread"] = 100 * spread * len(rows) / max(tokens, 1)
+        if torch.cuda.is_available():
+            figures["reserved_memory_gib"] = max(row["reserved"] for row in rows)
+        if tokens:
+            figures["attended_length"] = squared_lengths / tokens
+        if self.model_shape and tokens:
+            from ..planner.costs import hardware
+
             needed = hardware.flops_per_token(*self.model_shape, attended_length=figures["attended_length"])
             used = hardware.mfu(figures["tokens_per_second_per_gpu"], needed, self.device_name)
-            if used is not None:
-                figures["mfu"] = used
+            figures |= {} if used is None else {"mfu": used}
         self._reset()
+        self.began = time.perf_counter()
         return figures
 
 

@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
@@ -12,25 +12,24 @@ from transformers.trainer_callback import PrinterCallback
 
 from .. import upstream
 from ..checkpoint import choosing
-from ..data import report
 from ..data.collate import ABOUT, Collate, WithFiller
-from ..data.prepare import Prepared
-from ..data.sampling import GlobalBatches, Loader
-from ..data.stream import Stream, StreamBatches
+from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import ranks
 from ..errors import UserError
 from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.sizes import parameter_count
+from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from . import finite
-from .compare_with_plan import PromiseKept
-from .early_stopping import EarlyStopping
+from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
-from .optimizers import whole_parameter_optimizer
 from .progress import Progress
 from .throughput import Meter, model_shape
+
+if TYPE_CHECKING:
+    from ..data.prepare import Prepared
 
 
 class Trainer(EvaluatingTrainer):
@@ -47,11 +46,16 @@ class Trainer(EvaluatingTrainer):
         engine: OneProcess,
         model: Any,
         args: Any,
-        data: Prepared,
+        data: "Prepared",
         tokenizer: Any,
         callbacks: tuple[Any, ...] = (),
     ) -> None:
         training = run.settings.recipe.training
+        optimizer = None  # Trainer builds it by itself
+        if training.optim in OWN_OPTIMIZERS:
+            from .optimizers import whole_parameter_optimizer
+
+            optimizer = whole_parameter_optimizer(training.optim, args, training.optim_args)
         super().__init__(
             model=model,
             args=args,
@@ -59,45 +63,42 @@ class Trainer(EvaluatingTrainer):
             eval_dataset=data.heldout,
             processing_class=tokenizer,
             callbacks=list(callbacks),
-            optimizer_cls_and_kwargs=whole_parameter_optimizer(training.optim, args, training.optim_args),
+            optimizer_cls_and_kwargs=optimizer,
         )
         if not self.model_accepts_loss_kwargs:
-            name = type(model).__name__
-            raise UserError(
-                run.settings.place("model_name_or_path"),
-                f"{name} takes no num_items_in_batch, so its loss would depend on accumulation and ranks",
-                "choose a causal language model of Transformers",
-            )
-        self.run, self.world, self.engine = run, run.world, engine
+            problem = "takes no num_items_in_batch, so its loss would depend on accumulation and ranks"
+            place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
+            raise UserError(place, f"{type(model).__name__} {problem}", cure)
+        self.run, self.world, self.engine, self.window_shown = run, run.world, engine, False
         engine.attach(self)
-        self.windows_told = False
         self.pad_token_id = tokenizer.pad_token_id
         self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
         padding_free, squares, _ = packed_samples.layout(run.settings, model.config)
-        packing = run.settings.recipe.data.packing
-        cumulative = model.config._attn_implementation in NEEDS_CUMULATIVE_LENGTHS
+        cumulative = upstream.attention_of(model.config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if training.torch_compile else 1  # few shapes to compile for
-        self.collate = Collate(self.pad_token_id, padding_free, packing, cumulative, multiple, squares)
+        self.collate = Collate(
+            self.pad_token_id, padding_free, run.settings.recipe.data.packing, cumulative, multiple, squares
+        )
         self.remove_callback(PrinterCallback)
-        if run.world.speaks:
+        if run.world.is_main_rank:
             self.add_callback(Progress())
         if training.early_stopping_patience:
+            from .early_stopping import EarlyStopping
+
             self.add_callback(EarlyStopping(training.early_stopping_patience))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
-        trained = parameter_count(model, trained=True)
-        self.add_callback(PromiseKept(run, self.meter, model.config, trained))
+        self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
         shape = (len(rows), micro, accumulation, self.world.rank, self.world.size, seed)
-        batches = StreamBatches(*shape) if isinstance(rows, Stream) else GlobalBatches(*shape, rows.supervised())
+        batches = StreamBatches(*shape) if rows.streamed else GlobalBatches(*shape, rows.supervised())
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
         args = self.args
-        return self._loader(
-            self.train_dataset, args.per_device_train_batch_size, args.gradient_accumulation_steps, args.seed
-        )
+        micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        return self._loader(self.train_dataset, micro, accumulation, args.seed)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
         return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, None)
@@ -106,26 +107,27 @@ class Trainer(EvaluatingTrainer):
         """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
         self.meter.start()
         first = self.state.global_step * self.run.batch.global_size
-        if isinstance(self.train_dataset, Stream):
+        if self.train_dataset.streamed:
             self.train_dataset.reach(first)
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
-        if isinstance(self.train_dataset, Stream) and self.world.speaks:
-            self._tell_windows(range(first, first + self.run.batch.global_size))
+        if self.train_dataset.streamed and self.world.is_main_rank:
+            self._show_windows(range(first, first + self.run.batch.global_size))
         return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
 
-    def _tell_windows(self, rows: range) -> None:
+    def _show_windows(self, rows: range) -> None:
         """Of the first window that this run reads all figures, of the others what was cut or dropped."""
+        from ..data import report
+
         recipe = self.run.settings.recipe
         computed = recipe.training.model_copy(update={"padding_free": self.collate.padding_free})
         for samples, facts in self.train_dataset.entered(rows):
-            if said := report.window(
-                samples, facts, recipe.data, computed, self.run.batch, not self.windows_told, self.collate.squares
-            ):
-                tqdm.write(said)
-            self.windows_told = True
+            whole, self.window_shown = not self.window_shown, True
+            line = report.window(samples, facts, recipe.data, computed, self.run.batch, whole, self.collate.squares)
+            if line:
+                tqdm.write(line)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -159,7 +161,7 @@ class Trainer(EvaluatingTrainer):
         return trained
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        if isinstance(self.train_dataset, Stream):
+        if self.train_dataset.streamed:
             checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
             self.train_dataset.open(self.world, checkpoint, self.run.directory, ranks.gather(os.getpid())[0])
             ranks.barrier()  # the others look for windows where the host's first rank makes them
@@ -211,7 +213,7 @@ class Trainer(EvaluatingTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if isinstance(self.train_dataset, Stream) and self.args.should_save:
+        if self.train_dataset.streamed and self.args.should_save:
             self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
         self.engine.save_states(Path(output_dir))
 

@@ -1,19 +1,23 @@
 """Every touch of a private name of torch, Transformers, Accelerate, DeepSpeed, PEFT and bitsandbytes: what goes wrong without it,
 and its line. Who raises one of their versions looks here first.
 
-Lines are those of the versions in constraints.txt. The larger ones have files of their own: locks.py (torch), nvme_resume.py
-(DeepSpeed). Private methods of Transformers' Trainer that ours overrides are in training/trainer.py and training/evaluation.py;
-tests/unit/test_upstream.py says when one of them is gone. Nothing of theirs is imported before it is asked for.
+Lines are those of the versions in constraints.txt. Files of their own are fsdp2.py, locks.py (torch) and nvme_resume.py
+(DeepSpeed). Private methods of Transformers' Trainer that ours overrides are in training/trainer.py and
+training/evaluation.py; tests/unit/test_upstream.py says when one of them is gone.
+Nothing of theirs is imported before it is asked for.
 """
 
-import functools
+import gc
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
+# pass, which nobody here uses (fix_loaded).
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 # ---- several runs in one process ---------------------------------------------------------------------------------
@@ -40,6 +44,26 @@ def without_zero3() -> Iterator[None]:
         deepspeed._hf_deepspeed_config_weak_ref = kept
 
 
+@contextmanager
+def quick_imports(bitsandbytes: bool) -> Iterator[None]:
+    """Transformers' Trainer is imported here: without looking for garbage in what stays, and without torch's inductor.
+
+    The Trainer imports PEFT, and PEFT bitsandbytes, whoever trains. That hands four functions to torch.compile while it is
+    imported (backends/default/ops.py:199), which takes a second. Dynamo leaves them as they are while this variable is set
+    (_dynamo/eval_frame.py: _optimize). bitsandbytes: whether this run computes with it, and wants them compiled.
+    """
+    quick = not bitsandbytes and "TORCHDYNAMO_DISABLE" not in os.environ
+    if quick:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        if quick:
+            del os.environ["TORCHDYNAMO_DISABLE"]
+
+
 # ---- Transformers ------------------------------------------------------------------------------------------------
 def take_one_device(arguments: Any) -> None:
     """One process takes one device: with several, Trainer wraps the model in nn.DataParallel (training_args.py: _n_gpu)."""
@@ -53,7 +77,37 @@ def save_on_the_first_rank_alone(model: Any) -> None:
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
 
 
-def mend_loaded(model: Any) -> None:
+def model_class(config: Any) -> Any:
+    """The class that AutoModelForCausalLM builds for a config, or None (models/auto/auto_factory.py: _model_mapping)."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM._model_mapping.get(type(config), None)
+
+
+def supports(model: Any, what: str) -> bool:
+    """Whether a model's class says that it takes `sdpa` or an `attention_backend`; modeling_utils.py: _supports_..."""
+    return getattr(model, f"_supports_{what}", True)
+
+
+def attention_of(config: Any) -> str:
+    """The attention that a model was built with (configuration_utils.py: _attn_implementation)."""
+    return config._attn_implementation
+
+
+def layer_classes(model: Any) -> tuple[str, ...]:
+    """Names of the classes of a model's layers (modeling_utils.py: _no_split_modules)."""
+    return tuple(model._no_split_modules or ())
+
+
+def replace_gate(experts: Any, gate: Any) -> None:
+    """Fused experts compute `gate(both)`, where they have no gate of their own as gpt-oss has (integrations/moe.py)."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    if getattr(type(experts), "_apply_gate", None) is _default_apply_gate:
+        experts._apply_gate = gate
+
+
+def fix_loaded(model: Any) -> None:
     """What from_pretrained leaves in a model.
 
     - Renamings: ZeRO-3's way of loading keeps those that matched nothing (integrations/deepspeed.py:485), and saving undoes all.
@@ -64,7 +118,7 @@ def mend_loaded(model: Any) -> None:
     if renamings := getattr(model, "_weight_conversions", None):
         model._weight_conversions = [renaming for renaming in renamings if renaming.was_used()]
     there = {type(module).__name__ for module in model.modules()}
-    model._no_split_modules = [name for name in model._no_split_modules or () if name in there]
+    model._no_split_modules = [name for name in layer_classes(model) if name in there]
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -91,71 +145,3 @@ def scale_losses_on_cpus(accelerator: Any) -> None:
     import torch
 
     accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")
-
-
-def shard_on_cpus() -> None:
-    """AcceleratorState turns to FSDP only from a type of its GPU list, and trains as DDP otherwise, without a word (state.py)."""
-    from accelerate.state import DistributedType, PartialState
-
-    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-
-
-def send_buffers_with_weights() -> None:
-    """Give FSDP2's ranks also the buffers that the first one has loaded. What a state dict holds is taken for shards
-    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there."""
-    import torch
-    from accelerate.utils import fsdp_utils
-    from torch.distributed.tensor import DTensor
-
-    send_weights = fsdp_utils.fsdp2_load_full_state_dict
-    if hasattr(send_weights, "__wrapped__"):
-        return
-
-    @functools.wraps(send_weights)
-    def send(accelerator: Any, model: Any, full_sd: "dict[str, torch.Tensor]", **options: Any) -> Any:
-        buffers = {}
-        for name, value in model.state_dict().items():
-            of, _, name_there = name.rpartition(".")
-            if not isinstance(value, DTensor) and name_there in (module := model.get_submodule(of))._buffers:
-                buffers[name] = (module, name_there, value)
-                module._non_persistent_buffers_set.add(
-                    name_there
-                )  # out of the state dict, until it is registered again
-        send_weights(accelerator, model, full_sd, **options)
-        for name, (module, name_there, empty) in buffers.items():
-            whole = full_sd[name] if accelerator.is_main_process else torch.empty_like(empty, device="cpu")
-            whole = whole.to(accelerator.device)
-            torch.distributed.broadcast(whole, src=0)
-            module.register_buffer(name_there, whole)
-        return model
-
-    fsdp_utils.fsdp2_load_full_state_dict = send
-
-
-# ---- PEFT --------------------------------------------------------------------------------------------------------
-def find_adapters_under_checkpointing() -> None:
-    """PEFT names adapters' weights by their modules (tuners_utils.py:1717), under FSDP2's activation checkpointing among them a
-    wrapper that no state dict names: checkpoints would hold no adapter."""
-    from peft.tuners import tuners_utils
-
-    found = tuners_utils._get_tuner_state_dict_key_prefixes
-    if not hasattr(found, "__wrapped__"):
-        tuners_utils._get_tuner_state_dict_key_prefixes = functools.wraps(found)(
-            lambda *args, **options: {
-                name.replace("_checkpoint_wrapped_module.", "") for name in found(*args, **options)
-            }
-        )
-
-
-# ---- torch -------------------------------------------------------------------------------------------------------
-def whole_gradients(model: Any) -> Iterator[Any]:
-    """Gradients, or None, that FSDP2 keeps whole where their reduction is delayed to the last micro-batch
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    yield parameter.unsharded_accumulated_grad
-                    yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)

@@ -7,7 +7,7 @@ import torch
 
 
 def restore(engine: Any, checkpoint: str) -> None:
-    """Complete what engine.load_checkpoint(checkpoint) restored; does nothing without NVMe offload of the optimizer.
+    """Complete what engine.load_checkpoint(checkpoint) restored of an optimizer whose states lie on NVMe.
 
     DeepSpeed copies the swap files back and reads nothing else of its optimizer checkpoint (engine.py:4456): a fresh
     engine does not know that the files with Adam's moments are there, starts them from zero at step 1 and overwrites
@@ -15,8 +15,6 @@ def restore(engine: Any, checkpoint: str) -> None:
     learning rate of a run's beginning. Seen: the first loss after a resume is right, the second is not.
     """
     optimizer = engine.optimizer
-    if not getattr(optimizer, "swap_optimizer", False):
-        return
     tag = (Path(checkpoint) / "latest").read_text().strip()
     file = engine._get_zero_ckpt_name(checkpoint, tag)
     saved = torch.load(file, map_location="cpu", weights_only=False)["optimizer_state_dict"]

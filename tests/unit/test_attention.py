@@ -89,7 +89,7 @@ def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, mon
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value, **_: value)
     settings = load("--bf16", model={"attn_implementation": named})
     world = World(0, 0, 1, 1, "host", "python")
-    message = mistake(preflight.check, settings, choose_strategy(settings, world, {}), world)
+    message = mistake(preflight.check_host, settings, choose_strategy(settings, world, {}), world)
     assert f"{named} is not installed" in message and package in message.splitlines()[-1]
 
 
@@ -100,7 +100,7 @@ def test_deepspeeds_fp16_on_a_cpu_without_instructions_for_it_is_refused(load, m
     from deepspeed.accelerator import get_accelerator
 
     monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda self: None)
-    message = mistake(preflight.check, settings, strategy, world)
+    message = mistake(preflight.check_host, settings, strategy, world)
     assert "flag --fp16" in message and "AVX512-FP16" in message and "bf16" in message
 
 

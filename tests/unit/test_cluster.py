@@ -24,7 +24,7 @@ LAUNCHERS = {
 def test_world_of_each_launcher(launcher):
     world = world_from_environment(COMMON | LAUNCHERS[launcher])
     assert world == World(5, 1, 8, 4, socket.gethostname(), launcher, world.host_count)
-    assert world.hosts == 2 and not world.speaks
+    assert world.hosts == 2 and not world.is_main_rank
 
 
 def test_hosts_of_different_sizes_are_counted_by_the_launcher():
@@ -55,12 +55,12 @@ def test_deepspeeds_launcher_sets_what_we_read():
 def test_a_lone_process(environment):
     world = world_from_environment(environment)
     assert (world.rank, world.local_rank, world.size, world.local_size, world.launcher) == (0, 0, 1, 1, "python")
-    assert world.speaks and world.hosts == 1
+    assert world.is_main_rank and world.hosts == 1
 
 
 def test_exactly_one_rank_speaks():
     worlds = [world_from_environment(COMMON | LAUNCHERS["torchrun"] | {"RANK": str(rank)}) for rank in range(8)]
-    assert [world.speaks for world in worlds] == [True] + [False] * 7
+    assert [world.is_main_rank for world in worlds] == [True] + [False] * 7
 
 
 # ---- hostfiles ---------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import yaml
 from brigade.cluster import World
 from brigade.recipe.identity import identity
 from brigade.recipe.schema import Recipe
-from brigade.strategy import Strategy, accelerate_config, choose, deepspeed_config
+from brigade.strategy import Strategy, choose, deepspeed_config
 from brigade.strategy.ds_keys import key_table
+from brigade.training.environment import clear_accelerate_variables
 
 ROOT = Path(__file__).parents[2]
 DS_CONFIGS = sorted(path.name for path in (ROOT / "ds_configs").glob("*.json"))
@@ -117,7 +118,7 @@ def test_accelerates_variables_are_taken_out(monkeypatch):
     for key in (*LAUNCHED_ZERO2, "FSDP_VERSION", "PARALLELISM_CONFIG_TP_SIZE"):
         monkeypatch.setenv(key, "x")
     monkeypatch.setenv("RANK", "0")
-    accelerate_config.clear_environment()
+    clear_accelerate_variables()
     import os
 
     assert not [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))]

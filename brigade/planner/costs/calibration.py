@@ -14,28 +14,22 @@ variable stands for none. Without a file nothing changes.
 
 import functools
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, did_you_mean
 from ...errors.findings import shown
+from ...recipe.files import CALIBRATION as VARIABLE
+from ...recipe.files import calibration_file as where
 from ...recipe.files import read_yaml
 
-VARIABLE = "BRIGADE_CALIBRATION"
 SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
 OPTIONAL = ("matmul_tflops", "node_gbit")
 OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source")
 _ignored: set[Path | None] = set()
-
-
-def where() -> Path | None:
-    """The user's file, there or not; None where the environment asks for none."""
-    path = os.environ.get(VARIABLE, "~/.config/brigade/calibration.yaml")
-    return Path(path).expanduser() if path else None
 
 
 def named() -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ... import upstream
+
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
 
 
@@ -69,8 +71,6 @@ class _GatedInPlace(torch.autograd.Function):
 
 def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
     """Norms and gated MLPs of `model`, in place, as kernels of their own save. Rotary embeddings save nothing either way."""
-    from transformers.integrations.moe import _default_apply_gate
-
     for module in model.modules():
         kind, names = type(module).__name__, dict(module.named_children())
         if "norm" in kernels and kind.endswith("RMSNorm"):
@@ -79,8 +79,8 @@ def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
             module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(m.gate_proj(x), m.up_proj(x)))
         elif "mlp" in kernels and {"gate_up_proj", "down_proj"} <= set(names):
             module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(*m.gate_up_proj(x).chunk(2, dim=-1)))
-        elif "mlp" in kernels and getattr(type(module), "_apply_gate", None) is _default_apply_gate:  # not gpt-oss' own
-            module._apply_gate = lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1))
+        elif "mlp" in kernels:
+            upstream.replace_gate(module, lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1)))
 
 
 def register_flash() -> None:

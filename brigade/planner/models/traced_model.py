@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ... import upstream
 from ...errors import UserError
 from ...model.config_json import check_causal
 from .stand_ins import FLASH, fuse, register_flash
@@ -88,9 +89,9 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
         with no_init_weights():
             parsed = CONFIG_MAPPING[kind].from_dict(plain)
             check_causal(parsed, place)
-            model_class = AutoModelForCausalLM._model_mapping.get(type(parsed), None)
-            if attention == FLASH and not getattr(model_class, "_supports_attention_backend", True):
-                attention = "sdpa" if model_class._supports_sdpa else "eager"
+            model_class = upstream.model_class(parsed)
+            if attention == FLASH and not upstream.supports(model_class, "attention_backend"):
+                attention = "sdpa" if upstream.supports(model_class, "sdpa") else "eager"
             model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention, **options)
         model.tie_weights()  # which is not done with weights that are not initialised
         return model

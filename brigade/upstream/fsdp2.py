@@ -1,0 +1,71 @@
+"""FSDP2 as torch, Accelerate, Transformers and PEFT have it together."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def shard_on_cpus() -> None:
+    """AcceleratorState turns to FSDP only from a type of its GPU list, and trains as DDP otherwise, without a word (state.py)."""
+    from accelerate.state import DistributedType, PartialState
+
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def send_buffers_with_weights() -> None:
+    """Give FSDP2's ranks also the buffers that the first one has loaded. What a state dict holds is taken for shards
+    (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there."""
+    from accelerate.utils import fsdp_utils
+    from torch.distributed.tensor import DTensor
+
+    send_weights = fsdp_utils.fsdp2_load_full_state_dict
+    if hasattr(send_weights, "__wrapped__"):
+        return
+
+    @functools.wraps(send_weights)
+    def send(accelerator: Any, model: Any, full_sd: dict[str, torch.Tensor], **options: Any) -> Any:
+        buffers = {}
+        for name, value in model.state_dict().items():
+            of, _, name_there = name.rpartition(".")
+            if not isinstance(value, DTensor) and name_there in (module := model.get_submodule(of))._buffers:
+                buffers[name] = (module, name_there, value)
+                # Out of the state dict, until it is registered again.
+                module._non_persistent_buffers_set.add(name_there)
+        send_weights(accelerator, model, full_sd, **options)
+        for name, (module, name_there, empty) in buffers.items():
+            whole = full_sd[name] if accelerator.is_main_process else torch.empty_like(empty, device="cpu")
+            whole = whole.to(accelerator.device)
+            torch.distributed.broadcast(whole, src=0)
+            module.register_buffer(name_there, whole)
+        return model
+
+    fsdp_utils.fsdp2_load_full_state_dict = send
+
+
+def find_adapters_under_checkpointing() -> None:
+    """PEFT names adapters' weights by their modules (tuners_utils.py:1717), under FSDP2's activation checkpointing among them a
+    wrapper that no state dict names: checkpoints would hold no adapter."""
+    from peft.tuners import tuners_utils
+
+    found = tuners_utils._get_tuner_state_dict_key_prefixes
+    if not hasattr(found, "__wrapped__"):
+        tuners_utils._get_tuner_state_dict_key_prefixes = functools.wraps(found)(
+            lambda *args, **options: {
+                name.replace("_checkpoint_wrapped_module.", "") for name in found(*args, **options)
+            }
+        )
+
+
+def whole_gradients(model: Any) -> Iterator[Any]:
+    """Gradients, or None, that FSDP2 keeps whole where their reduction is delayed to the last micro-batch
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    yield parameter.unsharded_accumulated_grad
+                    yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)

@@ -1,0 +1,117 @@
+"""Private names of other packages: that the pinned versions have them, and that they are touched in brigade/upstream/ alone.
+
+A row that fails after an upgrade names the file to look at; brigade/upstream/ says what each name is for.
+"""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+from brigade.training.evaluation import EvaluatingTrainer
+from brigade.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+UPSTREAM = ROOT / "brigade/upstream"
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
+# Where the pinned versions define what brigade/upstream/ touches: private names, and public ones that no documentation promises.
+DEFINED = {
+    "transformers/training_args.py": ["_n_gpu"],
+    "transformers/configuration_utils.py": ["_attn_implementation"],
+    "transformers/modeling_utils.py": ["_no_split_modules", "_supports_sdpa", "_supports_attention_backend"],
+    "transformers/core_model_loading.py": ["_weight_conversions", "was_used"],
+    "transformers/distributed/mixin.py": ["should_save_on_this_rank"],
+    "transformers/models/auto/auto_factory.py": ["_model_mapping"],
+    "transformers/integrations/moe.py": ["_apply_gate", "_default_apply_gate"],
+    "transformers/integrations/deepspeed.py": ["_hf_deepspeed_config_weak_ref", "unset_hf_deepspeed_config"],
+    "transformers/integrations/integration_utils.py": ["_SummaryWriter"],
+    "accelerate/state.py": ["_shared_state"],
+    "accelerate/accelerator.py": ["native_amp"],
+    "accelerate/utils/fsdp_utils.py": ["fsdp2_load_full_state_dict"],
+    "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
+    "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
+    "deepspeed/utils/groups.py": ["_ZERO_PARAM_INTRA_PARALLEL_GROUP"],
+    "deepspeed/runtime/engine.py": ["_get_zero_ckpt_name"],
+    "deepspeed/runtime/swap_tensor/optimizer_utils.py": ["_get_param_swap_info", "release_memory"],
+    "deepspeed/runtime/zero/stage3.py": [
+        "_set_fp32_optimizer_param_groups",
+        "_clear_fp32_optimizer_param_groups",
+        "_swappable_optimizer_subgroup",
+        "_reassign_or_swap_out_partitioned_parameters",
+        "fp16_partitioned_groups_flat_numel",
+        "checkpoint_event_prologue",
+        "checkpoint_event_epilogue",
+    ],
+    "torch/optim/lr_scheduler.py": ["_last_lr"],
+    "torch/nn/modules/module.py": ["_buffers", "_non_persistent_buffers_set"],
+    "torch/utils/file_baton.py": ["try_acquire", "release"],
+    "torch/distributed/fsdp/_fully_shard/_fully_shard.py": ["_get_fsdp_state", "_fsdp_param_groups"],
+    "torch/distributed/fsdp/_fully_shard/_fsdp_param.py": ["_unsharded_param", "unsharded_accumulated_grad"],
+}
+# torch's, outside of upstream/: each beside what it serves.
+OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy", "_parameters"}
+OF_PYTHON = {"_exit", "_run_exitfuncs", "_actions"}
+# The Trainer that ours is, which overrides and calls methods of its parent.
+SUBCLASSES = {"brigade/training/trainer.py", "brigade/training/evaluation.py"}
+FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def touched(tree: ast.AST) -> set[str]:
+    """Private attributes that a module reads, sets, or names in getattr(); and private names that it imports from elsewhere."""
+    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
+            found |= {word.value for word in node.args[1:2] if isinstance(word, ast.Constant)}
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in PACKAGES[1:]:
+            found |= {alias.name for alias in node.names} | set((node.module or "").split("."))
+    return set(filter(is_private, found))
+
+
+def own(tree: ast.AST) -> set[str]:
+    """Names that a module of ours defines: functions, classes, variables, attributes of its own objects."""
+    found = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return found | {node.attr for node in stored if getattr(node.value, "id", "") == "self"}
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, names in DEFINED.items() for name in names])
+def test_the_pinned_versions_have_what_we_touch(file, name):
+    package, _, inside = file.partition("/")
+    (folder,) = importlib.util.find_spec(package).submodule_search_locations
+    assert re.search(rf"\b{name}\b", (Path(folder) / inside).read_text()), "what was it for? brigade/upstream/ says"
+
+
+def test_every_private_name_of_the_upstream_room_is_looked_for_above():
+    trees = [ast.parse(path.read_text()) for path in UPSTREAM.rglob("*.py")]
+    known = {name for names in DEFINED.values() for name in names}
+    ours = set().union(*map(own, trees)) - known
+    assert set().union(*map(touched, trees)) - ours <= known
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if UPSTREAM not in path.parents], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_no_other_room_touches_a_private_name_of_another_package(path):
+    ours = set().union(*(own(ast.parse(other.read_text())) for other in FILES if other.parent == path.parent))
+    strange = touched(ast.parse(path.read_text())) - ours - OF_TORCH - OF_PYTHON
+    if str(path.relative_to(ROOT)) in SUBCLASSES:
+        strange = {name for name in strange if not hasattr(transformers.Trainer, name)}
+    assert not strange, f"{strange}: move it to brigade/upstream/, with its file and line there"
+
+
+def test_private_methods_that_our_trainer_overrides_are_its_parents_still():
+    """A method that nobody calls any more would be overridden without any effect."""
+    ours = {"_loader", "_show_windows", "_purge_tensorboard", "_model_in_use", "_answer"}
+    overridden = {name for kind in (Trainer, EvaluatingTrainer) for name in vars(kind) if is_private(name)} - ours
+    assert not [name for name in overridden if not hasattr(transformers.Trainer, name)]
+    assert {"_clip_grad_norm", "_get_grad_norm", "_run_epoch", "_determine_best_metric"} <= overridden
