@@ -48,7 +48,6 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     # 2. This host, the model's config, the tokenizer, the data, and where the weights come from.
     from brigade.checkpoint import choosing
-    from brigade.data import chat_template
     from brigade.data.prepare import prepare
     from brigade.distributed import consistency
     from brigade.model import load
@@ -95,7 +94,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         stop.where = lambda: choosing.how_to_continue(run, trainer.state)  # if it is interrupted
         if world.is_main_rank:
             summary(run, trainer, data, checkpoint)
-        chat_template.record(settings, tokenizer, model.generation_config)  # what is saved says how it was trained
+        data.chat_format.record(tokenizer, model.generation_config)  # what is saved says how it was trained
 
         # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

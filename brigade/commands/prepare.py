@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(settings, vocabulary(settings))
     prepared = prepare(settings, tokenizer)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
-    if prepared.stands_in:
+    if prepared.chat_format.stands_in:
         print(f"chat template: {report.standing_in(prepared)}")
     report.show_sample(prepared, tokenizer)
     folder = cache.cache_directory() / "prepared" / prepared.fingerprint

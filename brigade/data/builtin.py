@@ -1,300 +1,43 @@
-"""The built-in data set: chats about Python's standard library, and a small tokenizer trained on them.
+"""Where the built-in data set lies: chats about Python's standard library, and a small tokenizer trained on them."""
 
-Nothing is downloaded. The text is the documentation that the running Python carries in its own sources.
-"""
-
-from __future__ import annotations
-
-import ast
-import functools
-import hashlib
-import importlib
-import inspect
-import json
-import os
-import platform
-import re
+import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import writing
+from . import cache
 
-FORMAT = 1  # raise it whenever a change here alters the files written
-VOCABULARY = 4096
-LONGEST, SHORTEST = 700, 20  # characters of an answer; what is shorter says nothing that the name does not
-SUMMARY = 240  # characters of text beside a signature
-HELD_OUT_ONE_IN = 25
-
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+BUILT_IN = "python-docs"  # its name in recipes, as a data set and as a tokenizer
+FORMAT = 1  # raise it whenever a change alters the files written
 TEMPLATE = Path(__file__).parent / "templates" / "chatml.jinja"
-
-# Tests, demonstrations, tools on their way out, and `encodings`: a hundred modules that share one sentence.
-SKIPPED = {"distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "turtledemo"}
-# Modules wholly or partly in C, whose docs no source file holds. Importing them has no visible effect.
-COMPILED = """
-    array atexit binascii bisect builtins cmath codecs collections contextvars datetime decimal functools gc heapq io
-    itertools marshal math mmap operator os select signal socket struct sys time unicodedata weakref zlib
-"""
-
-QUESTIONS = {
-    "module": ["What is the `{}` module for?", "What does the module `{}` do?", "Tell me about the module `{}`."],
-    "class": ["What is the class `{}`?", "What does the class `{}` do?", "What is `{}` for?"],
-    "callable": ["What does `{}` do?", "Explain `{}`.", "How does `{}` work?"],
-    "attribute": ["What is `{}`?", "What does the attribute `{}` hold?", "Explain the attribute `{}`."],
-    "call": ["What is the signature of `{}`?", "Which arguments does `{}` take?", "How do I call `{}`?"],
-    "members": ["What does `{}` define?", "Which public names does `{}` have?", "What can I use from `{}`?"],
-}
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Where the built-in data lies.
-
-    train, heldout: JSONL files; each line is {"messages": [user message, assistant message]}.
-    tokenizer: a directory that AutoTokenizer.from_pretrained loads.
-    """
+    """train, heldout: JSONL files; each line is {"messages": [user message, assistant message]}.
+    tokenizer: a directory that AutoTokenizer.from_pretrained loads."""
 
     train: Path
     heldout: Path
     tokenizer: Path
 
-
-@dataclass(frozen=True)
-class _Topic:
-    name: str  # dotted
-    kind: str  # one of the first four keys of QUESTIONS
-    doc: str | None
-    call: str = ""  # what stands behind the name in a call; empty where that says nothing
-    members: tuple[str, ...] = ()
+    @classmethod
+    def within(cls, directory: Path) -> "BuiltIn":
+        return cls(directory / "train.jsonl", directory / "heldout.jsonl", directory / "tokenizer")
 
 
-def ensure(cache: Path) -> BuiltIn:
-    """Return the built-in data under `cache`, building it on the first call (a few seconds on one core).
-
-    Any number of processes may call this at once, also on hosts that share the file system: each builds aside, the
-    first to finish moves its directory into place in one step, and the others use that one.
+def ensure(home: Path) -> BuiltIn:
+    """The built-in data under `home`, built by the first call (a few seconds on one core), from the documentation that
+    the running Python carries in its own sources. Nothing is downloaded.
 
     Raises FileNotFoundError where this Python came without the sources of its standard library, RuntimeError where
-    they hold too little text for the vocabulary, and UserError where `cache` cannot be written.
+    they hold too little text for the vocabulary, and UserError where `home` cannot be written.
     """
-    sources, compiled = _sources(), _compiled_topics()
-    target = Path(cache) / f"python-docs-{_fingerprint(sources, compiled)}"
-    with writing(target.parent):
-        if not target.is_dir():
-            _make(target, sources, compiled)
-    return _paths(target)
 
+    def build() -> str:
+        from . import python_docs
 
-def _make(target: Path, sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as aside:
-        whole = Path(aside) / "whole"  # one level down, because `aside` itself is private to this user
-        whole.mkdir()
-        with writing(target.parent):  # told before what lies aside is removed: so few bytes were free
-            _build(_paths(whole), sources, compiled)
-        for path in filter(Path.is_file, whole.rglob("*")):
-            with path.open("rb+") as file:  # a crash of the host must not keep the rename and lose the contents
-                os.fsync(file.fileno())
-        try:
-            whole.rename(target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process was first
-                raise
+        return python_docs.build(home).name
 
-
-def _paths(directory: Path) -> BuiltIn:
-    return BuiltIn(directory / "train.jsonl", directory / "heldout.jsonl", directory / "tokenizer")
-
-
-def _fingerprint(sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> str:
-    # Over the text that goes in rather than the chats that come out: later calls then need not parse anything.
-    digest = hashlib.sha256(f"{FORMAT} {platform.python_version()}".encode())
-    parts = [TEMPLATE.read_bytes(), repr(compiled).encode()]
-    for part in parts + [part for name, text in sources.items() for part in (name.encode(), text)]:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()[:16]
-
-
-def _build(paths: BuiltIn, sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> None:
-    topics = list(compiled)
-    for name, text in sources.items():
-        with suppress(SyntaxError):  # not every file that ends in .py is Python for this version
-            topics += _scope_topics(name, "module", ast.parse(text))
-    train, heldout = _split(topics)
-    for path, chats in ((paths.train, train), (paths.heldout, heldout)):
-        path.write_text("".join(json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats), encoding="utf-8")
-    _train_tokenizer(train, paths.tokenizer)
-
-
-def _split(topics: list[_Topic]) -> tuple[list[dict], list[dict]]:
-    """Return the training and the held-out chats, each in an order that is mixed but always the same."""
-    names, docs = set(), set()
-    sides: tuple[list[dict], list[dict]] = ([], [])
-    for topic in sorted(topics, key=lambda topic: (_stable(topic.name), topic.name)):
-        doc = _shorten(inspect.cleandoc(topic.doc or ""), LONGEST)
-        # One name per text, so no answer stands on both sides (all answers but the text itself hold the name).
-        if len(doc) >= SHORTEST and topic.name not in names and doc not in docs:
-            names.add(topic.name)
-            docs.add(doc)
-            sides[_stable(topic.name) % HELD_OUT_ONE_IN == 0].extend(_chats(topic, doc))
-    for side in sides:
-        side.sort(key=lambda chat: _stable(chat["messages"][0]["content"]))
-    return sides
-
-
-def _chats(topic: _Topic, doc: str) -> Iterator[dict]:
-    answers = {topic.kind: doc}
-    if topic.call:
-        answers["call"] = f"`{topic.name}{topic.call}`\n\n{_shorten(doc, SUMMARY)}".rstrip()
-    if len(topic.members) > 2:
-        answers["members"] = f"`{topic.name}` has `{'`, `'.join(topic.members[:-1])}` and `{topic.members[-1]}`."
-    for kind, answer in answers.items():
-        if len(answer) <= LONGEST:
-            question = QUESTIONS[kind][_stable(f"{kind} {topic.name}") % 3].format(topic.name)
-            yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-
-
-def _stable(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def _shorten(text: str, longest: int) -> str:
-    """Return the first paragraphs of a text, or the first sentences where its first paragraph alone is too long."""
-    text = text.strip()
-    if len(text) > longest:
-        paragraphs = [match.start() for match in re.finditer(r"(?<=\S)(?=\n\n)", text)]
-        sentences = [match.start() for match in re.finditer(r"(?<=[.!?])(?=\s)", text)]
-        within = [[end for end in ends if end <= longest] for ends in (paragraphs, sentences)]
-        text = text[: max(within[0] or within[1], default=0)]
-    while text.endswith(":"):  # a paragraph that announces what was cut off is no end
-        text = text.rpartition("\n\n")[0].rstrip()
-    return text
-
-
-def _train_tokenizer(chats: list[dict], directory: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so no text is unknown
-        show_progress=False,
-    )
-    # With the role names, which the template puts before every message.
-    texts = (f"{message['role']}\n{message['content']}" for chat in chats for message in chat["messages"])
-    tokenizer.train_from_iterator(texts, trainer)
-    if tokenizer.get_vocab_size() != VOCABULARY:
-        raise RuntimeError(f"the text yields {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=TURN_END,
-        pad_token=END_OF_TEXT,
-        additional_special_tokens=[TURN_START],
-        chat_template=TEMPLATE.read_text(encoding="utf-8"),
-        clean_up_tokenization_spaces=False,
-        model_max_length=1 << 20,
-    ).save_pretrained(directory)
-
-
-def _sources() -> dict[str, bytes]:
-    """Return the source of each public module of the standard library by dotted name, in the order of the names."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    sources = {}
-    for folder, subfolders, files in os.walk(root):
-        subfolders[:] = filter(_public, subfolders)
-        package = Path(folder).relative_to(root).parts
-        for stem, suffix in map(os.path.splitext, files):
-            if suffix == ".py" and (_public(stem) or stem == "__init__"):
-                name = ".".join(package if stem == "__init__" else (*package, stem))
-                sources[name] = Path(folder, stem + suffix).read_bytes()
-    if not sources:
-        raise FileNotFoundError(f"no sources of the standard library under {root}")
-    return dict(sorted(sources.items()))
-
-
-def _public(name: str) -> bool:
-    # That leaves out site-packages and lib-dynload, too: a hyphen makes no identifier.
-    return name.isidentifier() and not name.startswith("_") and name not in SKIPPED
-
-
-def _scope_topics(name: str, kind: str, node: ast.Module | ast.ClassDef) -> Iterator[_Topic]:
-    members, call = [], ""
-    for inner in _definitions(node.body):
-        if inner.name == "__init__" and not isinstance(inner, ast.ClassDef):
-            call = _call(inner, bound=True)
-        elif _public(inner.name):
-            members.append(inner.name)
-            inner_name = f"{name}.{inner.name}"
-            if isinstance(inner, ast.ClassDef):
-                yield from _scope_topics(inner_name, "class", inner)
-            else:
-                yield _function_topic(inner_name, inner, method=kind == "class")
-    yield _Topic(name, kind, ast.get_docstring(node, clean=False), call, tuple(dict.fromkeys(members)))
-
-
-def _definitions(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in body:
-        if isinstance(node, ast.If | ast.Try):  # many definitions hang on the platform
-            yield from _definitions(node.body + node.orelse)
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def _function_topic(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> _Topic:
-    doc = ast.get_docstring(node, clean=False)
-    decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
-    if decorators & {"property", "cached_property", "setter", "deleter"}:
-        return _Topic(name, "attribute", doc)
-    return _Topic(name, "callable", doc, _call(node, bound=method and "staticmethod" not in decorators))
-
-
-def _call(node: ast.FunctionDef | ast.AsyncFunctionDef, bound: bool) -> str:
-    arguments = ast.unparse(node.args)
-    if bound:  # the caller does not write `self`
-        arguments = re.sub(r"^\w+(, /)?(, )?", "", arguments)
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"({arguments}){returns}" if arguments else ""
-
-
-@functools.cache
-def _compiled_topics() -> tuple[_Topic, ...]:
-    return tuple(_topics_of_compiled_modules())  # half a second of inspection, asked for several times by each run
-
-
-def _topics_of_compiled_modules() -> Iterator[_Topic]:
-    for module_name in COMPILED.split():
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError:  # not on every platform
-            continue
-        for name, value in sorted(vars(module).items()):
-            # Hooks are there to be replaced, and the text must not depend on who did so.
-            at_home = (getattr(value, "__module__", None) or "").strip("_") in (module_name, "posix", "nt")
-            if not at_home or not _public(name) or name.endswith("hook"):
-                continue
-            name = name if module_name == "builtins" else f"{module_name}.{name}"
-            if inspect.isclass(value):
-                yield _object_topic(name, "class", value)
-                for inner in filter(_public, sorted(vars(value))):
-                    member = getattr(value, inner, None)
-                    if inspect.isroutine(member) or inspect.isdatadescriptor(member):
-                        yield _object_topic(f"{name}.{inner}", "callable" if callable(member) else "attribute", member)
-            elif inspect.isbuiltin(value):
-                yield _object_topic(name, "callable", value)
-
-
-def _object_topic(name: str, kind: str, value: object) -> _Topic:
-    doc, call = value.__doc__ if isinstance(value.__doc__, str) else None, ""
-    with suppress(TypeError, ValueError):  # attributes have no signature, and many compiled functions do not tell
-        signature = inspect.signature(value)  # type: ignore[arg-type]
-        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
-        call = str(signature.replace(parameters=parameters)) if parameters else ""
-    return _Topic(name, kind, doc, "" if " at 0x" in call else call)  # an address differs in every process
+    key = "built in", FORMAT, sys.version, sysconfig.get_paths()["stdlib"], TEMPLATE.read_text(), str(home.resolve())
+    return BuiltIn.within(home / cache.remembered(key, build, lambda name: (home / name).is_dir()))

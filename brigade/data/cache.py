@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import writing
 
@@ -16,23 +17,23 @@ def cache_directory() -> Path:
     return Path(os.environ.get("BRIGADE_CACHE", "~/.cache/brigade")).expanduser()
 
 
-def once(folder: Path, whole: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
-    """`folder`, built aside and moved into place if `whole` does not hold of it. One process of the host builds, the
-    others wait; what a killed one left behind is swept away."""
+def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
+    """`folder`, built aside and moved into place unless it is there and whole. One process of the host builds, the
+    others wait; what a killed one left behind is removed."""
     from filelock import FileLock
 
-    if whole(folder):
+    if is_whole(folder):
         return folder
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
-            if whole(folder):
+            if is_whole(folder):
                 return folder
             for left in folder.parent.glob(f".{folder.name}-*"):
                 shutil.rmtree(left, ignore_errors=True)
             aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
             try:
-                with writing(folder.parent):  # told before what lies aside is removed: so few bytes were free
+                with writing(folder.parent):  # said before what lies aside is removed: so few bytes were free
                     build(aside)
                 aside.chmod(0o755)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -43,18 +44,32 @@ def once(folder: Path, whole: Callable[[Path], bool], build: Callable[[Path], No
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content, remembered by its path, size and time of change: a host hashes it once."""
-    stat = path.stat()
-    key = hashlib.sha256(repr((str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino)).encode()).hexdigest()
-    known = cache_directory() / "digests" / key
-    try:
-        return known.read_text()
-    except OSError:
+    """SHA-256 of a file's content: a host hashes it once."""
+
+    def of_content() -> str:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        with suppress(OSError):  # then it is hashed again
-            known.parent.mkdir(parents=True, exist_ok=True)
-            partial = known.with_name(f".{key}-{os.getpid()}")
-            partial.write_text(found)
-            partial.replace(known)
-        return found
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return remembered(stamp(path), of_content)
+
+
+def stamp(path: Path) -> tuple[Any, ...]:
+    """What changes when a file's content does: path, size, time of change, inode."""
+    stat = path.stat()
+    return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def remembered(key: Any, find: Callable[[], str], holds: Callable[[str], bool] = bool) -> str:
+    """The text that was found for a key, which is told by its repr; found anew where there is none for which `holds`."""
+    name = hashlib.sha256(repr(key).encode()).hexdigest()
+    known = cache_directory() / "digests" / name
+    with suppress(OSError):
+        if holds(text := known.read_text()):
+            return text
+    text = find()
+    with suppress(OSError):  # then it is found again
+        known.parent.mkdir(parents=True, exist_ok=True)
+        partial = known.with_name(f".{name}-{os.getpid()}")
+        partial.write_text(text)
+        partial.replace(known)
+    return text

@@ -39,9 +39,12 @@ class Encoder:
 # What became of a row: longer than max_length, it is cut off there, or in several samples; of white space alone, or
 # because it cannot be used, it is skipped.
 WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
-# What is counted of a sample beside its fate: answers whose thoughts the template does not show; special tokens in texts and
-# answers, which stay such; in other turns, of which they become plain text. Last a digest of its tokens.
-ABOUT = ("thoughts", "control", "plain", "digest")
+# Counted of a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
+# answers, which stay such; in other turns, of which they become plain text.
+COUNTED = ("thoughts", "control", "plain")
+# A sample: tokens, supervised ones, its fate (of several from one text the first says SPLIT), the number of its row among
+# the chunk's, a digest of its tokens.
+SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "digest")])
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 VEIL = "\ue000"  # of Unicode's private use
 
@@ -50,40 +53,32 @@ VEIL = "\ue000"  # of Unicode's private use
 class Encoded:
     """Samples laid end to end.
 
-    tokens: int32, all samples; supervised: bool, likewise; lengths: int64, one a sample; fates: int8, one a sample, of
-    several from one text the first says SPLIT
+    tokens: int32, all samples; supervised: bool, likewise; samples: one SAMPLE each
     dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
-    stand before it, and its fate; of: int64, which of the chunk's rows each sample is of; about: int64 (samples, of ABOUT);
-    rows: all of the chunk; size, after: its own; bad: number and error of each row that is BAD, in `chunk` (else None)
+    stand before it, and its fate; rows: all of the chunk; size, after: its own; bad: number and error of each row that is
+    BAD, in `chunk` (else None)
     """
 
     tokens: np.ndarray
     supervised: np.ndarray
-    lengths: np.ndarray
-    fates: np.ndarray
+    samples: np.ndarray
     dropped: np.ndarray
-    of: np.ndarray
-    about: np.ndarray
-    size: int = 0
-    rows: int = 0
-    after: Any = None
+    rows: int
+    size: int
+    after: Any
     bad: list[tuple[int, BadRow]] = field(default_factory=list)
     chunk: Chunk | None = None
 
     def behind(self, row: int) -> "Encoded":
         """The samples of this and later rows of the chunk."""
-        first = int(np.searchsorted(self.of, row))
-        token = int(self.lengths[:first].sum())
-        dropped = self.dropped[self.dropped[:, 0] >= first] - [first, 0]
+        first = int(np.searchsorted(self.samples["row"], row))
+        token = int(self.samples["length"][:first].sum())
         return replace(
             self,
             tokens=self.tokens[token:],
             supervised=self.supervised[token:],
-            dropped=dropped,
-            lengths=self.lengths[first:],
-            fates=self.fates[first:],
-            of=self.of[first:],
-            about=self.about[first:],
+            samples=self.samples[first:],
+            dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0],
         )
 
     def errors(self, most: int) -> list[UserError]:
@@ -191,83 +186,63 @@ class Machine:
 
     def encode(self, chunk: Chunk, columns: dict[str, str]) -> Encoded:
         """All samples of a chunk, and which rows cannot be used."""
-        numbers: list[int] = []
-        texts: list[Text | BadRow | None] = []
-        for number, row in chunk.rows():
-            numbers.append(number)
-            try:
-                texts.append(row if isinstance(row, BadRow) else self._text(row, columns))
-            except BadRow as error:
-                texts.append(error)
-        part, bad = self._tokenise(texts, size=chunk.size, rows=len(texts), after=chunk.after)
-        return replace(part, bad=[(numbers[i], error) for i, error in bad], chunk=chunk if bad else None)
-
-    def _text(self, row: Any, columns: dict[str, str]) -> Text | None:
-        text = convert(row, columns, self.render)
-        if text and not text.rendered:
-            text = replace(text, counts=(0, len(self.control.findall(text.text)), 0))
-        try:
-            (text.text if text else "").encode()
-        except UnicodeEncodeError:
-            raise BadRow(
-                r"half a surrogate pair (\ud800 to \udfff), which is no character", "mend or drop the row"
-            ) from None
-        return text
-
-    def _tokenise(self, texts: list[Text | BadRow | None], **more: Any) -> tuple[Encoded, list[tuple[int, BadRow]]]:
-        """What the texts become, and those that are bad by their number."""
+        texts = [(number, self._text(row, columns)) for number, row in chunk.rows()]
+        encodings = iter(self._ids([text for _, text in texts if isinstance(text, Text)]))
         longest = self.encoder.max_length
-        fates: list[int] = []
+        tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
+        samples: list[tuple[int, ...]] = []
         dropped: list[tuple[int, int]] = []
-        tokens: list[np.ndarray] = []
-        masks: list[np.ndarray] = []
-        of: list[int] = []
-        about: list[tuple[int, ...]] = []
         bad: list[tuple[int, BadRow]] = []
-        encoded = iter(self._ids([text for text in texts if isinstance(text, Text)]))
-        for index, text in enumerate(texts):
-            if text is None:
-                dropped.append((len(tokens), EMPTY))
-                continue
+        for row, (number, text) in enumerate(texts):
             if isinstance(text, Text):
-                ids, mask = next(encoded)
+                ids, mask = next(encodings)
                 fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
                 if fate and not self.encoder.truncation:
                     problem = f"{len(ids):,} tokens, but max_length is {longest:,} and truncation is off"
                     text = BadRow(problem, "raise max_length, drop the row, or set truncation: true")
             if isinstance(text, BadRow):
-                dropped.append((len(tokens), BAD))
-                bad.append((index, text))
+                bad.append((number, text))
+            if not isinstance(text, Text):
+                dropped.append((len(samples), BAD if text else EMPTY))
                 continue
             counts = text.counts
             for begin in range(0, len(ids), longest) if text.splits else (0,):
                 part, own = ids[begin : begin + longest], mask[begin : begin + longest]
-                if len(own):
-                    own[0] = False  # nothing comes before it that could predict it
+                own[:1] = False  # nothing comes before it that could predict it
                 if own.any():
                     tokens.append(part)
                     masks.append(own)
-                    fates.append(WHOLE if begin else fate)
-                    of.append(index)
-                    digest = int.from_bytes(
-                        hashlib.blake2b(part.tobytes(), digest_size=8).digest(), "little", signed=True
-                    )
-                    about.append((*counts, digest))
-                    counts = (0,) * len(counts)  # of a text, with its first part
+                    content = hashlib.blake2b(part.tobytes(), digest_size=8).digest()
+                    digest = int.from_bytes(content, "little", signed=True)
+                    samples.append((len(part), own.sum(), WHOLE if begin else fate, row, *counts, digest))
+                    counts = (0,) * len(counts)
                 elif begin == 0:
-                    dropped.append((len(tokens), fate))
-        lengths = np.array([len(part) for part in tokens], dtype=np.int64)
-        nothing = np.zeros(0)
+                    dropped.append((len(samples), fate))
         return Encoded(
-            np.concatenate([nothing, *tokens]).astype(np.int32) if not tokens else np.concatenate(tokens),
-            np.concatenate([nothing, *masks]).astype(bool) if not masks else np.concatenate(masks),
-            lengths,
-            np.array(fates, dtype=np.int8),
-            np.array(dropped, dtype=np.int64).reshape(-1, 2),
-            np.array(of, dtype=np.int64),
-            np.array(about, dtype=np.int64).reshape(-1, len(ABOUT)),
-            **more,
-        ), bad
+            np.concatenate(tokens),
+            np.concatenate(masks),
+            np.array(samples, SAMPLE),
+            np.array(dropped, np.int64).reshape(-1, 2),
+            len(texts),
+            chunk.size,
+            chunk.after,
+            bad,
+            chunk if bad else None,
+        )
+
+    def _text(self, row: Any, columns: dict[str, str]) -> Text | BadRow | None:
+        if isinstance(row, BadRow):
+            return row
+        try:
+            text = convert(row, columns, self.render)
+            if text and not text.rendered:
+                text = replace(text, counts=(0, len(self.control.findall(text.text)), 0))
+            (text.text if text else "").encode()
+        except BadRow as error:
+            return error
+        except UnicodeEncodeError:
+            return BadRow(r"half a surrogate pair (\ud800 to \udfff), which is no character", "fix or drop the row")
+        return text
 
     def _ids(self, texts: list[Text]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Token ids (int32) of each text and which of them are supervised."""

@@ -11,7 +11,6 @@ from ..recipe.batch import Batch
 from ..recipe.schema import DataSection, TrainingSection
 from .prepare import Prepared
 from .store import IGNORED, Samples
-from .stream import Stream
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,7 +24,7 @@ def figures(
     """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped. squares: as Collate's"""
     facts = prepared.facts
     held = sum(map(len, prepared.heldout.values()))
-    if isinstance(prepared.train, Stream):
+    if prepared.train.streamed:
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
     words = [f"{facts['samples']:,} training and {held:,} held-out samples, {_tokens(facts)}"]
     if len(facts["by_source"]) > 1:
@@ -56,7 +55,7 @@ def window(
 
 def standing_in(prepared: Prepared) -> str:
     """Which chat template stands in for the tokenizer's own, and why."""
-    return f"Brigade's {prepared.stands_in} for the tokenizer's own, which renders the same without generation marks"
+    return f"Brigade's {prepared.chat_format.stands_in} for the tokenizer's own, which renders the same without generation marks"
 
 
 def _tokens(facts: dict[str, int]) -> str:
@@ -111,8 +110,7 @@ def padding(
 
 def first(prepared: Prepared) -> Any:
     """The first row; of a stream, which begins with training, the first that is held out."""
-    streamed = isinstance(prepared.train, Stream)
-    return next(iter(prepared.heldout.values()))[0] if streamed else prepared.train[0]
+    return next(iter(prepared.heldout.values()))[0] if prepared.train.streamed else prepared.train[0]
 
 
 def show_sample(prepared: Prepared, tokenizer: object) -> None:

@@ -6,8 +6,10 @@ begins: `after` is a cursor that `chunks` takes to continue there.
 
 import codecs
 import csv
+import itertools
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,13 +28,13 @@ class BadRow(Exception):
 
 
 class Chunk(Protocol):
+    """after: the cursor behind it; size: in the unit of Rows.size"""
+
     @property
     def after(self) -> Any: ...
 
     @property
-    def size(self) -> int:
-        """In the unit of Rows.size."""
-        ...
+    def size(self) -> int: ...
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         """Each row with its number in the chunk; in place of one that cannot be read, what is wrong with it."""
@@ -59,7 +61,52 @@ class Rows(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RowChunk:
+    """Rows as they are, or of an Arrow stream. first: the number of its first row in what is at `called`."""
+
+    content: list[Row] | bytes
+    called: str
+    first: int
+    size: int
+    after: Any
+
+    def place(self, number: int) -> str:
+        return f"{self.called}, row {self.first + number}"
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        if isinstance(self.content, list):
+            yield from enumerate(self.content)
+            return
+        import pyarrow
+
+        for number, row in enumerate(pyarrow.ipc.open_stream(self.content).read_all().to_pylist()):
+            yield number, {name: _without_none(value) for name, value in row.items()}
+
+
+def _without_none(value: Any) -> Any:
+    """Arrow gives every struct the keys of all others, as None."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _arrow_chunk(batch: Any, called: str, first: int, after: Any) -> RowChunk:
+    """A record batch as bytes of its own: pickling a slice would take along the whole table."""
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return RowChunk(sink.getvalue().to_pybytes(), called, first, len(batch), after)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
 class Files:
+    """Files of one kind, as a whole read in order. A cursor: (number of the file, rows of it that are done)."""
+
+    size: int | None = None
+
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
         self.place = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/*{paths[0].suffix}"
@@ -67,15 +114,29 @@ class Files:
     def digests(self) -> list[str]:
         return [digest(path) for path in self.paths]
 
+    def read(self, path: Path) -> Iterator[Row]:
+        """All rows of a file. Raises UserError where it is broken."""
+        raise NotImplementedError
+
+    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
+        first, done = cursor or (0, 0)
+        for number in range(first, len(self.paths)):
+            path = self.paths[number]
+            rows = itertools.islice(self.read(path), done, None)
+            while part := list(itertools.islice(rows, CHUNK_ROWS)):
+                yield RowChunk(part, str(path), done + 1, len(part), (number, done + len(part)))
+                done += len(part)
+            done = 0
+
 
 class JsonLines(Files):
-    """One JSON object a line. Chunks are byte ranges that begin and end with a line."""
+    """One JSON object a line. Chunks are byte ranges that begin and end with a line, decoded by who tokenises them."""
 
     def __init__(self, paths: list[Path]) -> None:
         super().__init__(paths)
         self.size = sum(path.stat().st_size for path in paths)
 
-    def chunks(self, cursor: Any = None) -> Iterator["_Lines"]:
+    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
         first, begin = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path = self.paths[number]
@@ -121,74 +182,76 @@ class _Lines:
                 yield number, json.loads(line.decode("utf-8").rstrip())
             except UnicodeDecodeError:
                 yield number, BadRow(f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8")
-            except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
-                known = isinstance(error, json.JSONDecodeError)
-                said = f"{error.msg} at column {error.colno}" if known else str(error)[:80]  # type: ignore[union-attr]
-                yield number, BadRow(f"not JSON: {said}: {line.decode()[:40]!r}", "mend or delete that line")
+            except (ValueError, RecursionError) as error:
+                problem = f"not JSON: {_json_problem(error)}: {line.decode()[:40]!r}"
+                yield number, BadRow(problem, "fix or delete that line")
+
+
+def _json_problem(error: Exception) -> str:
+    # A ValueError of another class: an integer of thousands of digits.
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
+
+
+class JsonArrays(Files):
+    """One JSON array of rows, as json.dump writes a list: read as a whole, and decoded row by row. In memory lie its
+    characters, not its objects."""
+
+    def read(self, path: Path) -> Iterator[Row]:
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(str(path), f"not UTF-8 at byte {error.start:,}", "give text: JSON in UTF-8") from None
+
+        def after_blanks(at: int) -> int:
+            return next((i for i in range(at, len(text)) if text[i] not in " \t\r\n"), len(text))
+
+        decode, at = json.JSONDecoder().raw_decode, after_blanks(text.index("[") + 1)
+        closed = text.startswith("]", at)
+        try:
+            while not closed:
+                row, at = decode(text, at)
+                yield row
+                at = after_blanks(at)
+                closed = text.startswith("]", at)
+                if not closed and not text.startswith(",", at):
+                    raise json.JSONDecodeError("',' or ']' wanted after a row", text, at)
+                at = at if closed else after_blanks(at + 1)
+            if (end := after_blanks(at + 1)) < len(text):
+                raise json.JSONDecodeError("more behind the array's end", text, end)
+        except (ValueError, RecursionError) as error:
+            at = error.pos if isinstance(error, json.JSONDecodeError) else at
+            place = f"{path}, line {text.count(chr(10), 0, at) + 1}"
+            problem = f"not a JSON array of rows: {_json_problem(error)}: {text[at : at + 40]!r}"
+            raise UserError(place, problem, "fix it there, or write one object a line (.jsonl)") from None
+
+
+def is_json_array(path: Path) -> bool:
+    """Whether a file begins with a bracket, where one of lines has a brace."""
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 class Csv(Files):
     """CSV with a header line; every value is a text."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.size = None
-
-    def chunks(self, cursor: Any = None) -> Iterator["_Rows"]:
+    def read(self, path: Path) -> Iterator[Row]:
         csv.field_size_limit(1 << 30)  # a text may be longer than the 131,072 characters that are the default
-        first, skipped = cursor or (0, 0)
-        for number in range(first, len(self.paths)):
-            path = self.paths[number]
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, strict=True)
-                done, rows = 0, []
-                try:
-                    names = reader.fieldnames or ()
-                    if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
-                        raise UserError(
-                            f"{path}, line 1",
-                            f"one column, {names[0]!r}: its cells are separated by {other!r}",
-                            "write it with commas",
-                        )
-                    for row in reader:
-                        done += 1
-                        if done <= skipped:
-                            continue
-                        if None in row or None in row.values():
-                            cells = len([v for v in row.values() if v is not None])
-                            raise ValueError(f"{cells} cells or more under a header of {len(names)}")
-                        rows.append(row)
-                        if len(rows) == CHUNK_ROWS:
-                            yield _Rows(rows, f"{path}, row", done - len(rows) + 1, (number, done))
-                            rows = []
-                except (csv.Error, ValueError) as error:  # the reader counts a line when it has read it
-                    line = reader.line_num + isinstance(error, csv.Error)
-                    raise UserError(
-                        f"{path}, line {line}", f"not CSV in UTF-8: {error}", "mend that line, or quote its cells"
-                    ) from None
-                if rows:
-                    yield _Rows(rows, f"{path}, row", done - len(rows) + 1, (number, done))
-            skipped = 0
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows as they are."""
-
-    content: list[Row]
-    called: str
-    first: int
-    after: Any
-
-    @property
-    def size(self) -> int:
-        return len(self.content)
-
-    def place(self, number: int) -> str:
-        return f"{self.called} {self.first + number}"
-
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        return enumerate(self.content)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            try:
+                names = reader.fieldnames or ()
+                if len(names) == 1 and (other := next((mark for mark in ";\t" if mark in names[0]), "")):
+                    problem = f"one column, {names[0]!r}: its cells are separated by {other!r}"
+                    raise UserError(f"{path}, line 1", problem, "write it with commas")
+                for row in reader:
+                    if None in row or None in row.values():
+                        cells = len([v for v in row.values() if v is not None])
+                        raise ValueError(f"{cells} cells or more under a header of {len(names)}")
+                    yield row
+            except (csv.Error, ValueError) as error:
+                line = reader.line_num + isinstance(error, csv.Error)  # the reader counts a line when it has read it
+                problem, cure = f"not CSV in UTF-8: {error}", "fix that line, or quote its cells"
+                raise UserError(f"{path}, line {line}", problem, cure) from None
 
 
 class Parquet(Files):
@@ -200,79 +263,41 @@ class Parquet(Files):
 
     @staticmethod
     def _open(path: Path) -> Any:
-        import pyarrow
         import pyarrow.parquet
 
-        try:
+        with _whole_parquet(path):
             return pyarrow.parquet.ParquetFile(path)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise _broken(path, error) from None
 
-    def chunks(self, cursor: Any = None) -> Iterator["_Arrow"]:
-        import pyarrow
-
+    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
         first, skipped = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path, done = self.paths[number], 0
             file = self._open(path)
-            groups: list[int] = []  # those that are not read to their end yet
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if not groups and done + rows <= skipped:
-                    done += rows
-                else:
-                    groups.append(group)
-            try:
+            groups = list(range(file.num_row_groups))
+            while groups and done + (rows := file.metadata.row_group(groups[0]).num_rows) <= skipped:
+                done += rows  # of row groups that were read to their end nothing is read again
+                groups.pop(0)
+            with _whole_parquet(path):
                 for batch in file.iter_batches(batch_size=CHUNK_ROWS, row_groups=groups):
                     begin, done = max(skipped - done, 0), done + len(batch)
                     if begin < len(batch):
                         batch = batch.slice(begin)
-                        yield _Arrow(_ipc(batch), f"{path}, row", done - len(batch) + 1, len(batch), (number, done))
-            except (pyarrow.ArrowException, OSError) as error:
-                raise _broken(path, error) from None
+                        yield _arrow_chunk(batch, str(path), done - len(batch) + 1, (number, done))
             skipped = 0
 
 
-def _broken(path: Path, error: Exception) -> UserError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-    return UserError(str(path), f"not a whole Parquet file: {reason}", "write or download it again")
-
-
-def _ipc(batch: Any) -> bytes:
-    """A record batch as bytes of its own: pickling a slice would take along the whole table."""
+@contextmanager
+def _whole_parquet(path: Path) -> Iterator[None]:
     import pyarrow
 
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise UserError(str(path), f"not a whole Parquet file: {reason}", "write or download it again") from None
 
 
-@dataclass(frozen=True)
-class _Arrow:
-    content: bytes
-    called: str
-    first: int
-    size: int
-    after: Any
-
-    def place(self, number: int) -> str:
-        return f"{self.called} {self.first + number}"
-
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        import pyarrow
-
-        for number, row in enumerate(pyarrow.ipc.open_stream(self.content).read_all().to_pylist()):
-            yield number, {name: _without_none(value) for name, value in row.items()}
-
-
-def _without_none(value: Any) -> Any:
-    """Arrow gives every struct the keys of all others, as None."""
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
-
-
+# ---- data sets -------------------------------------------------------------------------------------------------------
 class Table:
     """A split of the datasets library, in memory-mapped files or streamed. version: which configuration, split and commit
     of what is at `place`."""
@@ -290,7 +315,7 @@ class Table:
         files = [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()] if local else [self.place]
         return [*files, repr(self.version)]
 
-    def chunks(self, cursor: Any = None) -> Iterator[_Arrow]:
+    def chunks(self, cursor: Any = None) -> Iterator[RowChunk]:
         done, state = cursor or (0, None)
         if done and done == self.size:  # datasets selects no empty range at its end
             return
@@ -301,5 +326,4 @@ class Table:
         for table in rows.iter(batch_size=CHUNK_ROWS):
             begin, done = done, done + len(table)
             state = rows.state_dict() if self.size is None else None
-            batch = table.combine_chunks().to_batches()[0]
-            yield _Arrow(_ipc(batch), f"{self.place}, row", begin + 1, len(table), (done, state))
+            yield _arrow_chunk(table.combine_chunks().to_batches()[0], self.place, begin + 1, (done, state))

@@ -1,20 +1,19 @@
 """Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, the built-in documentation of Python."""
 
-import glob
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
-from . import builtin, json_array
+from . import builtin
+from .builtin import BUILT_IN
 from .cache import cache_directory
-from .rows import Csv, JsonLines, Parquet, Rows, Table
+from .prepare import paths_of
+from .rows import Csv, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
 
-BUILT_IN = "python-docs"
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -99,9 +98,7 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 def _files(name: str, place: str) -> "Rows":
-    paths = [Path(path) for path in sorted(glob.glob(str(Path(name).expanduser()), recursive=True))]  # noqa: PTH207
-    if not paths:
-        paths = [find(name, place, "data file")]
+    paths = paths_of(name, place)
     for path in paths:
         if path.is_dir():
             raise UserError(
@@ -116,13 +113,13 @@ def _files(name: str, place: str) -> "Rows":
             f"{name!r} is {' and '.join(kinds) or 'without an ending'}",
             f"give files of one kind: {', '.join(FORMATS)}",
         )
-    arrays = [path for path in paths if kinds[0] == ".json" and json_array.is_one(path)]
+    arrays = [path for path in paths if kinds[0] == ".json" and is_json_array(path)]
     if arrays and len(arrays) < len(paths):
         raise UserError(
             place, f"{arrays[0]} is one JSON array, others of {name!r} are one object a line", "give files of one kind"
         )
     if arrays:
-        return json_array.JsonArrays(paths)
+        return JsonArrays(paths)
     return Parquet(paths) if kinds[0] == ".parquet" else Csv(paths) if kinds[0] == ".csv" else JsonLines(paths)
 
 

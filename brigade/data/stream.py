@@ -23,8 +23,11 @@ from ..cluster import World
 from ..errors import UserError, of_disk, writing
 from ..recipe.flags import Settings
 from . import cache, packing, sources
+from .build import encoded, encoder_of
 from .encode import Encoded, Encoder, Machine, refusal
-from .store import Row, Samples, Writer
+from .prepare import FORMAT
+from .store import Row, Samples
+from .writer import Writer
 
 WINDOW = 8192  # samples
 HELD_OUT = 256  # samples, where a source has no split of its own
@@ -55,18 +58,35 @@ def check(settings: Settings) -> None:
         )
 
 
+# ---- holding out -----------------------------------------------------------------------------------------------------
+def hold_out(settings: Settings, encoder: Encoder, found: list[sources.Origin], writer: Writer) -> dict[str, Any]:
+    """Store the held-out samples of all sources; returns where training begins in each."""
+    begins = [_hold_out(number, origin, settings, encoder, writer) for number, origin in enumerate(found)]
+    return {"format": FORMAT, "begins": begins}
+
+
+def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> Any:
+    """Of its own split, or its first samples. Returns where training begins."""
+    wanted = settings.recipe.data.max_eval_samples or HELD_OUT
+    rows, first, cursor, begins = origin.heldout or origin.train, writer.samples, None, None
+    for part in encoded(rows, origin.columns, encoder, 1, wanted):
+        missing = first + wanted - writer.samples
+        writer.add(part)
+        if missing <= len(part.samples):
+            begins = behind(cursor, part, missing)
+            break
+        cursor = begins = part.after
+    if writer.samples == first:
+        cure = "check that it has rows with answers, or raise max_length"
+        raise UserError(rows.place, "it yields no samples with a supervised token", cure)
+    if not origin.heldout and next(read(origin, Machine(encoder), begins), None) is None:
+        problem = f"nothing is left to train on besides {writer.samples - first} samples that are held out"
+        raise UserError(rows.place, problem, "set max_eval_samples lower, or name a validation_file")
+    writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
+    return None if origin.heldout else begins
+
+
 # ---- making windows ------------------------------------------------------------------------------------------------
-def begin(heldout_ends: list[Any]) -> dict[str, Any]:
-    """The state before the first window: where each source's training rows begin, and where it stands."""
-    return {
-        "number": 0,
-        "first_row": 0,
-        "begins": heldout_ends,
-        "cursors": heldout_ends,
-        "samples": [0] * len(heldout_ends),
-    }
-
-
 def build(
     folder: Path, state: dict[str, Any], settings: Settings, machine: Machine, found: list[sources.Origin], size: int
 ) -> dict[str, Any]:
@@ -91,11 +111,10 @@ def build(
             break
         writer.add(part)
         dropped += part.dropped[:, 1].tolist()
-        cursors[number], samples[number] = part.after, samples[number] + len(part.lengths)
-    lengths = writer.lengths()
-    rows = (
-        packing.best_fit(lengths, recipe.data.max_length) if recipe.data.packing else [[i] for i in range(len(lengths))]
-    )
+        cursors[number], samples[number] = part.after, samples[number] + len(part.samples)
+    lengths = writer.table()["length"]
+    packed = recipe.data.packing
+    rows = packing.best_fit(lengths, recipe.data.max_length) if packed else [[i] for i in range(len(lengths))]
     order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(rows))
     writer.split("train", [rows[i] for i in order])
     writer.close()
@@ -125,7 +144,11 @@ def read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Enco
 def behind(cursor: Any, part: Encoded, samples: int) -> Any:
     """Where training begins if a source's first samples are held out, `samples` (at least one) of the chunk that was read
     at `cursor`: at the next row, so that no text lies on both sides."""
-    return part.after if samples == len(part.lengths) else {"cursor": cursor, "held": int(part.of[samples - 1]) + 1}
+    return (
+        part.after
+        if samples == len(part.samples)
+        else {"cursor": cursor, "held": int(part.samples["row"][samples - 1]) + 1}
+    )
 
 
 def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
@@ -176,7 +199,7 @@ def _is_gone(file: Path) -> bool:
 class Stream:
     """The training rows of a streaming run, by their number from the run's beginning.
 
-    rows: of the whole run, max_steps x global batch
+    rows: of the whole run, max_steps x global batch; start: the state of the first window
     """
 
     streamed = True
@@ -191,6 +214,20 @@ class Stream:
     _window: tuple[int, int, Samples, np.ndarray] | None = field(default=None, repr=False)
     _process: Any = field(default=None, repr=False)
     _entered: int = 0  # the row behind the last window that `entered` gave
+
+    @classmethod
+    def of_recipe(cls, settings: Settings, tokenizer: Any, begins: list[Any]) -> "Stream":
+        """begins: of each source, the cursor at which training begins"""
+        start = {
+            "number": 0,
+            "first_row": 0,
+            "begins": begins,
+            "cursors": begins,
+            "samples": [0] * len(begins),
+        }
+        training = settings.recipe.training
+        rows = training.max_steps * training.global_batch_size
+        return cls(settings, encoder_of(settings, tokenizer), start, rows)
 
     def __len__(self) -> int:
         return self.rows

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from ..data import builtin
+from ..data.builtin import BUILT_IN
 from ..data.cache import cache_directory
-from ..data.sources import BUILT_IN
 from ..errors import UserError, first_line
 from ..recipe.flags import Settings
 from .location import location

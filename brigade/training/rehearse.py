@@ -19,7 +19,7 @@ import yaml
 
 from ..checkpoint.choosing import REHEARSAL
 from ..cluster import World
-from ..data.sources import BUILT_IN
+from ..data.builtin import BUILT_IN
 from ..distributed import ranks
 from ..errors import UserError
 from ..errors.console import console, counted

@@ -31,7 +31,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **_adapters(run, trainer, data),
         **_frozen(trainer.model),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
-        **({"chat template": report.standing_in(data)} if data.stands_in else {}),
+        **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.name} (from {strategy.source})",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brigade.data import builtin
+from brigade.data import builtin, python_docs
 
 ROOT = Path(__file__).parents[2]
 ENSURE = "import sys; from pathlib import Path; from brigade.data.builtin import ensure; print(ensure(Path(sys.argv[1])).train)"
@@ -52,7 +52,7 @@ def names(chats):
 
 
 def test_later_calls_only_look(built, monkeypatch):
-    monkeypatch.setattr(builtin, "_build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(python_docs, "_sources", lambda: pytest.fail("built again"))
     assert builtin.ensure(built.train.parents[1]) == built
 
 
@@ -62,20 +62,8 @@ def test_concurrent_builds_agree_with_each_other_and_with_an_earlier_one(built, 
     outputs = [process.communicate(timeout=120)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1]
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [built.train.parent.name]
+    assert [path.name for path in (tmp_path / "cache").glob("*/")] == [built.train.parent.name]
     assert contents(Path(outputs[0]).parent) == contents(built.train.parent)
-
-
-def test_the_loser_of_a_race_uses_the_directory_of_the_winner(built, tmp_path, monkeypatch):
-    def build_late(paths, *_):
-        paths.train.write_text("of the loser")
-        winner = tmp_path / built.train.parent.name
-        winner.mkdir()
-        (winner / "train.jsonl").write_text("of the winner")
-
-    monkeypatch.setattr(builtin, "_build", build_late)
-    assert builtin.ensure(tmp_path).train.read_text() == "of the winner"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
@@ -83,10 +71,10 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
         paths.train.write_text("half")
         raise RuntimeError("disk on fire")
 
-    monkeypatch.setattr(builtin, "_build", fail)
+    monkeypatch.setattr(python_docs, "_build", fail)
     with pytest.raises(RuntimeError, match="disk on fire"):
         builtin.ensure(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*/"))
 
 
 def test_importing_stays_light():
@@ -97,7 +85,7 @@ def test_importing_stays_light():
 
 
 def test_no_sources_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(builtin.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(python_docs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(FileNotFoundError, match="sources of the standard library"):
         builtin.ensure(tmp_path / "cache")
 
@@ -113,7 +101,7 @@ def test_each_chat_is_one_question_and_one_answer(chats):
         assert (user["role"], assistant["role"]) == ("user", "assistant")
         assert user.keys() == assistant.keys() == {"role", "content"}
         assert "`" in user["content"]
-        assert builtin.SHORTEST <= len(assistant["content"]) <= builtin.LONGEST
+        assert python_docs.SHORTEST <= len(assistant["content"]) <= python_docs.LONGEST
         assert assistant["content"] == assistant["content"].strip()
 
 
@@ -151,12 +139,12 @@ def test_a_signature_is_written_as_called(chats):
     ],
 )
 def test_shorten(text, longest, short):
-    assert builtin._shorten(text, longest) == short
+    assert python_docs._shorten(text, longest) == short
 
 
 @given(st.text(alphabet="ab.:\n ", max_size=60), st.integers(1, 40))
 def test_shorten_returns_a_prefix_within_the_limit(text, longest):
-    short = builtin._shorten(text, longest)
+    short = python_docs._shorten(text, longest)
     assert len(short) <= longest
     assert text.strip().startswith(short)
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.data import sources
+from brigade.data.build import plan
 from brigade.data.builtin import ensure
 from brigade.data.cache import cache_directory
-from brigade.data.prepare import plan
 
 CONTENT = [{"text": f"text {i}"} for i in range(6)]
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brigade.data import build as building
 from brigade.data import builtin, encode, report, rows, samples, sources
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
 from brigade.data.chat_template import TEMPLATES
-from brigade.data.rows import _Rows
+from brigade.data.rows import RowChunk
 from brigade.data.store import IGNORED
 
 CHATML = TEMPLATES / "chatml.jinja"
@@ -47,7 +48,11 @@ class only:
     """A Prepared of one source, its held-out samples and facts by attribute."""
 
     def __init__(self, prepared):
-        self.train, self.fingerprint, self.stands_in = prepared.train, prepared.fingerprint, prepared.stands_in
+        self.train, self.fingerprint, self.stands_in = (
+            prepared.train,
+            prepared.fingerprint,
+            prepared.chat_format.stands_in,
+        )
         (self.heldout,) = prepared.heldout.values()
         self.facts = prepared.facts
         self.cut, self.dropped = prepared.facts["cut"], prepared.facts["dropped"]
@@ -99,7 +104,7 @@ def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
     machine = encode.Machine(
         encode.Encoder(tokenizer.backend_tokenizer.to_str(), CHATML.read_text(), None, {}, None, 4096, True)
     )
-    found = machine.encode(_Rows([{"messages": messages}], "here", 1, None), {})
+    found = machine.encode(RowChunk([{"messages": messages}], "here", 1, 1, None), {})
     labels = np.where(found.supervised, found.tokens, IGNORED).tolist()
     sample = {"input_ids": found.tokens.tolist(), "labels": labels}
     whole = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
@@ -165,7 +170,7 @@ def test_blank_lines_are_nothing(prepare):
 # ---- once per content --------------------------------------------------------------------------------------------
 def test_what_was_encoded_is_read_back(prepare, monkeypatch):
     first = prepare()
-    monkeypatch.setattr(preparing, "_build", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(building, "_store", lambda *_: pytest.fail("encoded again"))
     again = prepare()
     assert again.fingerprint == first.fingerprint and (again.cut, again.dropped) == (first.cut, first.dropped)
     assert same(again.train, first.train) and same(again.heldout, first.heldout)
@@ -205,14 +210,14 @@ def test_whatever_changes_the_samples_changes_the_fingerprint(prepare, tmp_path,
 
 
 def test_an_encoding_that_was_killed_is_done_again(prepare, cache, monkeypatch):
-    real = preparing.Writer.close
+    real = building.Writer.close
 
     def killed(self):
         real(self)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(preparing.Writer, "close", killed)
+        patched.setattr(building.Writer, "close", killed)
         prepare()
     assert not [path for path in (cache / "prepared").iterdir() if path.is_dir()]
     assert len(prepare().train) == 19
@@ -227,15 +232,15 @@ def test_a_cache_of_another_version_is_made_anew(prepare, cache, capsys, meta):
 
 
 def test_two_processes_at_once(prepare, load, tokenizer, monkeypatch, tmp_path):
-    real, said = preparing._build, tmp_path / "said"
+    real, said = building._store, tmp_path / "said"
 
     def slow(*arguments):
         with said.open("a") as file:
             file.write("encodes\n")
         time.sleep(0.3)
-        real(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(preparing, "_build", slow)
+    monkeypatch.setattr(building, "_store", slow)
     prepare(CHATS[:3])  # every library is at work by now, so that the children do not import
     said.unlink()
     (tmp_path / "both.jsonl").write_text("".join(json.dumps(c) + "\n" for c in CHATS))

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from brigade.data import build as building
 from brigade.data import builtin, encode, packing, report, rows
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
@@ -83,7 +84,7 @@ def texts(tokenizer, samples):
 ], ids=str)  # fmt: skip
 def test_what_changes_the_samples_changes_the_fingerprint(load, tokenizer, write, change):
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))}
-    prints = [preparing.plan(load(data=one), tokenizer)[2] for one in (data, data | change, data)]
+    prints = [building.plan(load(data=one), tokenizer)[2] for one in (data, data | change, data)]
     assert prints[0] == prints[2] != prints[1]
 
 
@@ -93,7 +94,7 @@ def test_weights_and_their_seed_change_it(load, tokenizer, write):
     def fingerprint(weights, seed=42):
         sources = [{"train_file": file, "weight": weight} for file, weight in zip(files, weights, strict=True)]
         settings = load(data={"dataset_name": None, "datasets": sources}, training={"seed": seed})
-        return preparing.plan(settings, tokenizer)[2]
+        return building.plan(settings, tokenizer)[2]
 
     half = fingerprint((0.5, 0.5))
     assert half == fingerprint((0.5, 0.5)) != fingerprint((0.4, 0.6))
@@ -109,17 +110,17 @@ def test_nothing_else_changes_it(load, tokenizer, write, training, data):
     plain = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))}
     changed = plain | data | {"train_file": write("another name.jsonl", chats("a", 9))}
     assert (
-        preparing.plan(load(data=plain), tokenizer)[2]
-        == preparing.plan(load(data=changed, training=training), tokenizer)[2]
+        building.plan(load(data=plain), tokenizer)[2]
+        == building.plan(load(data=changed, training=training), tokenizer)[2]
     )
 
 
 def test_a_tokenizer_that_was_used_is_the_same(load, tokenizer, write):
     settings = load(data={"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))})
-    before = preparing.plan(settings, tokenizer)[2]
+    before = building.plan(settings, tokenizer)[2]
     used = copy.deepcopy(tokenizer)
     used(["a", "b c d"], padding=True, truncation=True, max_length=8)
-    assert preparing.plan(settings, used)[2] == before
+    assert building.plan(settings, used)[2] == before
 
 
 @pytest.mark.parametrize("damage", [
@@ -147,13 +148,13 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
         "TOKENIZERS_PARALLELISM", "false"
     )  # as train.py does: this process has tokenised before it forks
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 80)), "packing": True, "max_length": 64}
-    encoder, (origin,), _ = preparing.plan(load(data=data), tokenizer)
+    encoder, (origin,), _ = building.plan(load(data=data), tokenizer)
     pids = []
     real = encode.Machine.__init__
     monkeypatch.setattr(encode.Machine, "__init__", lambda self, e: (pids.append(os.getpid()), real(self, e))[1])
-    serial = list(preparing.encoded(origin.train, {}, encoder, 1))
+    serial = list(building.encoded(origin.train, {}, encoder, 1))
     assert len(serial) > 10 and len(pids) == 1
-    parallel = list(preparing.encoded(origin.train, {}, encoder, 2))
+    parallel = list(building.encoded(origin.train, {}, encoder, 2))
     assert len(pids) == 1, "the parent loaded a tokenizer of its own"
     assert len(parallel) == len(serial)
     for ours, theirs in zip(parallel, serial, strict=True):

@@ -17,8 +17,7 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from brigade.data import rows, sources
-from brigade.data.json_array import JsonArrays
-from brigade.data.rows import Csv, JsonLines, Parquet, Table
+from brigade.data.rows import Csv, JsonArrays, JsonLines, Parquet, Table
 from brigade.errors import UserError
 
 

@@ -153,6 +153,11 @@ ENDS = {
 }
 
 
+def record(settings, tokenizer, generation):
+    template, _, stands_in = chat_template.load(settings, tokenizer)
+    chat_template.chat_format(tokenizer, template, stands_in).record(tokenizer, generation)
+
+
 @every_template
 def test_what_is_saved_has_the_template_that_was_named_and_stops_at_its_ends(load, tokenizers, tmp_path, name):
     from transformers import AutoTokenizer, GenerationConfig
@@ -161,7 +166,7 @@ def test_what_is_saved_has_the_template_that_was_named_and_stops_at_its_ends(loa
     tokenizer.chat_template = None  # a base model's
     generation = GenerationConfig(eos_token_id=7)
     for _ in range(2):  # once more, by an export
-        chat_template.record(load(data={"chat_template": name}), tokenizer, generation)
+        record(load(data={"chat_template": name}), tokenizer, generation)
         tokenizer.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == text_of(name)
     ends = {7, tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ENDS[name])}
@@ -172,7 +177,7 @@ def test_an_own_template_for_which_ours_stood_in_stays(load, tokenizers):
     tokenizer = copy.deepcopy(tokenizers["llama3"])
     tokenizer.chat_template = own = unmarked("llama3")
     generation = SimpleNamespace(eos_token_id=7)
-    chat_template.record(load(data={"chat_template": None}), tokenizer, generation)
+    record(load(data={"chat_template": None}), tokenizer, generation)
     assert tokenizer.chat_template == own
     assert set(tokenizer.convert_tokens_to_ids(ENDS["llama3"])) <= set(generation.eos_token_id)
 

@@ -73,7 +73,7 @@ def test_in_order_and_only_a_few_chunks_are_read_ahead(encoder):
 
     done = 0
     for number, part in enumerate(workers.encoded(watched(), encoder, 2, "here")):
-        assert part.rows == 1 and part.lengths[0] == len(part.tokens)
+        assert part.rows == 1 and part.samples["length"][0] == len(part.tokens)
         done = number + 1
         assert len(taken) <= done + 2 * workers.AHEAD
     assert done == 200

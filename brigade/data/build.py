@@ -1,0 +1,228 @@
+"""Preparing a recipe's data: its sources are read, tokenised, split, mixed, packed and stored, once per host and content."""
+
+import hashlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import UserError, console
+from ..recipe.flags import Settings
+from . import cache, chat_template, encode, mixing, packing, sources, workers
+from .prepare import ENCODING, FORMAT, META, folder_of, is_whole
+from .rows import Files, Rows
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LISTED, MANY = 10, 1000  # bad rows that are named; as many that no more are looked for
+
+
+def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """What a run has to know of its prepared data, which lies in the cache afterwards: fingerprint, names of the sources,
+    and how chats are written. Raises UserError as `prepare` does."""
+    if settings.recipe.data.streaming:
+        from . import stream
+
+        stream.check(settings)
+        store = stream.hold_out
+    else:
+        store = _store
+    encoder, found, fingerprint = plan(settings, tokenizer)
+    folder = folder_of(fingerprint)
+    if folder.is_dir() and not is_whole(folder):
+        message = f"{folder} was written by another version of Brigade, or not to its end: preparing anew."
+        print(message, file=sys.stderr)
+
+    def whole(aside: Path) -> None:
+        writer = Writer(aside)
+        facts = store(settings, encoder, found, writer)
+        writer.close()
+        (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
+
+    cache.once(folder, is_whole, whole)
+    chat_format = asdict(chat_template.chat_format(tokenizer, encoder.template, encoder.stands_in))
+    return {"fingerprint": fingerprint, "sources": [origin.name for origin in found], "chat_format": chat_format}
+
+
+def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> encode.Encoder:
+    """How the recipe's rows become tokens."""
+    data = settings.recipe.data
+    if not tokenizer.is_fast:
+        raise UserError(
+            settings.place("tokenizer_name_or_path"),
+            f"{type(tokenizer).__name__} is not one of the Rust tokenizers, so nothing says which tokens are whose",
+            "name one with a tokenizer.json",
+        )
+    # How it was last called (padding, truncation) is part of its state, but of no sample.
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    template, no_template, stands_in = chat_template.load(settings, tokenizer)
+    return encode.Encoder(
+        tokenizer=json.dumps(backend),
+        template=template,
+        no_template=no_template,
+        variables={name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)},
+        end=tokenizer.eos_token_id,
+        max_length=data.max_length,
+        truncation=data.truncation,
+        stands_in=stands_in,
+        skip_bad_rows=data.skip_bad_rows,
+    )
+
+
+def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[encode.Encoder, list[sources.Origin], str]:
+    """The encoder, the opened sources, and the fingerprint of what they will yield."""
+    import tokenizers
+
+    data = settings.recipe.data
+    encoder, found = encoder_of(settings, tokenizer), sources.origins(settings)
+    contents = [
+        (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
+    ]
+    options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
+    how = asdict(encoder) | {"no_template": None, "stands_in": None}
+    if not how["skip_bad_rows"]:  # the key was not there once, and an unfinished run keeps its data
+        del how["skip_bad_rows"]
+    seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
+    text = json.dumps([ENCODING, tokenizers.__version__, how, contents, options, seed])
+    _refuse_files_on_both_sides(found)
+    return encoder, found, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _refuse_files_on_both_sides(found: list[sources.Origin]) -> None:
+    """Raises UserError for a file that is trained on and held out, under whatever name."""
+    trained = {
+        content: origin.train.place
+        for origin in found
+        if isinstance(origin.train, Files)
+        for content in origin.train.digests()
+    }
+    for origin in found:
+        if isinstance(origin.heldout, Files) and (same := trained.keys() & set(origin.heldout.digests())):
+            problem = f"it is held out, and has the content of {trained[same.pop()]}, which is trained on"
+            split = "validation_split then holds some of the training rows out"
+            raise UserError(
+                origin.heldout.place, problem, f"hold out other rows, or leave validation_file out: {split}"
+            )
+
+
+def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Origin], writer: Writer) -> dict[str, Any]:
+    """Store the training and held-out samples of all sources; returns their figures."""
+    data = settings.recipe.data
+    train: list[np.ndarray] = []
+    heldout: list[np.ndarray] = []
+    dropped: list[np.ndarray] = []
+    sizes: list[float] = []
+    by_size = len(found) > 1 and any(origin.weight is None for origin in found)
+    for number, origin in enumerate(found):
+        share = 0.0 if origin.heldout else data.validation_split
+        limit = data.max_train_samples
+        if limit and not origin.heldout:
+            limit += data.max_eval_samples or round(limit * share / (1 - share)) + 1
+        if by_size and origin.train.size is None:  # nothing but its end tells
+            limit = None
+        samples, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
+        if origin.heldout:
+            held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, data.max_eval_samples)
+        else:
+            samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.max_eval_samples)
+            if len(samples) and not len(held):
+                cure = "give a validation_file, more rows, or a higher max_train_samples if it is set"
+                raise UserError(origin.train.place, "one row alone: nothing is left to hold out", cure)
+        for name, rows, ids in ("training", origin.train, samples), ("held-out", origin.heldout or origin.train, held):
+            if not len(ids):
+                problem = f"it yields no {name} samples with a supervised token within {data.max_length} tokens"
+                cure = "check that it has rows with answers, or raise max_length or the number of samples"
+                raise UserError(rows.place, problem, cure)
+        train.append(samples)
+        dropped.append(lost)
+        sizes.append(size)
+        heldout.append(held[: data.max_eval_samples])
+        writer.split(f"heldout-{number}", [[int(i)] for i in heldout[-1]])
+    weights, seed = [origin.weight for origin in found], settings.recipe.training.seed
+    chosen = mixing.mix(train, weights, sizes, seed, data.max_train_samples)
+    if data.packing:
+        sequences = packing.best_fit(writer.table()["length"][chosen], data.max_length)
+        sequences = [[int(chosen[i]) for i in sequence] for sequence in sequences]
+    else:
+        sequences = [[int(i)] for i in chosen]
+    writer.split("train", sequences)
+    used = [chosen[np.isin(chosen, samples)] for samples in train]
+    beside = [mixing.beside(part, samples, lost) for part, samples, lost in zip(used, train, dropped, strict=True)]
+    return writer.facts(chosen, np.concatenate(beside)) | {
+        "format": FORMAT,
+        "sequences": len(sequences),
+        "by_source": [len(part) for part in used],
+        "shared": writer.shared(np.concatenate(heldout), chosen),
+    }
+
+
+def _encode_all(
+    rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
+    of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
+    first, read, seen = writer.samples, 0, 0
+    dropped: list[np.ndarray] = []
+    unit = "B" if isinstance(rows, Files) else "rows"
+    with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
+        for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
+            seen += part.rows
+            dropped.append(part.dropped + np.array([writer.samples, 0]))
+            writer.add(part)
+            bar.update(part.size)
+            read += part.size
+            if limit and writer.samples - first >= limit:
+                break
+    if not seen:
+        raise UserError(rows.place, "the file is empty", 'write one sample a line: {"messages": [...]}')
+    size = (writer.samples - first) * ((rows.size or read) / read)
+    numbers, lost = np.arange(first, writer.samples)[:limit], np.concatenate(dropped)
+    if first + len(numbers) < writer.samples:  # the rest of the last chunk is not used
+        lost = lost[lost[:, 0] <= numbers[-1]]
+    return numbers, lost, size
+
+
+def encoded(
+    rows: Rows, columns: dict[str, str], encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
+) -> Iterator[encode.Encoded]:
+    """The chunks of a split, tokenised in order. Small data is tokenised here, without further processes.
+
+    The first bad rows are listed. Raises UserError for such, after a look at what follows, unless they are to be skipped.
+    """
+    jobs = ((chunk, columns) for chunk in rows.chunks())
+    processes = processes or min(os.cpu_count() or 1, 16)
+    first = list(itertools.islice(jobs, 2))
+    jobs = itertools.chain(first, jobs)
+    parts: Iterator[encode.Encoded]
+    if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
+        parts = itertools.starmap(encode.Machine(encoder).encode, jobs)
+    else:
+        parts = workers.encoded(jobs, encoder, processes, rows.place)
+    skip, listed = encoder.skip_bad_rows, list[UserError]()
+    count = samples = 0
+    for part in parts:
+        count, samples = count + len(part.bad), samples + len(part.samples)
+        errors = part.errors(LISTED - len(listed))
+        listed += errors
+        if skip:
+            for error in errors:
+                tqdm.write(f"skipped: {error.place}: {error.problem}", file=sys.stderr)
+        elif count and (count >= MANY or (limit and samples >= limit)):
+            break
+        if skip or not count:
+            yield replace(part, bad=[], chunk=None)
+    if listed and not skip:
+        if count > 1:
+            lines = [f"{error.place}: {error.problem}" for error in listed]
+            lines += [f"... and {count - len(listed):,} more"] if count > len(listed) else []
+            tqdm.write("\n".join(lines), file=sys.stderr)
+        raise encode.refusal(listed[0], count, at_least=count >= MANY)

@@ -1,0 +1,65 @@
+"""Writing the store: samples are appended, splits name what makes up their rows."""
+
+from pathlib import Path
+
+import numpy as np
+
+from .encode import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
+
+
+class Writer:
+    """Appends samples to a folder's store; `close` makes it readable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.samples, self._rows = folder, 0, 0
+        self._tokens = (folder / "tokens").open("wb")
+        self._mask = (folder / "supervised").open("wb")
+        self._parts = [np.zeros(0, SAMPLE)]
+
+    def add(self, part: Encoded) -> None:
+        part.tokens.tofile(self._tokens)
+        part.supervised.tofile(self._mask)
+        samples = part.samples.copy()
+        samples["row"] += self._rows
+        self._parts.append(samples)
+        self.samples, self._rows = self.samples + len(samples), self._rows + part.rows
+
+    def table(self) -> np.ndarray:
+        """All samples; `row` counts those of all parts."""
+        self._parts = [np.concatenate(self._parts)]
+        return self._parts[0]
+
+    def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, int]:
+        """Figures of these samples, and of rows that were dropped beside them (fates, one a row)."""
+        chosen = self.table()[samples]
+        fates = np.concatenate([chosen["fate"], dropped])
+        cut, split, empty, bad = (int((fates == fate).sum()) for fate in (CUT, SPLIT, EMPTY, BAD))
+        return {
+            **{name: int(chosen[name].sum()) for name in COUNTED},
+            "samples": len(samples),
+            "tokens": int(chosen["length"].sum()),
+            "supervised": int(chosen["supervised"].sum()),
+            "longest": int(chosen["length"].max(initial=0)),
+            "cut": cut,
+            "split": split,
+            "dropped": len(dropped) - empty - bad,
+            "empty": empty,
+            "skipped": bad,
+        }
+
+    def shared(self, some: np.ndarray, others: np.ndarray) -> int:
+        """How many of some samples are, token for token, among others."""
+        digests = self.table()["digest"]
+        return int(np.isin(digests[some], digests[others]).sum())
+
+    def split(self, name: str, rows: list[list[int]]) -> None:
+        """Store which samples make up each row of a split."""
+        np.save(self.folder / f"{name}.rows.npy", np.cumsum([0, *map(len, rows)]))
+        np.save(self.folder / f"{name}.samples.npy", np.array([s for row in rows for s in row], dtype=np.int64))
+
+    def close(self) -> None:
+        self._tokens.close()
+        self._mask.close()
+        table = self.table()
+        np.save(self.folder / "begins.npy", np.concatenate([[0], np.cumsum(table["length"])]))
+        np.save(self.folder / "counts.npy", np.ascontiguousarray(table["supervised"]))
