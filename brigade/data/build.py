@@ -198,13 +198,13 @@ def encoded(
 
     The first bad rows are listed. Raises UserError for such, after a look at what follows, unless they are to be skipped.
     """
-    jobs = ((chunk, columns) for chunk in rows.chunks())
+    jobs: Iterator[Any] = ((chunk, columns) for chunk in rows.chunks())
     processes = processes or min(os.cpu_count() or 1, 16)
     first = list(itertools.islice(jobs, 2))
     jobs = itertools.chain(first, jobs)
     parts: Iterator[encode.Encoded]
     if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
-        parts = itertools.starmap(encode.Machine(encoder).encode, jobs)
+        parts = itertools.starmap(encode.LoadedEncoder(encoder).encode, jobs)
     else:
         parts = workers.encoded(jobs, encoder, processes, rows.place)
     skip, listed = encoder.skip_bad_rows, list[UserError]()

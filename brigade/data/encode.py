@@ -46,7 +46,7 @@ COUNTED = ("thoughts", "control", "plain")
 # the chunk's, a digest of its tokens.
 SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "digest")])
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
-VEIL = "\ue000"  # of Unicode's private use
+HIDDEN = "\ue000"  # of Unicode's private use
 
 
 @dataclass
@@ -90,22 +90,25 @@ def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
     """What ends a run of which `count` rows cannot be used."""
     if count == 1:
         return UserError(first.place, first.problem, f"{first.cure}; skip_bad_rows: true leaves it out")
-    number = f"{count:,} rows{' or more' if at_least else ''} cannot be used"
-    return UserError(
-        first.place, f"{first.problem} (the first; {number})", f"{first.cure}; skip_bad_rows: true leaves them out"
-    )
+    problem = f"{first.problem} (the first; {count:,} rows{' or more' if at_least else ''} cannot be used)"
+    return UserError(first.place, problem, f"{first.cure}; skip_bad_rows: true leaves them out")
 
 
-class Machine:
+def _whole_texts(tokenizer: Any) -> Any:
+    """Without the truncation and padding that some models' tokenizer.json asks for."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class LoadedEncoder:
     """An Encoder with its tokenizer and template loaded."""
 
     def __init__(self, encoder: Encoder) -> None:
         from tokenizers import Tokenizer
 
         self.encoder = encoder
-        self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer = _whole_texts(Tokenizer.from_str(encoder.tokenizer))
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         self.special = set(special)
         # The longest first, for one may begin another; none at all matches nothing.
@@ -123,41 +126,38 @@ class Machine:
             raise self.encoder.no_template
         for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
             if given and name in self.leaves_out:
-                raise BadRow(
-                    f"it has {name}, and the chat template leaves them out",
-                    "name a chat_template that renders them, or remove them from the data",
-                )
+                cure = "name a chat_template that renders them, or remove them from the data"
+                raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
         try:
             text, spans = self._render(messages, tools)
-            veiled = [m if m["role"] == "assistant" else m | {"content": self._veil(m["content"])} for m in messages]
-            other = self._render(veiled, tools)[0] if veiled != messages else text
+            hidden = [self._without_control_tokens(message) for message in messages]
+            other = self._render(hidden, tools)[0] if hidden != messages else text
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
-                raise BadRow(
-                    f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none",
-                    "name a chat_template without it, e.g. chatml, or a tokenizer that has it",
-                ) from None
+                problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
+                cure = "name a chat_template without it, e.g. chatml, or a tokenizer that has it"
+                raise BadRow(problem, cure) from None
             if isinstance(error, TemplateSyntaxError):  # no row's fault
-                raise UserError(f"the chat template, line {error.lineno}", str(error), "mend the template") from None
-            raise BadRow(
-                f"the chat template: {error} (a chat that begins {str(messages)[:80]})", "mend the template or the chat"
-            ) from None
-        thoughts = sum(
-            any(thought.strip() not in text for key in THOUGHTS if isinstance(thought := message.get(key), str))
-            for message in messages
-        )
-        found = [
-            (len(self.control.findall(message["content"])), message["role"] == "assistant") for message in messages
-        ]
-        answered, asked = (sum(count for count, own in found if own is wanted) for wanted in (True, False))
+                raise UserError(f"the chat template, line {error.lineno}", str(error), "fix the template") from None
+            problem = f"the chat template: {error} (a chat that begins {str(messages)[:80]})"
+            raise BadRow(problem, "fix the template or the chat") from None
+        thoughts = asked = answered = 0
+        for message in messages:
+            written = [thought for key in THOUGHTS if isinstance(thought := message.get(key), str)]
+            thoughts += any(thought.strip() not in text for thought in written)
+            spelled_out = len(self.control.findall(message["content"]))
+            answered += spelled_out * (message["role"] == "assistant")
+            asked += spelled_out * (message["role"] != "assistant")
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
             return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0))
-        plain = tuple(found.span() for found in re.finditer(f"{VEIL}+", other))
+        plain = tuple(found.span() for found in re.finditer(f"{HIDDEN}+", other))
         return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked))
 
-    def _veil(self, content: str) -> str:
-        """A text of the same length without special tokens, in whose place a character stands that no template knows."""
-        return self.control.sub(lambda found: VEIL * len(found[0]), content)
+    def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Who is not the assistant, with a character that no template knows in place of each one of a special token."""
+        if message["role"] == "assistant":
+            return message
+        return message | {"content": self.control.sub(lambda found: HIDDEN * len(found[0]), message["content"])}
 
     def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -266,9 +266,7 @@ class Machine:
                 mask[-1] = True  # also where the tokenizer wrote it
             yield ids, mask
 
-    def _spelled_out(
-        self, text: Text, encoding: Any, ids: np.ndarray, mask: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _spelled_out(self, text: Text, encoding: Any, ids: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Ids and mask with the special tokens in `text.plain` as the tokens of their letters."""
         parts, masks = [], []
         for token, own, (begin, end) in zip(ids, mask, encoding.offsets, strict=True):
@@ -284,9 +282,7 @@ class Machine:
         """The tokenizer, for which no text is a special token."""
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        tokenizer = _whole_texts(Tokenizer.from_str(self.encoder.tokenizer))
         tokenizer.encode_special_tokens = True
         return tokenizer
 

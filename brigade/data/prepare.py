@@ -61,7 +61,7 @@ class Prepared:
 
     def close(self) -> None:
         """Remove what is of use to this run alone."""
-        if self.train.streamed:
+        if not isinstance(self.train, Samples):
             self.train.close()
 
 
@@ -113,7 +113,7 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
     import transformers
 
     data = settings.recipe.data
-    sources = data.datasets or [data]
+    sources: list[Any] = data.datasets or [data]
     if data.streaming or any(source.dataset_name not in (None, builtin.BUILT_IN) for source in sources):
         return None
     names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
@@ -121,7 +121,7 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
     try:
         files = [cache.stamp(path) for name in names for path in paths_of(name)]
         files += [cache.stamp(path) for path in TEMPLATES.glob("*.jinja")]
-        files += [cache.stamp(find(data.chat_template, "", ""))] if own_template else []
+        files += [cache.stamp(find(data.chat_template, "", ""))] if data.chat_template and own_template else []
         backend = tokenizer.backend_tokenizer.to_str()
     except (UserError, OSError, AttributeError):  # whoever builds says what is missing
         return None

@@ -24,7 +24,7 @@ def figures(
     """Samples and tokens, shares of supervised tokens and of padding, and what was cut or dropped. squares: as Collate's"""
     facts = prepared.facts
     held = sum(map(len, prepared.heldout.values()))
-    if prepared.train.streamed:
+    if not isinstance(prepared.train, Samples):
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
     words = [f"{facts['samples']:,} training and {held:,} held-out samples, {_tokens(facts)}"]
     if len(facts["by_source"]) > 1:

@@ -12,9 +12,9 @@ from . import builtin
 from .builtin import BUILT_IN
 from .cache import cache_directory
 from .prepare import paths_of
-from .rows import Csv, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
+from .rows import Csv, Files, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
 
-FORMATS = (".jsonl", ".json", ".parquet", ".csv")
+FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}
 
 
 @dataclass(frozen=True)
@@ -31,29 +31,19 @@ class Origin:
 def origins(settings: Settings) -> list[Origin]:
     """The sources of a recipe, opened. Raises UserError for none or contradicting ones, and for weights that do not
     add up to 1."""
-    data = settings.recipe.data
+    data, place = settings.recipe.data, settings.place("datasets")
     if data.datasets is None:
         return [_origin(settings, data, "")]
     if data.dataset_name or data.train_file:
-        raise UserError(
-            settings.place("datasets"),
-            "both datasets and dataset_name or train_file are given",
-            "list every source in datasets",
-        )
+        problem = "both datasets and dataset_name or train_file are given"
+        raise UserError(place, problem, "list every source in datasets")
     weights = [source.weight for source in data.datasets if source.weight is not None]
-    place = settings.place("datasets")
     if weights and len(weights) < len(data.datasets):
-        raise UserError(
-            place,
-            f"{len(data.datasets) - len(weights)} of {len(data.datasets)} sources have no weight",
-            "give every source a weight, or none",
-        )
+        problem = f"{len(data.datasets) - len(weights)} of {len(data.datasets)} sources have no weight"
+        raise UserError(place, problem, "give every source a weight, or none")
     if weights and abs(sum(weights) - 1) > 1e-6:
-        raise UserError(
-            place,
-            f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1",
-            f"divide each by {sum(weights):g}",
-        )
+        problem = f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1"
+        raise UserError(place, problem, f"divide each by {sum(weights):g}")
     found = [_origin(settings, source, f"[{i}]") for i, source in enumerate(data.datasets)]
     names = [origin.name for origin in found]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -79,9 +69,8 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     heldout: Rows | None = _files(source.validation_file, place("validation_file")) if source.validation_file else None
     if source.dataset_name == BUILT_IN:
         if heldout:
-            raise UserError(
-                place("validation_file"), f"{BUILT_IN} has held-out samples of its own", "remove validation_file"
-            )
+            problem = f"{BUILT_IN} has held-out samples of its own"
+            raise UserError(place("validation_file"), problem, "remove validation_file")
         built = builtin.ensure(cache_directory())
         train, heldout = JsonLines([built.train]), JsonLines([built.heldout])
     elif source.train_file:
@@ -101,26 +90,17 @@ def _files(name: str, place: str) -> "Rows":
     paths = paths_of(name, place)
     for path in paths:
         if path.is_dir():
-            raise UserError(
-                place,
-                f"{str(path)!r} is a directory, not a file",
-                f"name its files ({path}/*.jsonl), or give it as dataset_name if it is a saved data set",
-            )
+            cure = f"name its files ({path}/*.jsonl), or give it as dataset_name if it is a saved data set"
+            raise UserError(place, f"{str(path)!r} is a directory, not a file", cure)
     kinds = sorted({path.suffix for path in paths})
     if len(kinds) > 1 or kinds[0] not in FORMATS:
-        raise UserError(
-            place,
-            f"{name!r} is {' and '.join(kinds) or 'without an ending'}",
-            f"give files of one kind: {', '.join(FORMATS)}",
-        )
+        problem = f"{name!r} is {' and '.join(kinds) or 'without an ending'}"
+        raise UserError(place, problem, f"give files of one kind: {', '.join(FORMATS)}")
     arrays = [path for path in paths if kinds[0] == ".json" and is_json_array(path)]
     if arrays and len(arrays) < len(paths):
-        raise UserError(
-            place, f"{arrays[0]} is one JSON array, others of {name!r} are one object a line", "give files of one kind"
-        )
-    if arrays:
-        return JsonArrays(paths)
-    return Parquet(paths) if kinds[0] == ".parquet" else Csv(paths) if kinds[0] == ".csv" else JsonLines(paths)
+        problem = f"{arrays[0]} is one JSON array, others of {name!r} are one object a line"
+        raise UserError(place, problem, "give files of one kind")
+    return JsonArrays(paths) if arrays else FORMATS[kinds[0]](paths)
 
 
 # ---- the datasets library ------------------------------------------------------------------------------------------
@@ -132,12 +112,10 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise UserError(
-            place("dataset_name"),
-            f"data set {name!r} does not load: {reason}",
-            "check the name and the network, or give a train_file",
-        ) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        problem = f"data set {name!r} does not load: {reason}"
+        cure = "check the name and the network, or give a train_file"
+        raise UserError(place("dataset_name"), problem, cure) from None
 
     def table(key: str, split: str) -> Table:
         if split not in splits:

@@ -24,7 +24,7 @@ from ..errors import UserError, of_disk, writing
 from ..recipe.flags import Settings
 from . import cache, packing, sources
 from .build import encoded, encoder_of
-from .encode import Encoded, Encoder, Machine, refusal
+from .encode import Encoded, Encoder, LoadedEncoder, refusal
 from .prepare import FORMAT
 from .store import Row, Samples
 from .writer import Writer
@@ -41,21 +41,15 @@ def check(settings: Settings) -> None:
     to, or from several sources without weights."""
     data, training = settings.recipe.data, settings.recipe.training
     if training.max_steps < 1:
-        raise UserError(
-            settings.place("max_steps"), "a stream has no length, and max_steps is not set", "set max_steps"
-        )
+        problem = "a stream has no length, and max_steps is not set"
+        raise UserError(settings.place("max_steps"), problem, "set max_steps")
     if data.max_train_samples:
-        raise UserError(
-            settings.place("max_train_samples"),
-            "a stream is read for as long as the run goes",
-            "remove it: max_steps x global_batch_size sequences are trained on",
-        )
+        problem = "a stream is read for as long as the run goes"
+        cure = "remove it: max_steps x global_batch_size sequences are trained on"
+        raise UserError(settings.place("max_train_samples"), problem, cure)
     if data.datasets and len(data.datasets) > 1 and any(source.weight is None for source in data.datasets):
-        raise UserError(
-            settings.place("datasets"),
-            "streams have no sizes to mix by, and no weights are given",
-            "give every source a weight",
-        )
+        problem = "streams have no sizes to mix by, and no weights are given"
+        raise UserError(settings.place("datasets"), problem, "give every source a weight")
 
 
 # ---- holding out -----------------------------------------------------------------------------------------------------
@@ -79,7 +73,7 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
     if writer.samples == first:
         cure = "check that it has rows with answers, or raise max_length"
         raise UserError(rows.place, "it yields no samples with a supervised token", cure)
-    if not origin.heldout and next(read(origin, Machine(encoder), begins), None) is None:
+    if not origin.heldout and next(read(origin, LoadedEncoder(encoder), begins), None) is None:
         problem = f"nothing is left to train on besides {writer.samples - first} samples that are held out"
         raise UserError(rows.place, problem, "set max_eval_samples lower, or name a validation_file")
     writer.split(f"heldout-{number}", [[i] for i in range(first, min(writer.samples, first + wanted))])
@@ -88,7 +82,12 @@ def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: 
 
 # ---- making windows ------------------------------------------------------------------------------------------------
 def build(
-    folder: Path, state: dict[str, Any], settings: Settings, machine: Machine, found: list[sources.Origin], size: int
+    folder: Path,
+    state: dict[str, Any],
+    settings: Settings,
+    machine: LoadedEncoder,
+    found: list[sources.Origin],
+    size: int,
 ) -> dict[str, Any]:
     """Make the window that begins at `state` in `folder`; returns the state of the next one."""
     recipe = settings.recipe
@@ -102,11 +101,9 @@ def build(
         part = next(readers[number], None)
         if part is None:  # its end: from the beginning again, in the next window
             if state["cursors"][number] == state["begins"][number] and samples[number] == state["samples"][number]:
-                raise UserError(
-                    found[number].train.place,
-                    "it yields no training samples with a supervised token, besides those held out",
-                    "check that it has rows with answers, raise max_length, or name a validation_file",
-                )
+                problem = "it yields no training samples with a supervised token, besides those held out"
+                cure = "check that it has rows with answers, raise max_length, or name a validation_file"
+                raise UserError(found[number].train.place, problem, cure)
             cursors[number] = state["begins"][number]
             break
         writer.add(part)
@@ -118,19 +115,15 @@ def build(
     order = np.random.default_rng((recipe.training.seed, state["number"])).permutation(len(rows))
     writer.split("train", [rows[i] for i in order])
     writer.close()
-    following = state | {
-        "number": state["number"] + 1,
-        "first_row": state["first_row"] + len(rows),
-        "cursors": cursors,
-        "samples": samples,
-    }
+    number, first_row = state["number"] + 1, state["first_row"] + len(rows)
+    following = state | {"number": number, "first_row": first_row, "cursors": cursors, "samples": samples}
     (folder / "window.json").write_text(json.dumps(state))
     facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
     (folder / FACTS).write_text(json.dumps(facts | {"sequences": len(rows), "number": state["number"]}))
     return following
 
 
-def read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Encoded]:
+def read(origin: sources.Origin, machine: LoadedEncoder, cursor: Any) -> Iterator[Encoded]:
     """From a cursor of its rows, or from the row that `behind` names."""
     cursor, held = (cursor["cursor"], cursor["held"]) if isinstance(cursor, dict) else (cursor, 0)
     for chunk in origin.train.chunks(cursor):
@@ -144,11 +137,9 @@ def read(origin: sources.Origin, machine: Machine, cursor: Any) -> Iterator[Enco
 def behind(cursor: Any, part: Encoded, samples: int) -> Any:
     """Where training begins if a source's first samples are held out, `samples` (at least one) of the chunk that was read
     at `cursor`: at the next row, so that no text lies on both sides."""
-    return (
-        part.after
-        if samples == len(part.samples)
-        else {"cursor": cursor, "held": int(part.samples["row"][samples - 1]) + 1}
-    )
+    if samples == len(part.samples):
+        return part.after
+    return {"cursor": cursor, "held": int(part.samples["row"][samples - 1]) + 1}
 
 
 def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: Encoder, size: int, parent: int) -> None:
@@ -156,7 +147,7 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
     step = settings.recipe.training.global_batch_size
     kept: list[tuple[Path, int]] = []  # windows, each with the row behind its last
     try:
-        machine, found = Machine(encoder), sources.origins(settings)
+        machine, found = LoadedEncoder(encoder), sources.origins(settings)
         while os.getppid() == parent and folder.is_dir():
             rows = [int(path.read_text() or 0) for path in folder.glob("position-*")]
             while kept and kept[0][1] <= min(rows):
@@ -175,8 +166,8 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
         if not folder.is_dir():  # the run is over
             return
         error = of_disk(error, folder.parent) or error
-        told = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
-        (folder / ".error").write_text(json.dumps(told))
+        message = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
+        (folder / ".error").write_text(json.dumps(message))
         (folder / ".error").rename(folder / "error.json")
 
 
@@ -218,13 +209,8 @@ class Stream:
     @classmethod
     def of_recipe(cls, settings: Settings, tokenizer: Any, begins: list[Any]) -> "Stream":
         """begins: of each source, the cursor at which training begins"""
-        start = {
-            "number": 0,
-            "first_row": 0,
-            "begins": begins,
-            "cursors": begins,
-            "samples": [0] * len(begins),
-        }
+        sources_at = {"begins": begins, "cursors": begins, "samples": [0] * len(begins)}
+        start = {"number": 0, "first_row": 0, **sources_at}
         training = settings.recipe.training
         rows = training.max_steps * training.global_batch_size
         return cls(settings, encoder_of(settings, tokenizer), start, rows)
@@ -306,10 +292,10 @@ class Stream:
                     break
             else:
                 if (self.folder / "error.json").exists():
-                    told = json.loads((self.folder / "error.json").read_text())
-                    if len(told) == 3:
-                        raise UserError(*told)
-                    raise RuntimeError(f"the stream's process failed: {told[0]}")
+                    message = json.loads((self.folder / "error.json").read_text())
+                    if len(message) == 3:
+                        raise UserError(*message)
+                    raise RuntimeError(f"the stream's process failed: {message[0]}")
                 if _is_gone(self.folder / "pid"):
                     raise RuntimeError("the stream's process was killed; was there too little memory?")
                 time.sleep(0.05)

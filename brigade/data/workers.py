@@ -10,14 +10,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import UserError
-from .encode import Encoded, Encoder, Machine
+from .encode import Encoded, Encoder, LoadedEncoder
 from .rows import Chunk
 
 AHEAD = 4  # chunks a process, read and not yet asked for: they bound the memory, and bridge chunks of uneven cost
 
 Job = tuple[Chunk, dict[str, str]]
 
-_machine: Machine
+_machine: LoadedEncoder
 
 
 def encoded(jobs: Iterator[Job], encoder: Encoder, processes: int, place: str) -> Iterator[Encoded]:
@@ -47,7 +47,7 @@ def _set_up(encoder: Encoder) -> None:
     global _machine
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends its children
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _machine = Machine(encoder)
+    _machine = LoadedEncoder(encoder)
 
 
 def _end_with_parent() -> None:

@@ -101,7 +101,7 @@ turns = st.lists(st.tuples(text, text), min_size=1, max_size=3).map(
 @given(turns)
 def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
     messages = [{"role": role, "content": content} for role, content in turns]
-    machine = encode.Machine(
+    machine = encode.LoadedEncoder(
         encode.Encoder(tokenizer.backend_tokenizer.to_str(), CHATML.read_text(), None, {}, None, 4096, True)
     )
     found = machine.encode(RowChunk([{"messages": messages}], "here", 1, 1, None), {})

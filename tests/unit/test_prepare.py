@@ -150,8 +150,8 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 80)), "packing": True, "max_length": 64}
     encoder, (origin,), _ = building.plan(load(data=data), tokenizer)
     pids = []
-    real = encode.Machine.__init__
-    monkeypatch.setattr(encode.Machine, "__init__", lambda self, e: (pids.append(os.getpid()), real(self, e))[1])
+    real = encode.LoadedEncoder.__init__
+    monkeypatch.setattr(encode.LoadedEncoder, "__init__", lambda self, e: (pids.append(os.getpid()), real(self, e))[1])
     serial = list(building.encoded(origin.train, {}, encoder, 1))
     assert len(serial) > 10 and len(pids) == 1
     parallel = list(building.encoded(origin.train, {}, encoder, 2))

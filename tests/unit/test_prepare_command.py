@@ -102,13 +102,13 @@ class Slow(abc.MetaPathFinder):
 
             def load_and_slow_down(module):
                 load(module)
-                whole = module.Machine.encode
+                whole = module.LoadedEncoder.encode
 
                 def encode(self, chunk, columns):
                     time.sleep(1.2 if chunk.path.name == "train.jsonl" else 0)
                     return whole(self, chunk, columns)
 
-                module.Machine.encode = encode
+                module.LoadedEncoder.encode = encode
 
             spec.loader.exec_module = load_and_slow_down
             return spec
@@ -133,6 +133,26 @@ def test_it_prints_figures_and_a_sample_but_no_bar_and_reads_its_cache_again(hom
     assert again.splitlines()[:-1] == done.stdout.splitlines()[:-1]
     assert f"{folder}: " in again and "was there, read in" in again.splitlines()[-1]
     assert caches(home) == before
+
+
+def test_what_is_there_is_read_without_the_code_that_prepares_it(home):
+    for _ in range(2):
+        call = [sys.executable, "-X", "importtime", "-m", "brigade", "prepare", str(home / "full.yaml")]
+        done = subprocess.run(call, cwd=REPOSITORY, text=True, timeout=120, capture_output=True)
+    assert "was there" in done.stdout
+    loaded = set(re.findall(r"brigade\.data\.(\w+)", done.stderr))
+    assert {"prepare", "store"} <= loaded
+    assert not loaded & {
+        "build",
+        "chat_template",
+        "encode",
+        "python_docs",
+        "rows",
+        "samples",
+        "sources",
+        "stream",
+        "workers",
+    }
 
 
 def on_a_terminal(home, *flags):
