@@ -19,7 +19,8 @@ from brigade.planner.costs.memory import activation_bytes, logit_bytes
 from brigade.planner.models.find_model import known_config
 from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape_from_config import shape_of
-from brigade.planner.models.trace import settings_of, versions
+from brigade.planner.models.trace import versions
+from brigade.planner.models.trace_settings import settings_of
 
 RESULTS = pages.RESULTS / "traced.jsonl"
 PAGE = DOCS / "traced.md"

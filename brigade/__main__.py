@@ -74,7 +74,7 @@ def _flags_of_train() -> str:
 
     return (
         "Flags of train.py, which this command hands on.\n\nrun:\n"
-        + flags._parser().format_help().partition("\nrun:\n")[2]
+        + flags.parser().format_help().partition("\nrun:\n")[2]
     )
 
 

@@ -34,10 +34,12 @@ def ensure(home: Path) -> BuiltIn:
     they hold too little text for the vocabulary, and UserError where `home` cannot be written.
     """
 
+    template = TEMPLATE.read_text(encoding="utf-8")
+
     def build() -> str:
         from . import python_docs
 
-        return python_docs.build(home).name
+        return python_docs.build(home, FORMAT, template, BuiltIn.within).name
 
-    key = "built in", FORMAT, sys.version, sysconfig.get_paths()["stdlib"], TEMPLATE.read_text(), str(home.resolve())
+    key = "built in", FORMAT, sys.version, sysconfig.get_paths()["stdlib"], template, str(home.resolve())
     return BuiltIn.within(home / cache.remembered(key, build, lambda name: (home / name).is_dir()))

@@ -9,14 +9,14 @@ import os
 import platform
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..recipe.files import read_yaml
 from . import cache
-from .builtin import FORMAT, TEMPLATE, BuiltIn
 
 VOCABULARY = 4096
 LONGEST, SHORTEST = 700, 20  # characters of an answer; what is shorter says nothing that the name does not
@@ -35,19 +35,22 @@ class _Topic:
     members: tuple[str, ...] = ()
 
 
-def build(home: Path) -> Path:
-    """The folder of the built-in data under `home`, named by the text that it is made of."""
+def build(home: Path, form: int, template: str, within: Callable[[Path], Any]) -> Path:
+    """The folder of the built-in data under `home`, named by the text that it is made of.
+
+    form, template, within: FORMAT, the text of TEMPLATE, and BuiltIn.within of builtin.py, which imports this module late
+    """
     sources, compiled = _sources(), tuple(_compiled_topics())
     # By the text that goes in rather than the chats that come out: then nothing need be parsed to know the folder.
-    content = hashlib.sha256(f"{FORMAT} {platform.python_version()}".encode())
-    parts = [TEMPLATE.read_bytes(), repr(compiled).encode()]
+    content = hashlib.sha256(f"{form} {platform.python_version()}".encode())
+    parts = [template.encode(), repr(compiled).encode()]
     for part in parts + [part for name, text in sources.items() for part in (name.encode(), text)]:
         content.update(len(part).to_bytes(8, "big") + part)
     target = home / f"python-docs-{content.hexdigest()[:16]}"
-    return cache.once(target, Path.is_dir, lambda aside: _build(BuiltIn.within(aside), sources, compiled))
+    return cache.once(target, Path.is_dir, lambda aside: _build(within(aside), sources, compiled, template))
 
 
-def _build(paths: BuiltIn, sources: dict[str, bytes], compiled: tuple[_Topic, ...]) -> None:
+def _build(paths: Any, sources: dict[str, bytes], compiled: tuple[_Topic, ...], template: str) -> None:
     topics = list(compiled)
     for name, text in sources.items():
         with suppress(SyntaxError):  # not every file that ends in .py is Python for this version
@@ -55,7 +58,7 @@ def _build(paths: BuiltIn, sources: dict[str, bytes], compiled: tuple[_Topic, ..
     train, heldout = _split(topics)
     for path, chats in ((paths.train, train), (paths.heldout, heldout)):
         path.write_text("".join(json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats), encoding="utf-8")
-    _train_tokenizer(train, paths.tokenizer)
+    _train_tokenizer(train, paths.tokenizer, template)
     for path in filter(Path.is_file, paths.train.parent.rglob("*")):
         with path.open("rb+") as file:  # a crash of the host must not keep the folder and lose the contents
             os.fsync(file.fileno())
@@ -106,7 +109,7 @@ def _shorten(text: str, longest: int) -> str:
     return text
 
 
-def _train_tokenizer(chats: list[dict], directory: Path) -> None:
+def _train_tokenizer(chats: list[dict], directory: Path, template: str) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -129,7 +132,7 @@ def _train_tokenizer(chats: list[dict], directory: Path) -> None:
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
         additional_special_tokens=[TURN_START],
-        chat_template=TEMPLATE.read_text(encoding="utf-8"),
+        chat_template=template,
         clean_up_tokenization_spaces=False,
         model_max_length=1 << 20,
     ).save_pretrained(directory)

@@ -10,7 +10,6 @@ from ..errors.console import millions
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
-from ..upstream import fsdp2
 from .sizes import beyond_texts, empty_model, half_or_full, parameter_count
 
 ALL_LINEAR = "all-linear"
@@ -201,6 +200,8 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
+    from ..upstream import fsdp2  # imports torch, and lint and plan read what stands above
+
     fsdp2.find_adapters_under_checkpointing()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.recipe.training.seed)

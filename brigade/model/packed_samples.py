@@ -14,7 +14,6 @@ from ..data.collate import cumulative, positions
 from ..errors import UserError, first_line
 from ..recipe.flags import Settings
 from . import attention
-from .tiny import shrink
 
 # What a model learns it from. Cumulative lengths are what varlen and FlashAttention take.
 LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
@@ -74,6 +73,8 @@ def _try(config: Any, how: str, trust_remote_code: bool) -> tuple[str, str]:
     On a CPU in fp32, where varlen stands for FlashAttention and SDPA for flex attention: they learn it in the same way.
     """
     from transformers import AutoModelForCausalLM
+
+    from .tiny import shrink
 
     by_lengths = how in attention.NEEDS_CUMULATIVE_LENGTHS
     stand_in = attention.VARLEN if by_lengths else "sdpa" if how.startswith("flex") else how

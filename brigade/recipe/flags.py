@@ -5,6 +5,8 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 
 import argparse
 import re
+import types
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -63,7 +65,8 @@ class _Parser(argparse.ArgumentParser):
         raise UserError("command line", message, "see `python train.py --help`")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of train.py: how to run, and every key of a recipe."""
     parser = _Parser(
         prog="train.py",
         allow_abbrev=False,
@@ -87,8 +90,22 @@ def _parser() -> argparse.ArgumentParser:
                 text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
                 default = f"default: {text}"
             text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
-            group.add_argument(*names, dest=key, metavar="VALUE", help=text, **nargs)
+            group.add_argument(*names, dest=key, metavar=_kind(info.annotation), help=text, **nargs)
     return parser
+
+
+def _kind(annotation: Any) -> str:
+    """What --help calls the values of a key: `int`, `float or auto`, `linear|cosine`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _kind(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(map(str, typing.get_args(annotation)))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        kinds = [_kind(part) for part in typing.get_args(annotation) if part is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    return {bool: "true|false", str: "text", list: "list", dict: "table"}.get(
+        typing.get_origin(annotation) or annotation, getattr(annotation, "__name__", "value")
+    )
 
 
 def load(argv: list[str]) -> Settings:
@@ -97,10 +114,10 @@ def load(argv: list[str]) -> Settings:
     Raises UserError, naming file or flag, key, value and cure.
     """
     argv = [_underscores(word) for word in argv]
-    parser = _parser()
-    options, unknown = parser.parse_known_args(argv)
+    known = parser()
+    options, unknown = known.parse_known_args(argv)
     if unknown:
-        raise _unknown_flag(unknown[0], parser)
+        raise _unknown_flag(unknown[0], known)
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions

@@ -22,7 +22,7 @@ from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import computed, difference, identity, recorded
 from ..strategy import Strategy
-from . import best_checkpoint, owner
+from . import owner
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -62,7 +62,11 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
 
     Raises UserError when its directory holds another run, or something that is no run.
     """
-    best_checkpoint.check(settings)
+    training = settings.recipe.training
+    if training.load_best_model_at_end or training.early_stopping_patience:
+        from .best_checkpoint import check
+
+        check(settings)
     directory = settings.directory(strategy.name)
     name = identity(settings.recipe, strategy.identity())
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
@@ -231,6 +235,8 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     if not run.world.is_main_rank:
         owner.release(run.owned, run.directory)
         return
+    from . import best_checkpoint
+
     before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
     figures = {
         "identity": run.identity,

@@ -9,7 +9,7 @@ from brigade.data.collate import About
 from brigade.distributed import ranks
 from brigade.planner.choice import job_of_run
 from brigade.planner.costs import hardware
-from brigade.training import compare_with_plan as promises
+from brigade.training import compare_with_plan, planned
 from brigade.training import throughput as meters
 
 
@@ -65,8 +65,8 @@ def test_memory_of_training_is_not_that_of_loading_and_evaluating(card):
 def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
     run = SimpleNamespace(world=SimpleNamespace(is_main_rank=True))
-    callback = promises.CompareWithPlan(run, meter, None, 0)
-    monkeypatch.setattr(callback, "_compare", told.append)
+    callback = compare_with_plan.CompareWithPlan(run, meter, None, 0)
+    monkeypatch.setattr(planned, "compare", lambda run, config, trained, seen: told.append(seen))
     other = {"seconds": 3.5, "allocated": 1.0, "largest": 400}
     monkeypatch.setattr(ranks, "gather", lambda row: [row, row | other] if isinstance(row, dict) else [row])
     for step in range(1, 14):
@@ -92,8 +92,10 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
 
 def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
-    callback = promises.CompareWithPlan(SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0)
-    monkeypatch.setattr(callback, "_compare", told.append)
+    callback = compare_with_plan.CompareWithPlan(
+        SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0
+    )
+    monkeypatch.setattr(planned, "compare", lambda run, config, trained, seen: told.append(seen))
     for step in range(1, 11):
         meter.start()
         meter.count([about(100)], 0.0)
@@ -110,17 +112,14 @@ def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
 ])  # fmt: skip
 def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, error, reason):
     kept = {}
-    callback = promises.CompareWithPlan(
-        SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meters.Meter(1, 1, 1), None, 0
-    )
 
-    def fail(kind):
+    def fail(run, config, trained, kind):
         assert kind == hardware.gpu("H200").kind
         raise error
 
-    monkeypatch.setattr(callback, "_job", fail)
-    monkeypatch.setattr(promises, "add_to_record", lambda run, key, value: kept.update({key: value}))
-    callback._compare({"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
+    monkeypatch.setattr(planned, "_job", fail)
+    monkeypatch.setattr(planned, "add_to_record", lambda run, key, value: kept.update({key: value}))
+    planned.compare(None, None, 0, {"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
     assert (
         "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: "
         in (said := capsys.readouterr().out)
@@ -138,7 +137,6 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
     from brigade.planner.models.find_model import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
-    callback = promises.CompareWithPlan(SimpleNamespace(), meters.Meter(1, 1, 1), config, 0)
     job = Job(named_shape("qwen3-8b"), 2048, 4, attention=job_of_run.ATTENTION[implementation])
     seen = {
         "tokens": 4000.0,
@@ -148,6 +146,6 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
         "largest": 6000.0,
         "most_labelled": 1500.0,
     }
-    usual, largest = callback._as_seen(job, seen)
+    usual, largest = planned._as_seen(job, config, seen)
     assert (usual.sequence, largest.sequence, usual.attended) == (1000, 1500, attended)
     assert (usual.labelled, largest.labelled) == (0.5, 0.25)

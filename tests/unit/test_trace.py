@@ -20,7 +20,8 @@ from brigade.planner.models.find_model import described
 from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape import FAMILIES
 from brigade.planner.models.shape_from_config import shape_of
-from brigade.planner.models.trace import TraceSettings, settings_of, trace
+from brigade.planner.models.trace import trace
+from brigade.planner.models.trace_settings import TraceSettings, settings_of
 
 LENGTH = 512
 SMALL = {
@@ -183,7 +184,8 @@ def test_the_trace_stands_in_memory():
 # ---- remembering -------------------------------------------------------------------------------------------------
 READ = """
 import json, sys
-from brigade.planner.models.trace import TraceSettings, trace
+from brigade.planner.models.trace import trace
+from brigade.planner.models.trace_settings import TraceSettings
 found = trace(json.loads(sys.argv[1]), TraceSettings(512))
 print(found.kept, "torch" in sys.modules)
 """

@@ -11,7 +11,7 @@ import yaml
 from ..costs.hardware import Gpu, flops_per_token, gpu
 from ..costs.memory import GIB, Memory, moments
 from ..costs.step_time import StepTime, step_time
-from ..models.trace import Trace
+from ..models.trace_settings import Trace
 from .job import Job
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of

@@ -10,7 +10,7 @@ from ..costs.host_memory import host
 from ..costs.memory import GIB
 from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
-from ..models.trace import Trace
+from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
 from .job import Job, Loss, of_method
 from .job_of_run import attention_of

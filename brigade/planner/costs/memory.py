@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from ..choice.job import Job
 from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_linears
 from ..models.layer import Op, layer_ops, one_kernel
-from ..models.trace import Trace
+from ..models.trace_settings import Trace
 from .engines import LOGIT_BYTES
 from .stages import NF4, Stage, stages
 from .states import SUB_GROUP_SIZE, stage_states

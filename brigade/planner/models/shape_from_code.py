@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ... import upstream
 from ...errors import UserError
 from ...model.config_json import ALIASES
 from .shape import Family, ModelShape
@@ -100,7 +101,7 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name in last),
         fused_gate=any(name.endswith("gate_up_proj") for name in first),
         rotary=any("rotary" in type(module).__name__.lower() for module in model.modules()),
-        eager=not getattr(model, "_supports_sdpa", True),
+        eager=not upstream.supports(model, "sdpa"),
     )
     return MeasuredShape(
         kind,

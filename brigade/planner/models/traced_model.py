@@ -27,7 +27,7 @@ from ... import upstream
 from ...errors import UserError
 from ...model.config_json import check_causal
 from .stand_ins import FLASH, fuse, register_flash
-from .trace import Trace, TraceSettings
+from .trace_settings import Trace, TraceSettings
 
 
 class Live(TorchDispatchMode):

@@ -19,7 +19,7 @@ from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes
 from ..costs.network import links
 
 if TYPE_CHECKING:
-    from ..models.trace import Trace, TraceSettings
+    from ..models.trace_settings import Trace, TraceSettings
 
 
 def say(label: str, text: str) -> None:
@@ -33,7 +33,8 @@ def between(low: str, high: str) -> str:
 def tracer(model: str) -> search.Traces:
     """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
     from ..models.find_model import named_config
-    from ..models.trace import settings_of, trace
+    from ..models.trace import trace
+    from ..models.trace_settings import settings_of
 
     config = named_config(model)[0]
 

@@ -1,0 +1,56 @@
+"""What a trace of a model is asked (trace.py), and what it answers. Bytes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .layer import Attention, Kernels
+
+if TYPE_CHECKING:
+    from ..choice.job import Job
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """What is traced of a model: one row of `length` tokens; rows of a micro-batch are as many times as much.
+
+    autocast: bf16 products over fp32 weights and an fp32 residual stream, as DDP computes; else all in bf16, as ZeRO and FSDP2
+    checkpointing: every layer is computed again in the backward pass
+    attention: "eager", or a flash kernel, of which all keep the same
+    kernels: as of a Job; their Triton code is not traced, but what their autograd functions save is
+    """
+
+    length: int
+    autocast: bool = False
+    checkpointing: bool = False
+    attention: Attention = "flash2"
+    kernels: Kernels = frozenset()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Bytes of a micro-batch.
+
+    kept: by all layers from forward to backward pass, with what they share (embeddings, rotary tables, a mask)
+    layers: the same by kind of layer, of one layer, in the order in which the kinds appear
+    back: what the backward pass of a layer needs besides; with checkpointing, what computing it again keeps too
+    loss: what final norm, logits and loss add at their peak
+    """
+
+    kept: float
+    layers: tuple[float, ...]
+    back: float
+    loss: float
+
+    def times(self, rows: int) -> "Trace":
+        """A micro-batch of so many rows."""
+        each = tuple(one * rows for one in self.layers)
+        return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)
+
+
+def settings_of(job: "Job") -> TraceSettings | None:
+    """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
+    split = job.tensor * job.pipeline * job.context * job.expert > 1
+    if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
+        return None
+    attention: Attention = "eager" if job.attention == "eager" else "flash2"
+    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
