@@ -198,10 +198,10 @@ def encoded(
 
     The first bad rows are listed. Raises UserError for such, after a look at what follows, unless they are to be skipped.
     """
-    jobs: Iterator[Any] = ((chunk, columns) for chunk in rows.chunks())
+    unread = ((chunk, columns) for chunk in rows.chunks())
     processes = processes or min(os.cpu_count() or 1, 16)
-    first = list(itertools.islice(jobs, 2))
-    jobs = itertools.chain(first, jobs)
+    first = list(itertools.islice(unread, 2))
+    jobs = itertools.chain(first, unread)
     parts: Iterator[encode.Encoded]
     if len(first) < 2 or processes == 1 or (limit and limit <= 2000):
         parts = itertools.starmap(encode.LoadedEncoder(encoder).encode, jobs)

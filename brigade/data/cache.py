@@ -64,7 +64,7 @@ def remembered(key: Any, find: Callable[[], str], holds: Callable[[str], bool] =
     name = hashlib.sha256(repr(key).encode()).hexdigest()
     known = cache_directory() / "digests" / name
     with suppress(OSError):
-        if holds(text := known.read_text()):
+        if (text := known.read_text()) and holds(text):  # empty after a crash of the host
             return text
     text = find()
     with suppress(OSError):  # then it is found again

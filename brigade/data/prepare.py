@@ -6,6 +6,7 @@ makes a new cache, changing none reads the old one.
 
 import glob
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..recipe.files import find
 from ..recipe.flags import Settings
+from ..recipe.schema import Source
 from . import builtin, cache
 from .store import Samples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from .stream import Stream
 
 ENCODING = 7  # raise it when the same input would be encoded differently: an unfinished run then has other data
 FORMAT = 8  # of the cache: raise it when it would be stored differently, or rare rows alone encoded differently
@@ -51,9 +51,9 @@ class ChatFormat:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe's data. heldout: by the source's name; facts: what `report` says of it."""
+    """A recipe's data. train: Samples, or a Stream; heldout: by the source's name; facts: what `report` says of it."""
 
-    train: "Samples | Stream"
+    train: Any
     heldout: dict[str, Samples]
     fingerprint: str
     facts: dict[str, Any]
@@ -61,7 +61,7 @@ class Prepared:
 
     def close(self) -> None:
         """Remove what is of use to this run alone."""
-        if not isinstance(self.train, Samples):
+        if self.train.streamed:
             self.train.close()
 
 
@@ -103,7 +103,10 @@ def is_whole(folder: Path) -> bool:
 
 
 def _is_there(known: str) -> bool:
-    return is_whole(folder_of(json.loads(known)["fingerprint"]))
+    try:
+        return is_whole(folder_of(json.loads(known)["fingerprint"]))
+    except ValueError:  # not written to its end
+        return False
 
 
 def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
@@ -113,15 +116,15 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
     import transformers
 
     data = settings.recipe.data
-    sources: list[Any] = data.datasets or [data]
+    sources: Sequence[Source] = data.datasets or [data]
     if data.streaming or any(source.dataset_name not in (None, builtin.BUILT_IN) for source in sources):
         return None
     names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
-    own_template = data.chat_template and not (TEMPLATES / f"{data.chat_template}.jinja").is_file()
+    ours = (TEMPLATES / f"{data.chat_template}.jinja").is_file()
     try:
         files = [cache.stamp(path) for name in names for path in paths_of(name)]
         files += [cache.stamp(path) for path in TEMPLATES.glob("*.jinja")]
-        files += [cache.stamp(find(data.chat_template, "", ""))] if data.chat_template and own_template else []
+        files += [cache.stamp(find(data.chat_template, "", ""))] if data.chat_template and not ours else []
         backend = tokenizer.backend_tokenizer.to_str()
     except (UserError, OSError, AttributeError):  # whoever builds says what is missing
         return None

@@ -159,7 +159,7 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
     assert len(parallel) == len(serial)
     for ours, theirs in zip(parallel, serial, strict=True):
         assert ours.after == theirs.after and ours.size == theirs.size
-        for key in ("tokens", "supervised", "lengths"):
+        for key in ("tokens", "supervised", "samples"):
             assert (getattr(ours, key) == getattr(theirs, key)).all()
     # And the files of the whole step.
     contents, said = [], []
