@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. This host, the model's config, the tokenizer, the data, and where the weights come from.
-    from brigade.checkpoint import choosing
+    from brigade.checkpoint import resume
     from brigade.data.prepare import prepare
     from brigade.distributed import consistency
     from brigade.model import load
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.check_data(run, data.fingerprint)
         weights = load.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
-        checkpoint = choosing.choose(run, data.fingerprint, model_files["weights"])
+        checkpoint = resume.choose(run, data.fingerprint, model_files["weights"])
         check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
 
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         if settings.recipe.training.torch_compile:
             load.compile_layers(model)
         trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
-        stop.where = lambda: choosing.how_to_continue(run, trainer.state)  # if it is interrupted
+        stop.where = lambda: resume.how_to_continue(run, trainer.state)  # if it is interrupted
         if world.is_main_rank:
             summary(run, trainer, data, checkpoint)
         data.chat_format.record(tokenizer, model.generation_config)  # what is saved says how it was trained

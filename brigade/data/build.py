@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..errors import UserError, console
 from ..recipe.flags import Settings
 from . import cache, chat_template, encode, mixing, packing, sources, workers
-from .prepare import ENCODING, FORMAT, META, folder_of, is_whole
+from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .rows import Files, Rows
 from .writer import Writer
 

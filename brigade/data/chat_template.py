@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..recipe.files import find, read_yaml
 from ..recipe.flags import Settings
-from .prepare import TEMPLATES, ChatFormat
+from .layout import TEMPLATES, ChatFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
 from .builtin import BUILT_IN
 from .cache import cache_directory
-from .prepare import paths_of
+from .layout import paths_of
 from .rows import Csv, Files, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
 
 FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}

@@ -25,7 +25,7 @@ from ..recipe.flags import Settings
 from . import cache, packing, sources
 from .build import encoded, encoder_of
 from .encode import Encoded, Encoder, LoadedEncoder, refusal
-from .prepare import FORMAT
+from .layout import FORMAT
 from .store import Row, Samples
 from .writer import Writer
 

@@ -11,7 +11,6 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from .. import upstream
-from ..checkpoint import choosing
 from ..data.collate import ABOUT, Collate, WithFiller
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import ranks
@@ -201,6 +200,8 @@ class Trainer(EvaluatingTrainer):
             upstream.take_rates_of(self.lr_scheduler)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        from ..checkpoint import choosing
+
         folder = self.run.directory / f"checkpoint-{self.state.global_step}"
         with self.meter.pause():
             if self.args.should_save:
