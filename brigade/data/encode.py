@@ -94,13 +94,6 @@ def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
     return UserError(first.place, problem, f"{first.cure}; skip_bad_rows: true leaves them out")
 
 
-def _whole_texts(tokenizer: Any) -> Any:
-    """Without the truncation and padding that some models' tokenizer.json asks for."""
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 class LoadedEncoder:
     """An Encoder with its tokenizer and template loaded."""
 
@@ -108,7 +101,7 @@ class LoadedEncoder:
         from tokenizers import Tokenizer
 
         self.encoder = encoder
-        self.tokenizer = _whole_texts(Tokenizer.from_str(encoder.tokenizer))
+        self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         self.special = set(special)
         # The longest first, for one may begin another; none at all matches nothing.
@@ -282,7 +275,7 @@ class LoadedEncoder:
         """The tokenizer, for which no text is a special token."""
         from tokenizers import Tokenizer
 
-        tokenizer = _whole_texts(Tokenizer.from_str(self.encoder.tokenizer))
+        tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
         tokenizer.encode_special_tokens = True
         return tokenizer
 

@@ -23,10 +23,10 @@ from ..cluster import World
 from ..errors import UserError, of_disk, writing
 from ..recipe.flags import Settings
 from . import cache, packing, sources
-from .build import encoded, encoder_of
 from .encode import Encoded, Encoder, LoadedEncoder, refusal
 from .layout import FORMAT
 from .store import Row, Samples
+from .tokenise import encoded, encoder_of
 from .writer import Writer
 
 WINDOW = 8192  # samples

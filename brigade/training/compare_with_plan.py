@@ -8,10 +8,7 @@ from transformers import TrainerCallback
 
 from ..distributed import ranks
 from ..run.directory import Run
-from .throughput import Meter
-
-STEPS = 10
-WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
+from .throughput import STEPS, WARM_UP, Meter
 
 
 class CompareWithPlan(TrainerCallback):

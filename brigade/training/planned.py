@@ -12,8 +12,7 @@ from ..planner.costs import calibration, hardware
 from ..run.directory import Run, add_to_record
 from ..upstream import attention_of
 from . import preflight
-from .compare_with_plan import STEPS, WARM_UP
-from .throughput import device_name
+from .throughput import STEPS, WARM_UP, device_name
 
 
 def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None:

@@ -10,6 +10,8 @@ import torch
 from ..data.collate import About
 from ..distributed import ranks
 
+STEPS = 10  # after which a run is compared with the planner's estimate
+WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
 COUNTED = ("tokens", "squared_lengths", "supervised", "slots")  # of About
 
 
@@ -24,7 +26,7 @@ class Meter:
         self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
         self.device_name = device_name()
         self.first: list[tuple[list[About], float]] = []
-        self.first_steps, self.paused_ever = 10, 0.0
+        self.first_steps, self.paused_ever = STEPS, 0.0
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
         self._reset()

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from brigade.data import build as building
-from brigade.data import builtin, encode, packing, report, rows
+from brigade.data import builtin, encode, packing, report, rows, tokenise
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
 from brigade.data.store import IGNORED, Samples
@@ -152,9 +152,9 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
     pids = []
     real = encode.LoadedEncoder.__init__
     monkeypatch.setattr(encode.LoadedEncoder, "__init__", lambda self, e: (pids.append(os.getpid()), real(self, e))[1])
-    serial = list(building.encoded(origin.train, {}, encoder, 1))
+    serial = list(tokenise.encoded(origin.train, {}, encoder, 1))
     assert len(serial) > 10 and len(pids) == 1
-    parallel = list(building.encoded(origin.train, {}, encoder, 2))
+    parallel = list(tokenise.encoded(origin.train, {}, encoder, 2))
     assert len(pids) == 1, "the parent loaded a tokenizer of its own"
     assert len(parallel) == len(serial)
     for ours, theirs in zip(parallel, serial, strict=True):
