@@ -66,14 +66,7 @@ def test_written_script_trains_on_all_hosts(slurm, single):
 def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
     folder = slurm.cluster.shared / "allocated"
     words = [
-        "salloc",
-        "--quiet",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "python",
-        "-m",
-        "brigade",
-        "launch",
+        *["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "python", "-m", "brigade", "launch"],
         RECIPE,
         "--log_dir",
         str(folder / "logs"),

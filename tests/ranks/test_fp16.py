@@ -87,11 +87,7 @@ def results(tmp_path_factory, asked_for):
     folder = tmp_path_factory.mktemp("fp16")
     shared = [
         *runs.write_inputs(folder),
-        "--optim",
-        "sgd",
-        "--learning_rate",
-        "0.6",
-        "--max_steps",
+        *["--optim", "sgd", "--learning_rate", "0.6", "--max_steps"],
         str(STEPS),
         "--global_batch_size",
         "8",  # no epoch ends in these steps, where a rank may have nothing to learn from

@@ -25,10 +25,7 @@ STRATEGIES = [name for name in parity.STRATEGIES if name != "hsdp"]  # HSDP take
 
 def case(method, strategy, micro):
     flags = [
-        "--max_steps",
-        "6",
-        "--optim",
-        "sgd",
+        *["--max_steps", "6", "--optim", "sgd"],
         *METHODS[method],
         *parity.STRATEGIES.get(strategy, []),
         "--per_device_train_batch_size",

@@ -17,16 +17,7 @@ CHATS = 24
 SHARED = [
     "--max_train_samples",
     str(CHATS),
-    "--max_length",
-    "128",
-    "--max_steps",
-    "4",
-    "--eval_steps",
-    "2",
-    "--optim",
-    "sgd",
-    "--learning_rate",
-    "0.6",
+    *["--max_length", "128", "--max_steps", "4", "--eval_steps", "2", "--optim", "sgd", "--learning_rate", "0.6"],
 ]
 PACKED = ["--packing", "true", "--global_batch_size", "12"]
 ALONE = ["--global_batch_size", str(CHATS)]
@@ -44,22 +35,8 @@ RUNS = {
 }
 SHARDED = ("zero3", "fsdp2")
 TEXTS = [
-    "--max_train_samples",
-    "48",
-    "--max_length",
-    "32",
-    "--max_steps",
-    "4",
-    "--eval_steps",
-    "2",
-    "--packing",
-    "true",
-    "--global_batch_size",
-    "8",
-    "--optim",
-    "sgd",
-    "--learning_rate",
-    "0.6",
+    *["--max_train_samples", "48", "--max_length", "32", "--max_steps", "4", "--eval_steps", "2"],
+    *["--packing", "true", "--global_batch_size", "8", "--optim", "sgd", "--learning_rate", "0.6"],
 ]
 
 

@@ -138,11 +138,13 @@ def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
     command = [
         sys.executable,
         str(REPOSITORY / "train.py"),
-        "--recipe",
-        "recipes/qwen3-8b/full.yaml",
-        "--rehearse",
-        "--accelerate_config",
-        "accelerate_configs/hsdp_2x8.yaml",
+        *[
+            "--recipe",
+            "recipes/qwen3-8b/full.yaml",
+            "--rehearse",
+            "--accelerate_config",
+            "accelerate_configs/hsdp_2x8.yaml",
+        ],
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

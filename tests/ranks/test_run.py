@@ -38,16 +38,18 @@ def flags(tmp_path_factory):
     shared = runs.write_inputs(folder)
     return [
         *shared,
-        "--max_steps",
-        "6",
-        "--save_steps",
-        "3",
-        "--optim",
-        "adamw_torch",
-        "--learning_rate",
-        "1e-3",
-        "--report_to",
-        "tensorboard",
+        *[
+            "--max_steps",
+            "6",
+            "--save_steps",
+            "3",
+            "--optim",
+            "adamw_torch",
+            "--learning_rate",
+            "1e-3",
+            "--report_to",
+            "tensorboard",
+        ],
     ]
 
 

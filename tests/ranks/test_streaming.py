@@ -16,12 +16,7 @@ SHARED = [
     str(STEPS),
     "--save_steps",
     str(SAVED),
-    "--eval_steps",
-    "4",
-    "--optim",
-    "sgd",
-    "--learning_rate",
-    "0.4",
+    *["--eval_steps", "4", "--optim", "sgd", "--learning_rate", "0.4"],
 ]
 ALONE = [*SHARED, "--per_device_train_batch_size", "4"]
 PACKED = [*SHARED, "--per_device_train_batch_size", "8", "--packing", "true"]

@@ -53,13 +53,15 @@ def test_a_step_asks_the_device_for_nothing(attention, packing, tmp_path, monkey
                 str(packing),
                 "--attn_implementation",
                 attention,
-                "--per_device_train_batch_size",
-                "4",
-                "--eval_answers",
-                "0",
-                "--global_batch_size",
-                "8",
-                "--output_dir",
+                *[
+                    "--per_device_train_batch_size",
+                    "4",
+                    "--eval_answers",
+                    "0",
+                    "--global_batch_size",
+                    "8",
+                    "--output_dir",
+                ],
                 str(tmp_path / "run"),
             ]
         )

@@ -150,10 +150,7 @@ def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
         assert each.training_script_args == [
             "--recipe",
             TINY,
-            "--ds_config",
-            "ds_configs/zero3.json",
-            "--output_dir",
-            "outputs/tiny-full-zero3",
+            *["--ds_config", "ds_configs/zero3.json", "--output_dir", "outputs/tiny-full-zero3"],
         ]
     assert "2 hosts of 8 ranks, node1:21234" in output and "start 1" in output
     assert not any("requeue" in call for call in batch.calls)

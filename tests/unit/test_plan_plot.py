@@ -14,11 +14,7 @@ from brigade.planner.output import plot
 
 def draw(path, *more):
     words = [
-        "plan",
-        "recipes/llama-3.1-8b",
-        "--hostfile",
-        "hostfiles/2x8",
-        "--gpu",
+        *["plan", "recipes/llama-3.1-8b", "--hostfile", "hostfiles/2x8", "--gpu"],
         "H100 80GB",
         "--plot",
         str(path),
