@@ -13,7 +13,10 @@ from ..recipe.flags import Settings
 def check(settings: Settings) -> None:
     """Raises UserError when evaluations and checkpoints do not meet, for a recipe that needs both."""
     training = settings.recipe.training
-    key = "load_best_model_at_end" if training.load_best_model_at_end else "early_stopping_patience"
+    keys = ("load_best_model_at_end", "early_stopping_patience")
+    key = next((key for key in keys if getattr(training, key)), None)
+    if key is None:
+        return
     place, evaluated, saved = settings.place(key), training.eval_steps, training.save_steps
     if not evaluated:
         raise UserError(place, f"{key} needs evaluations, but eval_steps is null", "set eval_steps")

@@ -174,7 +174,7 @@ TYPO = (["--lerning_rate", "3"], ["--lerning_rate", "did you mean 'learning_rate
 CONTRADICTION = (
     ["--ds_config", "clip.json"], ["clip.json: gradient_clipping", "0.5", "max_grad_norm is ", '"auto"'],
 )  # fmt: skip
-BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "mend"])
+BROKEN_LINE = (["--dataset_name=", "--train_file", "broken.jsonl"], ["broken.jsonl, line 3", "not JSON", "fix"])
 
 
 NO_GPU = (["--attn_implementation", "flash_attention_2"], ["flag --attn_implementation", "needs a GPU", "sdpa"])
@@ -332,7 +332,7 @@ MISTAKES = {
                          ["both dataset_name and train_file"]),
     "empty data file": (ON_FILE, "", ["FILE", "empty"]),
     "blank data file": (ON_FILE, "\n\n", ["FILE", "empty"]),
-    "broken data line": (ON_FILE, '\n{"messages": [', ["FILE, line 2", "not JSON", "mend"]),
+    "broken data line": (ON_FILE, '\n{"messages": [', ["FILE, line 2", "not JSON", "fix"]),
     "data that is no text": (ON_FILE, b"\x89PNG\xff", ["FILE, line 1", "not UTF-8"]),
     "data without the column": (ON_FILE, '{"body": "x"}', ["FILE, line 1", "'messages'", "'body'"]),
     "unknown role": (ON_FILE, '{"messages": [{"role": "bot", "content": ""}]}', ["FILE, line 1", "'bot'", "assistant"]),

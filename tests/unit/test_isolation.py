@@ -72,7 +72,7 @@ def test_packing_is_refused_where_nothing_tells_where_samples_begin(load):
 
 def test_what_cannot_be_tried_is_not_trusted_and_the_cause_is_told(load, monkeypatch):
     settings = load(model={"attn_implementation": "eager"}, data={"packing": True})
-    monkeypatch.setattr("brigade.model.packed_samples.shrink", lambda config: config | {"num_attention_heads": "many"})
+    monkeypatch.setattr("brigade.model.tiny.shrink", lambda config: config | {"num_attention_heads": "many"})
     for vocabulary, said in ((1234, "num_attention_heads"), (1235, "a broken kernel")):  # not tried before
         config = AutoConfig.for_model("llama", vocab_size=vocabulary)
         with pytest.raises(UserError, match=said):
