@@ -38,7 +38,8 @@ $(SKYPILOT)/.complete: tests/jobs/requirements.txt | $(VENV)/.complete
 	$(SKYPILOT)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/jobs/requirements.txt
 	@touch $@
 
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 20
+# In the order of their names: the tests of ranks, which take longest, come first.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
 test: setup
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 

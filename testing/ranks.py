@@ -85,10 +85,15 @@ def _import_all() -> None:
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
     import tensorboard.compat.proto  # noqa: F401
+    import torch.distributed.fsdp
     import torch.utils.tensorboard  # noqa: F401
-    import transformers.models.llama.modeling_llama
-    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+    import transformers.generation
+    import transformers.integrations.deepspeed
+    import transformers.models.llama.modeling_llama  # noqa: F401
 
+    import brigade.model.adapters
+    import brigade.training.summary
+    import brigade.training.trainer  # noqa: F401
     import train  # noqa: F401
 
 

@@ -22,6 +22,7 @@ class OneProcess:
     """No engine; also what is common to all of them."""
 
     clips_by_itself = False
+    power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
 
     def __init__(self, run: Run) -> None:
         self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
@@ -83,7 +84,6 @@ class DDP(OneProcess):
         }
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
-        self.power_sgd = None
         if self.training.ddp_comm_hook != "none":
             from . import gradient_compression
 
