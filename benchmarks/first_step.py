@@ -52,6 +52,9 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     checkouts = [options.before.resolve(), options.after.resolve()]
     for checkout in checkouts:
+        if not (checkout / ".venv/bin/python").exists():
+            parser.error(f"{checkout} has no .venv/bin/python: name checkouts with an environment (make setup)")
+    for checkout in checkouts:
         first_step(checkout, flags)
     taken: list[list[tuple[float, float]]] = [[], []]
     for pair in range(options.pairs):

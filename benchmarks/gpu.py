@@ -24,9 +24,9 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import gpu_models, gpu_tables, pages, peers
-from benchmarks.command_line import as_flags
 from benchmarks.gpu_plan import METHODS, STEPS, WARM_UP, Job, flags_of, plan, urgency
 from benchmarks.pages import REPOSITORY, Row
+from testing.command_line import as_flags
 
 RESULTS = pages.RESULTS / "gpu.jsonl"
 WORK = REPOSITORY / "outputs" / "gpu"

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import as_flags
 from benchmarks.pages import DOCS, markdown, where, write
 from testing import runs
+from testing.command_line import as_flags
 
 TOLERANCE = 1e-6  # relative
 # Their configurations need no more than sizes; among them are mixtures of experts, sliding windows, latent attention and

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import network_tables, pages
-from benchmarks.command_line import as_flags
 from benchmarks.network_tables import tables
 from benchmarks.pages import RESULTS, Row
 from testbed.cluster import Cluster
 from testbed.host import Host
 from testbed.needs import missing
+from testing.command_line import as_flags
 
 PORT = 29500
 Cases = dict[str, tuple[int, ...]]  # strategy -> accumulations

@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import pages, peers_data, peers_tables
-from benchmarks.command_line import as_flags
 from benchmarks.pages import REPOSITORY, Row
 from benchmarks.peers_tables import tables
+from testing.command_line import as_flags
 
 RESULTS = pages.RESULTS / "peers.jsonl"
 WORK = REPOSITORY / "outputs" / "peers"

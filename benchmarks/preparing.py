@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from benchmarks import pages
-from benchmarks.command_line import as_flags
 from benchmarks.pages import DOCS, REPOSITORY, machine, markdown
 from benchmarks.peers_tables import spread
+from testing.command_line import as_flags
 
 RESULTS = pages.RESULTS / "preparing.json"
 MAX_LENGTH = 1024

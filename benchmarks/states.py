@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.command_line import as_flags
 from benchmarks.pages import DOCS, Row, markdown
 from brigade.planner.costs.states import cut_parameters, model_states
+from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget, write_inputs
 

@@ -45,7 +45,9 @@ def start(world: World, alone: bool = False) -> None:
     import torch
     import torch.distributed as dist
 
-    if torch.cuda.device_count() >= world.local_size:  # else machine.check says so, and needs a group to say it in
+    if (
+        torch.cuda.device_count() >= world.local_size
+    ):  # else preflight.check_host says so, and needs a group to say it in
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     else:

@@ -2,7 +2,7 @@
 
 One class each, whose methods stand in the order in which a run meets them: options of TrainingArguments, the Trainer, the first
 step, a micro-step, a checkpoint. The trainer calls these methods and knows no engine by name. What touches a private name of
-another package stands in upstream.py, with its line there.
+another package stands in brigade/upstream/, with its line there.
 """
 
 import os
@@ -77,7 +77,7 @@ class OneProcess:
 
 class DDP(OneProcess):
     def arguments(self) -> dict[str, Any]:
-        # PowerSGD's memory belongs to buckets, and only with True are they the same in every process (compression.py).
+        # PowerSGD's memory belongs to buckets, and only with True are they the same in every process (gradient_compression.py).
         return super().arguments() | {
             "ddp_backend": "gloo" if self.cpu else None,
             "ddp_find_unused_parameters": self.training.ddp_comm_hook == "power_sgd",

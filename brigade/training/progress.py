@@ -1,4 +1,4 @@
-"""A progress bar and one line per log entry, on the rank that speaks."""
+"""A progress bar and one line per log entry, on the main rank."""
 
 import sys
 import time

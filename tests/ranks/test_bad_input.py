@@ -19,6 +19,7 @@ import pytest
 from transformers import TrainerCallback
 
 from brigade.distributed.ranks import fail
+from testing.command_line import as_flags
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("bad_input")
@@ -26,6 +27,7 @@ BIN = Path(sys.executable).parent
 HOST = socket.gethostname()
 MESSAGE_LINES = 4
 TRACEBACK_LINES = 45
+GOOD = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32"]
 
 
 # ---- commands in processes of their own ----------------------------------------------------------------------------
@@ -224,10 +226,7 @@ def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
     [("torchrun", "none"), pytest.param("deepspeed", "ds_configs/zero2.json", marks=pytest.mark.slow)],
 )
 def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, folder):
-    flags = [
-        *["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--max_steps", "30"],
-        *["--global_batch_size", "4", "--save_steps", "null", "--eval_steps", "null"],
-    ]
+    flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None)]
     ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="step")
     told = "\n".join(ended.told)
     assert ended.code == 1, ended.stderr
@@ -408,10 +407,7 @@ def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatc
 
 def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):
     """The life of an output directory: a run, the same again, another one, --fresh, other data."""
-    flags = [
-        *["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2"],
-        *["--eval_steps", "null", "--save_steps", "1", "--report_to", "[]"],
-    ]
+    flags = [*GOOD, *as_flags(global_batch_size=2, eval_steps=None, save_steps=1, report_to=[])]
     run = folder / "run"
     assert main([*flags, "--max_steps", "1", "--output_dir", str(run)]).state.global_step == 1
     assert (run / "success.json").exists()
@@ -472,32 +468,18 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
 def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
     """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
     flags = [
-        *[
-            "--dataset_name=",
-            "--train_file",
-            "good.jsonl",
-            "--max_length",
-            "32",
-            "--global_batch_size",
-            "2",
-            "--max_steps",
-            "100000",
-            "--eval_steps",
-            "null",
-        ],
-        *[
-            "--save_steps",
-            "2",
-            "--logging_steps",
-            "1",
-            "--fresh",
-            "--report_to",
-            "[]",
-            "--dataloader_num_workers",
-            "2",
-            "--output_dir",
-            "run",
-        ],
+        *GOOD,
+        *as_flags(
+            global_batch_size=2,
+            max_steps=100000,
+            eval_steps=None,
+            save_steps=2,
+            logging_steps=1,
+            report_to=[],
+            dataloader_num_workers=2,
+            output_dir="run",
+        ),
+        "--fresh",
     ]
     if launcher == "python":  # a stream has one more process that reads data
         flags += ["--streaming", "--validation_file", str(chats(folder / "held_out.jsonl", 5))]
@@ -527,27 +509,16 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
     import brigade.distributed.ranks
 
     flags = [
-        *[
-            "--dataset_name=",
-            "--train_file",
-            "good.jsonl",
-            "--max_length",
-            "32",
-            "--global_batch_size",
-            "2",
-            "--max_steps",
-            "3",
-            "--eval_steps",
-            "null",
-            "--save_steps",
-            "1",
-            "--save_total_limit",
-            "1",
-            "--report_to",
-            "[]",
-            "--output_dir",
-        ],
-        str(folder / "run"),
+        *GOOD,
+        *as_flags(
+            global_batch_size=2,
+            max_steps=3,
+            eval_steps=None,
+            save_steps=1,
+            save_total_limit=1,
+            report_to=[],
+            output_dir=str(folder / "run"),
+        ),
     ]
     save = torch.save
     with monkeypatch.context() as full:
@@ -580,10 +551,7 @@ class StopsAtOnce(TrainerCallback):
 @pytest.mark.slow
 def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main, told):
     """torchrun is killed: its ranks, of which it is not told, must not train on beside the rerun."""
-    flags = [
-        *["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--global_batch_size", "2"],
-        *["--max_steps", "100000", "--eval_steps", "null", "--save_steps", "10", "--report_to", "[]"],
-    ]
+    flags = [*GOOD, *as_flags(global_batch_size=2, max_steps=100000, eval_steps=None, save_steps=10, report_to=[])]
     run, mark = folder / "run", uuid.uuid4().hex
     environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
     launcher = subprocess.Popen(
