@@ -17,6 +17,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Err
 # Signals that somebody outside sends. Launchers end their other ranks by SIGTERM, and gloo aborts when a peer is gone.
 _CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 RACE = 5.0  # seconds within which a lost host or a killed rank explains what other ranks then report
+READY = 300.0  # seconds within which one rank has imported its packages, from the slowest file system
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
 
 
@@ -185,14 +186,18 @@ class Judge:
                 self.on_lost(channel, f"nothing heard of it for {SILENCE:.0f} s (link cut, or switched off)")
 
     def check_start(self) -> None:
-        """Ranks that hang on their way to the rendezvous would keep all others waiting for ten minutes."""
+        """Ranks that hang on their way to the rendezvous would keep all others waiting for ten minutes.
+
+        Late is who is later than the first by start_timeout. Until one is ready, all may be slow, and nobody is to blame.
+        """
+        limit = self.start_timeout if self._one_waits else max(READY, self.start_timeout)
         late = [rank for rank, one in self.ranks.items() if one.stage in ("", "started") and one.exit is None]
-        if self.failures or not late or time.monotonic() - self.since < self.start_timeout:
+        if self.failures or not late or time.monotonic() - self.since < limit:
             return
         for channel in self.channels:
             channel.tell("stacks", ranks=[rank for rank in late if rank in channel.ranks])
         names = f"rank {', '.join(map(str, late[:8]))}"
-        text = f"{names} did not get to the rendezvous within {self.start_timeout:.0f} s (--start_timeout)"
+        text = f"{names} did not get to the rendezvous within {limit:.0f} s (--start_timeout)"
         self._fail("hang", next(channel for channel in self.channels if late[0] in channel.ranks), text, late[0])
 
     def decided(self) -> bool:

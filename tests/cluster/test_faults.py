@@ -1,11 +1,11 @@
-"""Whatever goes wrong on a cluster, the launch ends within half a minute, says on which host and why, and leaves no process on
+"""Whatever goes wrong on a cluster, the launch ends within a minute, says on which host and why, and leaves no process on
 any host."""
 
 import pytest
 
 from testbed.faults import FAULTS, misses, provoke
 
-LIMIT = 30.0  # seconds from the fault to the last process's end; the causes in testbed/faults.py take less
+LIMIT = 60.0  # seconds from the fault to the last process's end, on a busy machine; benchmarks/faults.py measures them
 
 
 @pytest.mark.parametrize("name", FAULTS)
