@@ -1,6 +1,5 @@
 """Which checkpoint a run continues from: one that is whole, and of this run, this strategy, these ranks and this base."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +7,10 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
+from .manifest import ONE, engine_of, finished, flaw, recorded
 
-RECORD = "brigade.json"  # the last file of a checkpoint: {"run": run.yaml, "base": digests, "files": {name: bytes}}
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
-_ONE = "one process or DDP"
-# What a checkpoint of each engine holds; by the first it is known. For those that earlier versions wrote, without a record.
-_PARTS = {
-    "DeepSpeed": ("global_step*", "latest", "global_step*/*_model_states.pt", "global_step*/*_optim_states.pt"),
-    "FSDP2": ("pytorch_model_fsdp*", "optimizer*"),
-    _ONE: ("*model*.safetensors", "optimizer.pt"),
-}
-_PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
-
-
-def record(folder: Path, run: runs.Run) -> None:
-    """Write down what belongs to a checkpoint and whose it is. Call it when all ranks have written their parts."""
-    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    files.pop(RECORD, None)
-    document = {"run": read_yaml(run.directory / runs.RECORD), "base": run.base, "files": files}
-    runs.write_whole(folder / RECORD, json.dumps(document, indent=1, default=str))
-
-
-def reopen(folder: Path) -> None:
-    """Before a checkpoint is written over one that a dead run left: what says that it is whole must go first."""
-    for name in (RECORD, runs.STATE):
-        (folder / name).unlink(missing_ok=True)
 
 
 def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
@@ -50,7 +27,7 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
             _check(folder, str(folder), run, base)
         return folder
     folder = Path(named)
-    if not _finished(folder):
+    if not finished(folder):
         cure = "name a checkpoint-N directory, or leave the flag out to take the newest"
         raise UserError(_FLAG, f"{named!r} is not a checkpoint: no {runs.STATE} in it", cure)
     if fresh and run.directory.resolve() in folder.resolve().parents:
@@ -80,36 +57,6 @@ def how_to_continue(run: runs.Run, state: Any) -> str:
     return f"{here}. The same command{without} continues from {newest}{again}."
 
 
-def flaw(folder: Path) -> str | None:
-    """Why nothing can continue from a checkpoint, in words: what is missing, cut short or unreadable. Without checksums: a
-    changed byte inside a file is not seen."""
-    from safetensors import SafetensorError, safe_open
-
-    if not _finished(folder):
-        return "it was not written to its end"
-    try:
-        recorded = _recorded(folder)
-        for name, size in recorded.get("files", {}).items():
-            if not (folder / name).is_file():
-                return f"{name} is missing"
-            if (there := (folder / name).stat().st_size) != size:
-                return f"{name} has {there:,} bytes of {size:,}"
-        parts = () if recorded else (*_PARTS_OF_ALL, *_PARTS[_engine(folder)])
-        if missing := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
-            return f"{missing} is missing"
-        json.loads((folder / runs.STATE).read_bytes())
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, framework="numpy"):
-                pass
-    except (OSError, ValueError, SafetensorError) as error:
-        return f"it cannot be read: {error}"
-    return None
-
-
-def _finished(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (RECORD, runs.STATE))
-
-
 def _newest(run: runs.Run) -> Path | None:
     """The newest whole one. None also where the only one is the first, and the run died while it was written."""
     found = {path: flaw(path) for path in runs.checkpoints(run.directory)}
@@ -117,7 +64,7 @@ def _newest(run: runs.Run) -> Path | None:
         if problem is None:
             return folder
         run.skipped.append(f"{folder.name}: {problem}")
-    if damaged := next(filter(_finished, found), None):
+    if damaged := next(filter(finished, found), None):
         more = f", and so are {len(found) - 1} older" if len(found) > 1 else ""
         problem = f"the newest checkpoint is damaged ({found[damaged]}){more}: there is none to continue from"
         cure = "bring its files back from a copy; without one, move the damaged checkpoints away, and the run begins at step 0"
@@ -128,7 +75,7 @@ def _newest(run: runs.Run) -> Path | None:
 def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     """Raises UserError where a named checkpoint was written by a run that computes something else."""
     beside = folder.resolve().parent / runs.RECORD
-    old = _recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else None)
+    old = recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else None)
     if old is None:
         return
     other, _ = runs.another_run(old, run)
@@ -142,8 +89,8 @@ def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
 
 def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> None:
     """Raises UserError at `place` where this run's engine, ranks or base are not those that wrote the checkpoint."""
-    recorded, strategy, engine = _recorded(folder), run.strategy, _engine(folder)
-    if engine != ("DeepSpeed" if strategy.is_deepspeed else "FSDP2" if strategy.is_fsdp else _ONE):
+    written, strategy, engine = recorded(folder), run.strategy, engine_of(folder)
+    if engine != ("DeepSpeed" if strategy.is_deepspeed else "FSDP2" if strategy.is_fsdp else ONE):
         problem = f"{folder.name} was written by {engine}, and this run's strategy is {strategy.name}"
         raise UserError(place, problem, "continue under the strategy that wrote it")
     from ..strategy.deepspeed_config import value_at
@@ -151,22 +98,13 @@ def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> Non
     divides_anew = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
     if engine == "DeepSpeed" and not any(value_at(strategy.ds_config, key) for key in divides_anew):
         rank_files = len(list(folder.glob("global_step*/*zero_pp_rank_*_optim_states.pt")))
-        ranks = (recorded.get("run") or {}).get("run", {}).get("ranks", rank_files)
+        ranks = (written.get("run") or {}).get("run", {}).get("ranks", rank_files)
         if ranks != run.world.size:
             wrote = counted(ranks, "rank")
             problem = f"{folder.name} holds ZeRO's states of {wrote}, and this run has {run.world.size}"
             raise UserError(place, problem, f"continue on {wrote}: ZeRO cannot divide its states anew")
-    before = recorded.get("base", base)
+    before = written.get("base", base)
     if run.settings.recipe.model.use_peft and base != before:
         changed = sorted(name for name in base | before if base.get(name) != before.get(name))
         problem = f"the adapters in {folder.name} were trained on another base: {', '.join(changed[:3])} changed since"
         raise UserError(place, problem, "bring the base model's files back, at the same revision")
-
-
-def _engine(folder: Path) -> str:
-    return next((name for name, (sign, *_) in _PARTS.items() if any(folder.glob(sign))), _ONE)
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    path = folder / RECORD
-    return json.loads(path.read_text()) if path.is_file() else {}

@@ -200,17 +200,17 @@ class Trainer(EvaluatingTrainer):
             upstream.take_rates_of(self.lr_scheduler)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        from ..checkpoint import choosing
+        from ..checkpoint import manifest
 
         folder = self.run.directory / f"checkpoint-{self.state.global_step}"
         with self.meter.pause():
             if self.args.should_save:
-                choosing.reopen(folder)
+                manifest.reopen(folder)
             finite.check_weights(self.model, self.run, self.state.global_step)
             super()._save_checkpoint(model, trial)
             ranks.barrier()  # the others write parts, too
             if self.args.should_save:
-                choosing.record(folder, self.run)
+                manifest.record(folder, self.run)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

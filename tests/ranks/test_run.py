@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerCallback
 
 import train
-from brigade.checkpoint import choosing
+from brigade.checkpoint import choosing, manifest
 from brigade.cluster import World
 from brigade.distributed import ranks
 from brigade.errors import UserError
@@ -235,10 +235,10 @@ DAMAGE = {  # what happens to a checkpoint; what is said of it
 @pytest.mark.parametrize("name", DAMAGE)
 def test_what_a_checkpoint_lacks_is_seen(name, done, tmp_path):
     shutil.copytree(done[0] / "checkpoint-6", tmp_path / "checkpoint-6")
-    assert choosing.flaw(tmp_path / "checkpoint-6") is None
+    assert manifest.flaw(tmp_path / "checkpoint-6") is None
     damage, told = DAMAGE[name]
     damage(tmp_path / "checkpoint-6")
-    assert told in choosing.flaw(tmp_path / "checkpoint-6")
+    assert told in manifest.flaw(tmp_path / "checkpoint-6")
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, flags, tmp_path, capfd):
@@ -250,7 +250,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, 
     assert losses(train.main([*flags, "--output_dir", str(run)]).state.log_history) == losses(history)
     said = " ".join(capfd.readouterr().out.split())
     assert "checkpoint-6: optimizer.pt is missing" in said and "checkpoint-3" in said.partition("continues")[2]
-    assert choosing.flaw(run / "checkpoint-6") is None, "it is written anew"
+    assert manifest.flaw(run / "checkpoint-6") is None, "it is written anew"
 
     left_alone(run)
     for step in (3, 6):

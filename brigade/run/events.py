@@ -1,0 +1,31 @@
+"""What happened to a run, a JSON line each in its directory, for whoever watches from outside.
+
+    {"time": "2026-11-23T04:05:06+00:00", "event": "checkpoint", "step": 40, ...}
+
+Events: started, step, checkpoint, evaluation, fault, restart, stopped, end. Who writes them: rank 0, and `launch`.
+"""
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+FILE = "events.jsonl"
+
+
+def add(directory: Path, event: str, **fields: Any) -> None:
+    """Append one line. A disk that is full or away costs the line, not the run."""
+    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
+    with suppress(OSError), (directory / FILE).open("a") as file:
+        file.write(json.dumps(line, default=str) + "\n")
+
+
+def read(directory: Path) -> list[dict[str, Any]]:
+    """All whole lines, oldest first; [] where there are none."""
+    events = []
+    with suppress(OSError):
+        for line in (directory / FILE).read_text(errors="replace").splitlines():
+            with suppress(ValueError):  # one that is being written, or was cut by a crash
+                events.append(json.loads(line))
+    return events
