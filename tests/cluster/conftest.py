@@ -33,17 +33,33 @@ def session_cluster():
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def session_cluster_of_three():
+    with Cluster(3) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def cluster(session_cluster):
     """The session's cluster, in good health before the test, and checked afterwards: no process may be left on any host."""
-    session_cluster.heal()
-    yield session_cluster
+    yield from _in_good_health(session_cluster)
+
+
+@pytest.fixture
+def cluster_of_three(session_cluster_of_three):
+    """As `cluster`, with a third host, for a spare."""
+    yield from _in_good_health(session_cluster_of_three)
+
+
+def _in_good_health(cluster):
+    cluster.heal()
+    yield cluster
     deadline = time.monotonic() + 3  # sshd's own children need a moment after their client is gone
-    while left := {host.name: list(host.processes().values()) for host in session_cluster if host.processes()}:
+    while left := {host.name: list(host.processes().values()) for host in cluster if host.processes()}:
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    session_cluster.heal()
+    cluster.heal()
     assert not left, f"processes were left behind: {left}"
 
 

@@ -9,8 +9,9 @@ LIMIT = 60.0  # seconds from the fault to the last process's end, on a busy mach
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault(cluster, name):
+def test_fault(request, name):
     fault = FAULTS[name]
+    cluster = request.getfixturevalue("cluster" if fault.hosts == 2 else "cluster_of_three")
     attempt = provoke(cluster, fault)
     if not fault.gone:  # else nobody is left to speak
         assert not misses(fault, attempt), attempt.said

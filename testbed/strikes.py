@@ -1,0 +1,140 @@
+"""How faults are brought about on the hosts of a cluster, and repaired: what the table of faults.py names."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cluster import PROJECT, Cluster
+
+TINY = "/run/tiny"  # a disk that fills at once, on one host
+
+
+@dataclass
+class Attempt:
+    """One launch into one fault.
+
+    folder: has the launch's output in `said`, its logs in `logs`, the run in `run`
+    seconds: from the fault to the end of the launch and of the last process on any host
+    """
+
+    cluster: Cluster
+    process: subprocess.Popen[bytes]
+    folder: Path
+    code: int = 0
+    seconds: float = 0.0
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "said").read_text(errors="replace")
+
+
+def cut_node2(cluster: Cluster) -> None:
+    cluster["node2"].cut()
+
+
+def other_key(cluster: Cluster) -> None:
+    keys = cluster["node2"].directory / "ssh" / "authorized_keys"
+    shutil.copy(cluster["node1"].directory / "ssh" / "host_key.pub", keys)
+
+
+def right_key(cluster: Cluster) -> None:
+    shutil.copy(cluster.home / ".ssh" / "id_ed25519.pub", cluster["node2"].directory / "ssh" / "authorized_keys")
+
+
+def one_gpu_each(cluster: Cluster) -> None:
+    """A driver's tool that lists one GPU, on both hosts."""
+    tools = cluster.shared / "driver"
+    tools.mkdir(exist_ok=True)
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-0)'\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    for host in cluster:
+        host.path = f"{tools}:{host.path}"
+        host.environment(**host.variables)
+
+
+def no_gpu(cluster: Cluster) -> None:
+    for host in cluster:
+        host.path = host.path.removeprefix(f"{cluster.shared / 'driver'}:")
+        host.environment(**host.variables)
+
+
+def occupy_port(cluster: Cluster) -> None:
+    program = "import signal,socket; s=socket.create_server(('',29511)); signal.pause()"
+    cluster["node1"].popen(["python3", "-c", program])
+    while cluster["node1"].run(": < /dev/tcp/127.0.0.1/29511", check=False).returncode:
+        time.sleep(0.02)
+
+
+def free_port(cluster: Cluster) -> None:
+    cluster["node1"].kill("29511")
+
+
+def block_port(cluster: Cluster) -> None:
+    cluster["node1"].block(29500, "in")
+
+
+def other_clone(cluster: Cluster) -> None:
+    edited = cluster.shared / "edited_train.py"
+    edited.write_text((PROJECT / "train.py").read_text() + "\n# edited here alone\n")
+    cluster["node2"].bind(edited, PROJECT / "train.py")
+
+
+def same_clone(cluster: Cluster) -> None:
+    cluster["node2"].unbind(PROJECT / "train.py")
+
+
+def training_process(cluster: Cluster, host: str) -> int:
+    """The process in which train.py trains on a host with one rank: the youngest of launcher, watcher and trainer."""
+    return cluster[host].find("train.py")[-1]
+
+
+def signal_rank(attempt: Attempt) -> None:
+    os.kill(training_process(attempt.cluster, "node2"), signal.SIGKILL)
+
+
+def power_off_node2(attempt: Attempt) -> None:
+    attempt.cluster["node2"].power_off()
+
+
+def power_off_node1(attempt: Attempt) -> None:
+    attempt.cluster["node1"].power_off()
+
+
+def cut_link(attempt: Attempt) -> None:
+    attempt.cluster["node2"].cut()
+
+
+def kill_agent(attempt: Attempt) -> None:
+    attempt.cluster["node2"].kill("brigade.launch.agent")
+
+
+def kill_deepspeed(attempt: Attempt) -> None:
+    attempt.cluster["node2"].kill("deepspeed.launcher.launch")
+
+
+def signal_launch(number: int) -> Callable[[Attempt], None]:
+    def strike(attempt: Attempt) -> None:
+        with suppress(ProcessLookupError):
+            attempt.cluster["node1"].send(attempt.process, number)
+
+    return strike
+
+
+def ctrl_c_twice(attempt: Attempt) -> None:
+    for _ in range(2):
+        attempt.cluster["node1"].send(attempt.process, signal.SIGINT)
+        time.sleep(0.1)
+
+
+def tiny_disk(cluster: Cluster) -> None:
+    cluster["node2"].run(f"mkdir -p {TINY} && mount -t tmpfs -o size=64k tmpfs {TINY}")
+
+
+def no_tiny_disk(cluster: Cluster) -> None:
+    cluster["node2"].run(f"umount {TINY}")
