@@ -25,9 +25,10 @@ TRAIN = (
 
 @dataclass(frozen=True)
 class Fault:
-    """what: for people; says: patterns that the verdict must show; code: exit code of launch; lost: of the run, for people
+    """what: for people; says: patterns that the verdict must show; code: exit code of launch
     arrange: before the launch; strike: once the launch has said `when`; after: what must hold at the end, raises
     AssertionError; repair: afterwards
+    lost: default: nothing where it strikes before the first step, else the steps since the last checkpoint
     words: of launch; hosts, slots: in the hostfile; steps, save_steps: of the run
     gone: the launch cannot speak any more
     """
@@ -40,7 +41,7 @@ class Fault:
     after: Callable[[Attempt], None] | None = None
     repair: Callable[[Cluster], None] | None = None
     when: str = RUNNING
-    lost: str = "the steps since the last checkpoint"
+    lost: str = ""
     steps: int = 5000
     save_steps: int = 5000
     hosts: int = 2
@@ -95,6 +96,12 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
         if fault.repair:
             fault.repair(cluster)
         cluster.heal()
+
+
+def lost(fault: Fault) -> str:
+    """What the run does not get back, for people."""
+    early = not fault.strike and fault.variables.get("BRIGADE_TEST_FAULT") != "step"
+    return fault.lost or ("nothing, it had not begun" if early else "the steps since the last checkpoint")
 
 
 def misses(fault: Fault, attempt: Attempt) -> list[str]:
