@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         runs.check_data(run, data.fingerprint)
         weights = load.weights(settings, config)
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
-        checkpoint = resume.choose(run, data.fingerprint, model_files["weights"])
+    checkpoint = resume.agree(run, data.fingerprint, model_files["weights"])
+    with ranks.agreed(world):
         check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
 

@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
-from .manifest import ONE, engine_of, finished, flaw, recorded
+from .manifest import ONE, damage, engine_of, finished, flaw, recorded, shares, sizes
 
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
@@ -33,12 +33,30 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
     if fresh and run.directory.resolve() in folder.resolve().parents:
         cure = "drop one of the two, or give another --output_dir"
         raise UserError("flags --fresh, --resume_from_checkpoint", f"--fresh would move {named!r} away first", cure)
-    if problem := flaw(folder):
+    if problem := run.damaged.get(folder.name) or flaw(folder):
         cure = "name another checkpoint, or leave the flag out to take the newest whole one"
         raise UserError(_FLAG, f"{named!r} cannot be continued from: {problem}", cure)
     _check_run(folder, run, fingerprint)
     _check(folder, _FLAG, run, base)
     return folder
+
+
+def problem_together(run: runs.Run, folder: Path | None, folders: list[str | None]) -> tuple[str, str] | None:
+    """(checkpoint-N, what is wrong with it), as far as this rank sees; None: nothing. folders: what each rank has chosen.
+
+    Engines that write in parts need one directory that all hosts share, and each rank reads its share of the files. DDP may
+    have one on each host: there the ranks of a host share them.
+    """
+    if folder is None or None in folders:
+        return None  # claim() says on which host there is none
+    oldest = min(map(Path, filter(None, folders)), key=runs.step_of).name
+    if folder.name != oldest:
+        return folder.name, f"not all hosts have it whole; {oldest} is the newest that they all have"
+    together = run.strategy.writes_in_parts
+    size, rank = (run.world.size, run.world.rank) if together else (run.world.local_size, run.world.local_rank)
+    names = shares(sizes(recorded(folder)), size)[rank]
+    problem = damage(folder, names)
+    return problem and (folder.name, problem)
 
 
 def how_to_continue(run: runs.Run, state: Any) -> str:
@@ -58,18 +76,17 @@ def how_to_continue(run: runs.Run, state: Any) -> str:
 
 
 def _newest(run: runs.Run) -> Path | None:
-    """The newest whole one. None also where the only one is the first, and the run died while it was written."""
-    found = {path: flaw(path) for path in runs.checkpoints(run.directory)}
-    for folder, problem in found.items():
-        if problem is None:
-            return folder
-        run.skipped.append(f"{folder.name}: {problem}")
-    if damaged := next(filter(finished, found), None):
-        more = f", and so are {len(found) - 1} older" if len(found) > 1 else ""
-        problem = f"the newest checkpoint is damaged ({found[damaged]}){more}: there is none to continue from"
-        cure = "bring its files back from a copy; without one, move the damaged checkpoints away, and the run begins at step 0"
-        raise UserError(str(damaged), problem, cure)
-    return None
+    """The newest whole one; None where there is no checkpoint at all."""
+    found = {path: run.damaged.get(path.name) or flaw(path) for path in runs.checkpoints(run.directory)}
+    whole = next((path for path, problem in found.items() if problem is None), None)
+    newer = [path for path in found if whole is None or runs.step_of(path) > runs.step_of(whole)]
+    run.skipped[:] = [f"{path.name}: {found[path]}" for path in newer]
+    if newer and whole is None:
+        more = f", and so are {len(newer) - 1} older" if len(newer) > 1 else ""
+        problem = f"the newest checkpoint is damaged ({found[newer[0]]}){more}: there is none to continue from"
+        cure = "bring its files back from a copy; without one, --fresh moves this run aside and begins anew"
+        raise UserError(str(newer[0]), problem, cure)
+    return whole
 
 
 def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:

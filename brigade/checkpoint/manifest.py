@@ -1,13 +1,17 @@
 """What belongs to a checkpoint, written down when it is whole, and what of it is missing or damaged."""
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..recipe.files import read_yaml
+import xxhash
+
 from ..run import directory as runs
 
-RECORD = "brigade.json"  # the last file of a checkpoint: {"run": run.yaml, "base": digests, "files": {name: bytes}}
+RECORD = "brigade.json"  # the last file of a checkpoint; write() says what is in it
+FORMAT = 2  # 1: sizes without checksums, {"run": run.yaml, "base": digests, "files": {name: bytes}}
+CHECKSUM = "xxh3_128"  # 5.6 GiB/s on one core, where CRC-32 has 1.6 and SHA-256 has 1.0
 ONE = "one process or DDP"
 # What a checkpoint of each engine holds; by the first it is known. For those that earlier versions wrote, without a record.
 _PARTS = {
@@ -16,32 +20,30 @@ _PARTS = {
     ONE: ("*model*.safetensors", "optimizer.pt"),
 }
 _PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
+_NO_DIGEST = "0" * 32
+_BLOCK = 16 * 2**20
 
 
-def record(folder: Path, run: runs.Run) -> None:
-    """Write down what belongs to a checkpoint and whose it is. Call it when all ranks have written their parts."""
-    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    files.pop(RECORD, None)
-    document = {"run": read_yaml(run.directory / runs.RECORD), "base": run.base, "files": files}
-    runs.write_whole(folder / RECORD, json.dumps(document, indent=1, default=str))
+def write(folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write down what belongs to a checkpoint and whose it is.
 
-
-def reopen(folder: Path) -> None:
-    """Before a checkpoint is written over one that a dead run left: what says that it is whole must go first."""
-    for name in (RECORD, runs.STATE):
-        (folder / name).unlink(missing_ok=True)
+    document: `step`; `samples` and `tokens` seen; `position`, where the data goes on; `world`: ranks and hosts; `base`: digests
+    of the weights that the run began with; `run`: its run.yaml, with strategy, versions and the data's fingerprint
+    files: name -> {"bytes": ..., "checksum": hexadecimal digits}
+    """
+    head = {"format": FORMAT, "checksum": CHECKSUM, "itself": _NO_DIGEST}
+    text = json.dumps({**head, **document, "files": dict(sorted(files.items()))}, indent=1, default=str)
+    runs.write_whole(folder / RECORD, text.replace(_NO_DIGEST, _digest(text), 1))
 
 
 def flaw(folder: Path) -> str | None:
-    """Why nothing can continue from a checkpoint, in words: what is missing, cut short or unreadable. Without checksums: a
-    changed byte inside a file is not seen."""
-    from safetensors import SafetensorError, safe_open
-
+    """Why nothing can continue from a checkpoint, in words: what is missing, cut short or unreadable. It compares sizes; a
+    changed byte inside a file is damage()'s to find."""
     if not finished(folder):
         return "it was not written to its end"
     try:
-        read = recorded(folder)
-        for name, size in read.get("files", {}).items():
+        read = _whole_record(folder)
+        for name, size in sizes(read).items():
             if not (folder / name).is_file():
                 return f"{name} is missing"
             if (there := (folder / name).stat().st_size) != size:
@@ -49,13 +51,49 @@ def flaw(folder: Path) -> str | None:
         parts = () if read else (*_PARTS_OF_ALL, *_PARTS[engine_of(folder)])
         if missing := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
             return f"{missing} is missing"
-        json.loads((folder / runs.STATE).read_bytes())
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, framework="numpy"):
-                pass
-    except (OSError, ValueError, SafetensorError) as error:
+        if read.get("format", 1) < 2:
+            _open_what_has_no_checksum(folder)
+    except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
     return None
+
+
+def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
+    """Which of these files (default: all) is not what was written, in words, or None. It reads them whole. Checkpoints of
+    earlier versions have no checksums: nothing is found there."""
+    try:
+        files = _whole_record(folder).get("files", {})
+        for name in files if names is None else names:
+            written = files[name]
+            if isinstance(written, dict) and checksum(folder / name) != written["checksum"]:
+                return f"{name} is not what was written: its checksum is another"
+    except (OSError, ValueError) as error:
+        return f"it cannot be read: {error}"
+    return None
+
+
+def checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def shares(files: Mapping[str, int], ranks: int) -> list[list[str]]:
+    """Of files with so many bytes, which are each rank's to read, so that all have about as much. The same on all ranks."""
+    loads, found = [0] * ranks, [list[str]() for _ in range(ranks)]
+    for name in sorted(files, key=lambda name: (-files[name], name)):
+        least = loads.index(min(loads))
+        loads[least] += files[name]
+        found[least].append(name)
+    return found
+
+
+def sizes(record: Mapping[str, Any]) -> dict[str, int]:
+    """Name -> bytes, of a record of any format."""
+    files = record.get("files", {})
+    return {name: entry["bytes"] if isinstance(entry, dict) else entry for name, entry in files.items()}
 
 
 def finished(folder: Path) -> bool:
@@ -69,3 +107,37 @@ def engine_of(folder: Path) -> str:
 def recorded(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _whole_record(folder: Path) -> dict[str, Any]:
+    """recorded(), of which every byte is what was written. Raises ValueError where it is not, or is of a later version."""
+    path = folder / RECORD
+    if not path.is_file():
+        return {}
+    text = path.read_bytes().decode()  # read_text would take one kind of line's end for another
+    record = json.loads(text)
+    if (version := record.get("format", 1)) not in range(1, FORMAT + 1):
+        raise ValueError(f"{RECORD} has format {version}, and this version of Brigade knows {FORMAT}")
+    files = record.get("files")
+    plain = isinstance(files, dict) and all(isinstance(size, int) for size in files.values())
+    itself = str(record.get("itself"))
+    if not plain and (len(itself) != len(_NO_DIGEST) or _digest(text.replace(itself, _NO_DIGEST, 1)) != itself):
+        raise ValueError(f"{RECORD} is not what was written: its checksum is another")
+    return record
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+def _open_what_has_no_checksum(folder: Path) -> None:
+    """Raises ValueError or OSError where a file is not even what its name says."""
+    from safetensors import SafetensorError, safe_open
+
+    json.loads((folder / runs.STATE).read_bytes())
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None

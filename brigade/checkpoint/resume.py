@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ..distributed import ranks
 from ..run import directory as runs
 
 
@@ -14,6 +15,25 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
     from . import choosing
 
     return choosing.choose(run, fingerprint, base)
+
+
+def agree(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
+    """choose(), of which every byte is what was written: all ranks together read it. A collective.
+
+    Where hosts have output directories of their own: the newest that is whole on all of them.
+    Ends all ranks with one message where choose() raises UserError on any.
+    """
+    while True:
+        with ranks.agreed(run.world):
+            folder = choose(run, fingerprint, base)
+        if not any(folders := ranks.gather(folder and folder.name)):
+            return None
+        from . import choosing
+
+        problems = ranks.gather(choosing.problem_together(run, folder, folders))
+        if not any(problems):
+            return folder
+        run.damaged |= dict(filter(None, problems))
 
 
 def how_to_continue(run: runs.Run, state: Any) -> str:

@@ -22,7 +22,7 @@ def check(settings: Settings) -> None:
         raise UserError(place, f"{key} needs evaluations, but eval_steps is null", "set eval_steps")
     if key == "load_best_model_at_end" and not saved:
         raise UserError(place, f"{key} needs checkpoints, but save_steps is null", "set save_steps")
-    if saved and saved % evaluated:
+    if saved and saved != "auto" and saved % evaluated:
         problem = f"{key} needs the held-out loss of every checkpoint, but save_steps {saved} is no multiple of "
         cure = f"set save_steps to {-(-saved // evaluated) * evaluated}"
         raise UserError(settings.place("save_steps"), f"{problem}eval_steps {evaluated}", cure)

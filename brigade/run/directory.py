@@ -22,7 +22,7 @@ from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import computed, difference, identity, recorded
 from ..strategy import Strategy
-from . import owner
+from . import leftovers, owner
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -46,6 +46,9 @@ class Run:
     shared: bool = True  # whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
     base: dict[str, str] = field(default_factory=dict)  # digests of the weights that it begins with, by file
     skipped: list[str] = field(default_factory=list)  # which checkpoints it does not continue from, and why
+    damaged: dict[str, str] = field(
+        default_factory=dict
+    )  # checkpoint-N -> what is wrong with it, where sizes do not tell
     resized: bool = False  # whether the directory's run is the same but for its length (max_steps, num_train_epochs)
     lengthened: str = ""  # how its last checkpoint goes on under a larger length, in words
     aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
@@ -154,6 +157,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
             directory.mkdir()
             before, run.owned = run.owned, owner.take(directory)
             owner.release(before, run.aside)
+        leftovers.remove(directory)
         kept = _kept_before(run)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
     except OSError as error:

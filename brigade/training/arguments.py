@@ -10,8 +10,9 @@ from .engines import OneProcess
 from .schedule import run_length, warmup
 
 SAME = ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "weight_decay", "max_grad_norm",
-        "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "seed", "logging_steps", "save_total_limit",
-        "report_to")  # fmt: skip
+        "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "seed", "logging_steps", "report_to")  # fmt: skip
+
+NEVER = 2**40  # steps
 
 
 def training_arguments(run: Run, engine: OneProcess, train_samples: int, resuming: bool) -> Any:
@@ -29,7 +30,10 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
         options |= {"optim": training.optim, "optim_args": training.optim_args}
     options["save_strategy"] = "steps" if training.save_steps else "no"
     if training.save_steps:
-        options["save_steps"] = training.save_steps
+        # auto: by no number, but when save_interval.py says so
+        options["save_steps"] = (
+            NEVER * (training.eval_steps or 1) if training.save_steps == "auto" else training.save_steps
+        )
     if training.eval_steps:
         # The metric alone keeps the best checkpoint from rotation.
         options |= {

@@ -19,14 +19,15 @@ class Meter:
     """Counts what happens between two calls of `report`; pauses during evaluation and checkpoints.
 
     `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
-    first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; paused_ever: seconds since the start
+    first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; since the start: seconds paused_ever,
+    tokens_ever of this rank
     """
 
     def __init__(self, parameters: int, layers: int | None, hidden_size: int | None) -> None:
         self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
         self.device_name = device_name()
         self.first: list[tuple[list[About], float]] = []
-        self.first_steps, self.paused_ever = STEPS, 0.0
+        self.first_steps, self.paused_ever, self.tokens_ever = STEPS, 0.0, 0
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
         self._reset()
@@ -48,6 +49,7 @@ class Meter:
         if len(self.first) < self.first_steps:
             self.first.append((micro_batches, waited))
         for about in micro_batches:
+            self.tokens_ever += about.tokens
             for key in COUNTED:
                 self.sums[key] += getattr(about, key)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from .. import upstream
 from ..data.collate import ABOUT, Collate, WithFiller
@@ -19,7 +19,7 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.sizes import parameter_count
 from ..recipe.schema import OWN_OPTIMIZERS
-from ..run.directory import Run
+from ..run.directory import STATE, Run
 from . import finite
 from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
@@ -28,6 +28,7 @@ from .progress import Progress
 from .throughput import Meter, model_shape
 
 if TYPE_CHECKING:
+    from ..checkpoint.saving import Saving
     from ..data.prepare import Prepared
 
 
@@ -69,6 +70,8 @@ class Trainer(EvaluatingTrainer):
             place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
         self.run, self.world, self.engine, self.window_shown = run, run.world, engine, False
+        self.saving: Saving | None = None  # from the first checkpoint on
+        self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
         self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
@@ -85,6 +88,10 @@ class Trainer(EvaluatingTrainer):
             from .early_stopping import EarlyStopping
 
             self.add_callback(EarlyStopping(training.early_stopping_patience))
+        if training.save_steps == "auto":
+            from .save_interval import SaveInterval
+
+            self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
         self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
 
@@ -105,6 +112,8 @@ class Trainer(EvaluatingTrainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
         self.meter.start()
+        if self.saving:
+            self.saving.check()
         first = self.state.global_step * self.run.batch.global_size
         if self.train_dataset.streamed:
             self.train_dataset.reach(first)
@@ -165,6 +174,10 @@ class Trainer(EvaluatingTrainer):
             self.train_dataset.open(self.world, checkpoint, self.run.directory, ranks.gather(os.getpid())[0])
             ranks.barrier()  # the others look for windows where the host's first rank makes them
         self._purge_tensorboard()
+        if resume_from_checkpoint:
+            from ..checkpoint import manifest
+
+            self.tokens_before = manifest.recorded(Path(resume_from_checkpoint)).get("tokens", 0)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.engine.begin(self, resume_from_checkpoint, max_steps)
         return prepared
@@ -199,18 +212,56 @@ class Trainer(EvaluatingTrainer):
             self.engine.load_states(self, checkpoint)
             upstream.take_rates_of(self.lr_scheduler)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        from ..checkpoint import manifest
+    def train(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().train(*args, **options)
+        except BaseException:
+            if self.saving:
+                self.saving.let_finish()
+            raise
 
-        folder = self.run.directory / f"checkpoint-{self.state.global_step}"
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
         with self.meter.pause():
-            if self.args.should_save:
-                manifest.reopen(folder)
             finite.check_weights(self.model, self.run, self.state.global_step)
-            super()._save_checkpoint(model, trial)
-            ranks.barrier()  # the others write parts, too
-            if self.args.should_save:
-                manifest.record(folder, self.run)
+            if self.saving is None:
+                from ..checkpoint.saving import Saving
+
+                self.saving = Saving(self.run)
+            best = self.state.best_model_checkpoint
+            self.saving.save(
+                self.state.global_step, self.write_checkpoint, self.place_in_run(), Path(best) if best else None
+            )
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """This rank's files, as Transformers writes them (trainer.py:3355)."""
+        self.store_flos()
+        self.save_model(str(folder), _internal_call=True)
+        self._save_optimizer_and_scheduler(str(folder))
+        self._save_scaler(str(folder))
+        self._save_rng_state(str(folder))
+        if self.args.should_save:
+            for one in (*self.callback_handler.callbacks, self.control):
+                if isinstance(one, ExportableState):
+                    name, kept = type(one).__name__, self.state.stateful_callbacks
+                    kept[name] = [*kept[name], one.state()] if isinstance(kept.get(name), list) else one.state()
+            self.state.save_to_json(str(folder / STATE))
+
+    def place_in_run(self) -> dict[str, Any]:
+        """What a checkpoint's manifest says of its place in the run."""
+        samples = self.state.global_step * self.run.batch.global_size
+        return {
+            "step": self.state.global_step,
+            "samples": samples,
+            "tokens": self.tokens_before + sum(ranks.gather(self.meter.tokens_ever)),
+            "position": {"epoch": self.state.epoch, "sample": samples},
+            "world": {"ranks": self.world.size, "hosts": list(dict.fromkeys(ranks.gather(self.world.host)))},
+        }
+
+    def _finalize_training(self, *args: Any) -> Any:
+        if self.saving:
+            self.saving.wait()  # the best checkpoint may be the last
+        return super()._finalize_training(*args)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -218,8 +218,17 @@ def cut(name):
 
 
 def garbage(checkpoint):
+    """Without checksums only what is no safetensors at all is seen."""
+    without("brigade.json")(checkpoint)
     file = checkpoint / "model.safetensors"
     file.write_bytes(b"\xff" * file.stat().st_size)
+
+
+def flipped(checkpoint):
+    file = checkpoint / "optimizer.pt"
+    there = bytearray(file.read_bytes())
+    there[len(there) // 2] ^= 1
+    file.write_bytes(there)
 
 
 DAMAGE = {  # what happens to a checkpoint; what is said of it
@@ -228,7 +237,7 @@ DAMAGE = {  # what happens to a checkpoint; what is said of it
     "no scheduler, by an earlier version": (without("scheduler.pt", "brigade.json"), "scheduler.pt is missing"),
     "no random state": (without("rng_state.pth"), "rng_state.pth is missing"),
     "cut short": (cut("optimizer.pt"), "optimizer.pt has "),
-    "no safetensors": (garbage, "cannot be read"),
+    "no safetensors, by an earlier version": (garbage, "cannot be read"),
 }
 
 
@@ -246,11 +255,16 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, 
     run = tmp_path / "run"
     shutil.copytree(output, run)
     left_alone(run)
-    (run / "checkpoint-6" / "optimizer.pt").unlink()
+    flipped(run / "checkpoint-6")
     assert losses(train.main([*flags, "--output_dir", str(run)]).state.log_history) == losses(history)
     said = " ".join(capfd.readouterr().out.split())
-    assert "checkpoint-6: optimizer.pt is missing" in said and "checkpoint-3" in said.partition("continues")[2]
-    assert manifest.flaw(run / "checkpoint-6") is None, "it is written anew"
+    assert (
+        "checkpoint-6: optimizer.pt is not what was written" in said
+        and "checkpoint-3" in said.partition("continues")[2]
+    )
+    assert manifest.flaw(run / "checkpoint-6") is manifest.damage(run / "checkpoint-6") is None, "it is written anew"
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+    assert not (run / ".saving").exists()
 
     left_alone(run)
     for step in (3, 6):
@@ -258,7 +272,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, 
     with pytest.raises(SystemExit):
         train.main([*flags, "--output_dir", str(run)])
     said = capfd.readouterr().err
-    assert "checkpoint-6" in said and "scheduler.pt is missing" in said and "--fresh" not in said
+    assert "checkpoint-6" in said and "scheduler.pt is missing" in said and "--fresh moves this run aside" in said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,301 @@
+"""Saving a checkpoint so that it is whole or absent, while training waits only until its files are in host memory.
+
+The engines write all files into a stage, one on each host: in /dev/shm where there is room, else on the disk. From there a
+thread of each rank brings its share to OUTPUT/.saving/checkpoint-N, with a checksum, and syncs it to the disk. When all shares
+are there, one rank writes the manifest and gives the directory its name, `OUTPUT/checkpoint-N`: whoever looks finds all or
+nothing, whenever a host dies. The threads tell each other by torch's store and not by collectives, whose order would differ
+between ranks. Where hosts have output directories of their own, all this happens on each.
+"""
+
+import errno
+import itertools
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+from ..distributed import ranks
+from ..errors import UserError, of_disk
+from ..recipe.files import read_yaml
+from ..run import directory as runs
+from ..run import events
+from ..run.leftovers import REPLACED, SAVING
+from . import manifest, memory_stage
+
+GRACE = 30.0  # seconds for a checkpoint that is being written while the run ends with an error
+_BLOCK = 16 * 2**20
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a directory
+_saves = itertools.count()  # of this process, which may make several runs: as many on every rank
+
+
+@dataclass
+class _Job:
+    """One checkpoint on its way from the stage to its name."""
+
+    step: int
+    key: str  # in torch's store
+    stage: Path
+    sources: dict[str, BinaryIO | Path]  # this rank's share: open files that have no name any more, or paths
+    document: dict[str, Any]
+    best: Path | None
+    began: float
+    blocked: float = 0.0  # seconds
+    in_memory: bool = False
+    outcome: list[str] | None = field(default=None)  # a UserError's parts where it failed
+
+
+class Saving:
+    """Of one run. blocked: seconds that the last save() held this rank up."""
+
+    def __init__(self, run: runs.Run) -> None:
+        self.run, self.world, self.blocked = run, run.world, 0.0
+        given = ranks.gather((secrets.token_hex(8), run.world.host))
+        self.name = f"{given[0][0]}-{run.world.host}"
+        self.group = [rank for rank, (_, host) in enumerate(given) if run.shared or host == run.world.host]
+        self.closers = (
+            [0] if run.shared else list({host: rank for rank, (_, host) in reversed([*enumerate(given)])}.values())
+        )
+        self._on_host = 0  # bytes that the last checkpoint had on this host
+        self._memory: Path | None = None
+        self._thread: threading.Thread | None = None
+        self._job: _Job | None = None
+
+    def save(self, step: int, write: Callable[[Path], None], document: dict[str, Any], best: Path | None) -> None:
+        """Write checkpoint-`step`. A collective, on the main thread.
+
+        write: writes all files of this rank into a directory; document: manifest.write's; best: a checkpoint that stays
+        Raises UserError where the one before could not be written.
+        """
+        began = time.perf_counter()
+        self.wait()
+        stage, in_memory = self._stage(step)
+        write(stage)
+        ranks.barrier()
+        lead = self.world.local_rank == 0
+        found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
+        mine = self._share(ranks.gather((self.world.host, found)))
+        sources: dict[str, BinaryIO | Path] = {name: stage / name for name in mine}
+        if in_memory:  # without names: the memory is free when this process ends, however it ends
+            sources = {name: (stage / name).open("rb", buffering=0) for name in mine}
+            for name in mine:
+                (stage / name).unlink()
+        base = {"base": self.run.base, "run": read_yaml(self.run.directory / runs.RECORD) if self._closes else None}
+        key = f"brigade/checkpoint-{next(_saves)}"
+        self._job = _Job(step, key, stage, sources, document | base, best, began, in_memory=in_memory)
+        self._job.blocked = self.blocked = time.perf_counter() - began
+        self._thread = threading.Thread(target=self._settle, args=(self._job,), daemon=True)
+        self._thread.start()
+        if not self.run.settings.recipe.training.async_save:
+            self.wait()
+            self.blocked = time.perf_counter() - began
+
+    def wait(self, limit: float | None = None) -> None:
+        """Wait until the last checkpoint has its name, at most `limit` seconds. Raises UserError where it got none."""
+        if self._thread:
+            self._thread.join(limit)
+            self.check()
+
+    def check(self) -> None:
+        """Raise the UserError, on all ranks the same, that the last checkpoint met in the background."""
+        if self._thread and not self._thread.is_alive():
+            self._thread = None
+            job, self._job = self._job, None
+            if job and job.outcome:
+                raise UserError(*job.outcome)
+
+    def let_finish(self) -> None:
+        """Before the run ends with another error: the time that a checkpoint may still need, if the others still write."""
+        with suppress(UserError):
+            self.wait(GRACE)
+
+    # ---- on the main thread --------------------------------------------------------------------------------------
+    @property
+    def _closes(self) -> bool:
+        return self.world.rank in self.closers
+
+    def _stage(self, step: int) -> tuple[Path, bool]:
+        """This host's directory to write into, and whether it is in memory: where all hosts have room for what the last
+        checkpoint took. Of the first one nobody knows the size."""
+        wanted = self.run.settings.recipe.training.async_save and self._on_host > 0
+        fits = all(ranks.gather(bool(wanted) and self._on_host <= memory_stage.room()))
+        if fits and self._memory is None:
+            if self.world.local_rank == 0:
+                memory_stage.make(self.name)
+            ranks.barrier()
+            self._memory = memory_stage.path(self.name)
+        parent = self._memory if fits and self._memory else self.run.directory / SAVING
+        stage = parent / f"stage-{step}-{self.world.host}"
+        (self.run.directory / SAVING / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
+        stage.mkdir(parents=True, exist_ok=True)
+        return stage, fits
+
+    def _share(self, listings: list[tuple[str, dict[str, int]]]) -> list[str]:
+        """Which files of this host's stage this rank brings to their place."""
+        files = next((found for host, found in listings if found and host == self.world.host), {})
+        self._on_host = sum(files.values())
+        return manifest.shares(files, self.world.local_size)[self.world.local_rank]
+
+    # ---- in the background ---------------------------------------------------------------------------------------
+    def _settle(self, job: _Job) -> None:
+        """Bring this rank's share; close the checkpoint if that is this rank's to do; learn how it ended."""
+        try:
+            board = _board(self.world.size)
+            board.put(f"{job.key}/{self.world.rank}", self._brought(job))
+            if self._closes:
+                board.put(f"{job.key}/closed-{self.world.rank}", {"error": self._close(job, board)})
+            for closer in self.closers:
+                job.outcome = job.outcome or board.get(f"{job.key}/closed-{closer}")["error"]
+        except BaseException as error:  # the store is gone, and with it rank 0
+            job.outcome = self._told(error, job)
+        if self.world.local_rank == 0:
+            shutil.rmtree(job.stage, ignore_errors=True)
+            with suppress(OSError):  # the last host's
+                (self.run.directory / SAVING).rmdir()
+
+    def _brought(self, job: _Job) -> dict[str, Any]:
+        target = self.run.directory / SAVING / f"checkpoint-{job.step}"
+        try:
+            return {"files": {name: _bring(source, target / name) for name, source in job.sources.items()}}
+        except BaseException as error:
+            return {"error": self._told(error, job)}
+        finally:
+            for source in job.sources.values():
+                if not isinstance(source, Path):
+                    source.close()
+
+    def _close(self, job: _Job, board: "_Board") -> list[str] | None:
+        """Give the checkpoint its name when all parts are there; or say why not."""
+        files: dict[str, Any] = {}
+        for rank in self.group:
+            said = board.get(f"{job.key}/{rank}")
+            if "error" in said:
+                return said["error"]
+            files |= said["files"]
+        directory, name = self.run.directory, f"checkpoint-{job.step}"
+        target, final = directory / SAVING / name, directory / name
+        try:
+            manifest.write(target, job.document, files)
+            _sync(target / manifest.RECORD)
+            for folder in {target, *(path for path in target.rglob("*") if path.is_dir())}:
+                _sync(folder)
+            replaced = directory / SAVING / f"{name}{REPLACED}"
+            if final.exists():  # damaged, or of steps that were gone back over
+                final.rename(replaced)
+            target.rename(final)
+            _sync(directory)
+            shutil.rmtree(replaced, ignore_errors=True)
+            self._rotate(final, job.best)
+        except BaseException as error:
+            return self._told(error, job)
+        if self.world.is_main_rank:
+            size, seconds = sum(entry["bytes"] for entry in files.values()), time.perf_counter() - job.began
+            blocked = job.blocked if self.run.settings.recipe.training.async_save else seconds
+            figures = {"seconds": round(seconds, 3), "blocked": round(blocked, 3), "bytes": size}
+            events.add(directory, "checkpoint", step=job.step, **figures, through="memory" if job.in_memory else "disk")
+        return None
+
+    def _rotate(self, newest: Path, best: Path | None) -> None:
+        """Remove what is more than save_total_limit: never this checkpoint or the best one, and whole ones only when as many
+        newer ones are whole. One that is removed loses its name first."""
+        limit = self.run.settings.recipe.training.save_total_limit
+        kept = {newest} | ({best} if best else set())
+        for path in runs.checkpoints(self.run.directory) if limit else ():
+            if path in kept:
+                continue
+            if len(kept) < limit and manifest.flaw(path) is None:
+                kept.add(path)
+            elif runs.step_of(path) < runs.step_of(newest):
+                gone = self.run.directory / SAVING / f"{path.name}.removed"
+                path.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _told(self, error: BaseException, job: _Job) -> list[str]:
+        """A UserError's parts, of an error on this rank."""
+        known = of_disk(error, self.run.directory)
+        problem = known.problem if known else f"{type(error).__name__}: {error}"
+        where = f"checkpoint-{job.step} could not be written by rank {self.world.rank} on {self.world.host}"
+        cure = (
+            known.cure
+            if known
+            else "look at the file system; the same command continues from the newest whole checkpoint"
+        )
+        return [str(self.run.directory), f"{where}: {problem}", cure]
+
+
+def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:
+    """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = xxhash.xxh3_128(), 0
+    if isinstance(source, Path):
+        source.replace(target)
+        source, copy = target.open("rb", buffering=0), None
+    else:
+        copy = target.open("wb", buffering=0)
+        os.fchmod(copy.fileno(), os.fstat(source.fileno()).st_mode)
+    with source, copy or source as written:
+        while block := source.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            rest = memoryview(block)
+            while copy and rest:
+                rest = rest[copy.write(rest) :]
+        os.fsync(written.fileno())
+    return {"bytes": size, "checksum": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(number)
+
+
+class _Board:
+    """Where the threads of all ranks leave what each has done. One process needs no store."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def put(self, key: str, value: Mapping[str, Any]) -> None:
+        self.said[key] = value
+
+    def get(self, key: str) -> Any:
+        return self.said[key]
+
+
+class _Store(_Board):
+    """torch's. Looked at again and again: a waiting get() would keep it from this process's main thread."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def put(self, key: str, value: Mapping[str, Any]) -> None:
+        self.store.set(key, json.dumps(value))
+
+    def get(self, key: str) -> Any:
+        pause = 0.002
+        while not self.store.check([key]):
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
+        return json.loads(self.store.get(key))
+
+
+def _board(world_size: int) -> _Board:
+    if world_size == 1:
+        return _Board()
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _Store(_get_default_store())
