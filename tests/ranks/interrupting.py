@@ -1,0 +1,65 @@
+"""Worker of test_saving.py: train.py on ranks of which one is killed, or has no disk any more, while a checkpoint is saved.
+
+python -m testing.ranks starts it: tests.ranks.interrupting WHEN FLAG..., WHEN a name in INTERRUPTIONS
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import train
+from brigade.checkpoint import saving
+from brigade.cluster import world_from_environment
+from brigade.distributed import ranks
+from brigade.training.trainer import Trainer
+
+STEP = 4  # whose checkpoint it is: the second, which goes through memory
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def disk_is_full(path: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def after(owner: Any, name: str, then: Callable[[Any], None]) -> None:
+    """Call `then` with a function's last argument after each call that is about this checkpoint."""
+    whole = getattr(owner, name)
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        found = whole(*args, **options)
+        if f"checkpoint-{STEP}" in str(args[-1]):
+            then(args[-1])
+        return found
+
+    setattr(owner, name, wrapped)
+
+
+def while_loading() -> None:
+    Trainer._load_optimizer_and_scheduler = die
+
+
+INTERRUPTIONS = {  # when -> (rank, how)
+    "copying": (1, lambda: after(saving, "_bring", die)),
+    "disk full": (1, lambda: after(saving, "_bring", disk_is_full)),
+    "closing": (0, lambda: after(saving, "_sync", die)),
+    "loading": (1, while_loading),
+    "never": (0, lambda: None),
+}
+
+
+def main() -> None:
+    rank, interrupt = INTERRUPTIONS[sys.argv[1]]
+    if world_from_environment().rank == rank:
+        interrupt()
+    train.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    ranks.run_to_the_end(main)

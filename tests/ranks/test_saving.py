@@ -1,0 +1,143 @@
+"""A checkpoint is whole or absent, whatever interrupts its saving; the run goes on from the one before it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from brigade.checkpoint import manifest
+from brigade.run import events
+from testing import runs
+from testing.ranks import run_ranks
+
+STRATEGIES = {
+    "ddp": [],
+    "zero2": ["--ds_config", "ds_configs/zero2.json"],
+    "zero3": ["--ds_config", "ds_configs/zero3.json"],
+    "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
+}
+CASES = [
+    ("ddp", "disk full"),
+    pytest.param("ddp", "copying, loading", marks=pytest.mark.slow),
+    pytest.param("zero2", "closing", marks=pytest.mark.slow),
+    pytest.param("zero3", "copying, loading", marks=pytest.mark.slow),
+    pytest.param("zero3", "disk full", marks=pytest.mark.slow),
+    pytest.param("fsdp2", "closing, copying", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """Six steps with a checkpoint after every second, of which one is kept besides the newest."""
+    folder = tmp_path_factory.mktemp("inputs")
+    few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
+    return [*runs.write_inputs(folder), *few, "--eval_steps", "6"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(flags, tmp_path_factory):
+    output = tmp_path_factory.mktemp("runs") / "run"
+    done = run_ranks("tests.ranks.interrupting", "never", *flags, "--output_dir", str(output), ranks=2, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output
+
+
+def losses(output):
+    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def names(output):
+    return sorted(path.name for path in output.glob("checkpoint-*"))
+
+
+def assert_whole(folder):
+    assert manifest.flaw(folder) is None and manifest.damage(folder) is None
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert there - {manifest.RECORD} == set(manifest.recorded(folder)["files"])
+
+
+def test_a_checkpoint_says_what_it_holds_and_older_ones_go(undisturbed):
+    assert names(undisturbed) == ["checkpoint-4", "checkpoint-6"] and not (undisturbed / ".saving").exists()
+    for name in names(undisturbed):
+        assert_whole(undisturbed / name)
+    record = manifest.recorded(undisturbed / "checkpoint-6")
+    assert (record["step"], record["samples"]) == (6, 6 * runs.GLOBAL_BATCH) and record["world"]["ranks"] == 2
+    assert record["position"]["sample"] == record["samples"] and record["run"]["run"]["versions"]["torch"]
+    before = manifest.recorded(undisturbed / "checkpoint-4")
+    assert 0 < before["tokens"] < record["tokens"] and record["run"]["run"]["data"] == before["run"]["run"]["data"]
+    saved = [entry for entry in events.read(undisturbed) if entry["event"] == "checkpoint"]
+    assert [entry["step"] for entry in saved] == [2, 4, 6]
+    assert [entry["through"] for entry in saved] == ["disk", "memory", "memory"]
+    assert saved[-1]["bytes"] == sum(manifest.sizes(record).values())
+
+
+@pytest.mark.parametrize(("strategy", "when"), CASES)
+def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, flags, undisturbed, tmp_path):
+    flags = [*flags, *STRATEGIES[strategy], "--output_dir", str(tmp_path)]
+    for interruption in when.split(", "):
+        broken = run_ranks("tests.ranks.interrupting", interruption, *flags, ranks=2, timeout=300)
+        assert broken.returncode != 0
+        assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "success.json").exists()
+        assert_whole(tmp_path / "checkpoint-2")
+    if when == "disk full":
+        assert "checkpoint-4 could not be written by rank 1" in broken.stderr and "No space left" in broken.stderr
+        assert "Traceback" not in broken.stderr
+    again = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"] and not (tmp_path / ".saving").exists()
+    for name in names(tmp_path):
+        assert_whole(tmp_path / name)
+    before = [manifest.recorded(output / "checkpoint-6")["tokens"] for output in (tmp_path, undisturbed)]
+    assert before[0] == before[1], "tokens before the interruption count"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    there = bytearray(path.read_bytes())
+    there[len(there) // 2] ^= 1
+    path.write_bytes(there)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "damage", "said"),
+    [
+        ("ddp", flip, "is not what was written"),
+        pytest.param("zero2", flip, "is not what was written", marks=pytest.mark.slow),
+        pytest.param("fsdp2", cut, "has ", marks=pytest.mark.slow),
+        pytest.param("zero3", Path.unlink, "is missing", marks=pytest.mark.slow),
+    ],
+)
+def test_a_damaged_part_is_named_and_the_checkpoint_before_it_taken(
+    strategy, damage, said, flags, undisturbed, tmp_path
+):
+    """Also where another rank than the first reads the part."""
+    run = tmp_path / "run"
+    flags = [*flags, *STRATEGIES[strategy], "--output_dir", str(run)]
+    if strategy == "ddp":
+        shutil.copytree(undisturbed, run)
+    else:
+        assert run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300).returncode == 0
+    for name in ("success.json", "trainer_state.json", "model.safetensors"):
+        (run / name).unlink()
+    files = manifest.sizes(manifest.recorded(run / "checkpoint-6"))
+    largest = max(manifest.shares(files, 2)[1], key=files.__getitem__)
+    damage(run / "checkpoint-6" / largest)
+    again = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"checkpoint-6: {largest} {said}" in "".join(again.stdout.split("\n" + 15 * " "))
+    assert "from " + str(run / "checkpoint-4") in again.stdout
+    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert_whole(run / "checkpoint-6")
+    if strategy == "ddp":
+        for path in run.glob("checkpoint-*/optimizer.pt"):
+            damage(path)
+        (run / "success.json").unlink()
+        refused = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
+        assert refused.returncode == 2 and "there is none to continue from" in refused.stderr
+        assert "--fresh moves this run aside" in refused.stderr and "Traceback" not in refused.stderr
