@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from: one that is whole, and of this run, this strategy, these ranks and this base."""
+"""Which checkpoint a run continues from: one that is whole, of this run and this base, with states that it can take over."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
-from .manifest import ONE, damage, engine_of, finished, flaw, recorded, shares, sizes
+from . import layout
+from .manifest import damage, finished, flaw, recorded, shares, sizes
 
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
@@ -95,32 +96,21 @@ def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     old = recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else None)
     if old is None:
         return
-    other, _ = runs.another_run(old, run)
+    other, _ = runs.another_run(old, run, with_strategy=False)
     if not other and (old.get("run") or {}).get("data", fingerprint) != fingerprint:
         other = "its data or tokenizer is not this one's"
     if other:
         recipe = f" (--recipe {beside})" if beside.is_file() else ""
-        cure = f"give this run the same recipe and strategy{recipe}, or leave the flag out"
+        cure = f"give this run the same recipe{recipe}, or leave the flag out"
         raise UserError(_FLAG, f"{str(folder)!r} belongs to another run: {other}", cure)
 
 
 def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> None:
-    """Raises UserError at `place` where this run's engine, ranks or base are not those that wrote the checkpoint."""
-    written, strategy, engine = recorded(folder), run.strategy, engine_of(folder)
-    if engine != ("DeepSpeed" if strategy.is_deepspeed else "FSDP2" if strategy.is_fsdp else ONE):
-        problem = f"{folder.name} was written by {engine}, and this run's strategy is {strategy.name}"
-        raise UserError(place, problem, "continue under the strategy that wrote it")
-    from ..strategy.deepspeed_config import value_at
-
-    divides_anew = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
-    if engine == "DeepSpeed" and not any(value_at(strategy.ds_config, key) for key in divides_anew):
-        rank_files = len(list(folder.glob("global_step*/*zero_pp_rank_*_optim_states.pt")))
-        ranks = (written.get("run") or {}).get("run", {}).get("ranks", rank_files)
-        if ranks != run.world.size:
-            wrote = counted(ranks, "rank")
-            problem = f"{folder.name} holds ZeRO's states of {wrote}, and this run has {run.world.size}"
-            raise UserError(place, problem, f"continue on {wrote}: ZeRO cannot divide its states anew")
-    before = written.get("base", base)
+    """Raises UserError at `place` where this run can neither read nor carry over the checkpoint's states, and where its
+    adapters were trained on another base."""
+    if found := layout.refusal(folder, run):
+        raise UserError(place, *found)
+    before = recorded(folder).get("base", base)
     if run.settings.recipe.model.use_peft and base != before:
         changed = sorted(name for name in base | before if base.get(name) != before.get(name))
         problem = f"the adapters in {folder.name} were trained on another base: {', '.join(changed[:3])} changed since"

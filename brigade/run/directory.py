@@ -88,6 +88,9 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
         again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
         cure = f"continue it with that version ({version_})" if version_ else f"continue that run with {again}"
         cure += f", or give this one another --output_dir ({_ASIDE} that run aside)"
+        if another_run(old, run, with_strategy=False)[0] is None:  # the other --output_dir may continue from here
+            newest = next(iter(whole_checkpoints(directory).values()), None)
+            cure += f"; there --resume_from_checkpoint {newest} continues under this strategy" if newest else ""
         raise UserError(str(directory), f"it holds another run: {other}", cure)
     run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
     run.identity = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
@@ -285,9 +288,9 @@ def git_commit() -> str | None:
         return None
 
 
-def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
+def another_run(old: dict[str, Any], run: Run, with_strategy: bool = True) -> tuple[str | None, str | None]:
     """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
-    version that began it, where this one does not know all its keys).
+    version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
     By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
     length is the same run: arguments.check_steps says whether it can be lengthened.
@@ -300,7 +303,7 @@ def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
         value = f"{key} is {first['input']!r} there, which this one does not know"
         return f"another version of Brigade began it: {value}", commit
     there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
-    if not (there == here or {there, here} == {"single", "ddp"}):
+    if with_strategy and not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
     trees = []
     for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.recipe, run.strategy.as_cluster())):
@@ -308,7 +311,8 @@ def another_run(old: dict[str, Any], run: Run) -> tuple[str | None, str | None]:
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]
         fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")  # the mesh may be another one
-        tree["cluster"] = {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}
+        if with_strategy:
+            tree["cluster"] = {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}
         trees.append(tree)
     other = difference(*trees)
     return other and "{} is {!r} there and {!r} here".format(*other), None

@@ -178,7 +178,15 @@ class Trainer(EvaluatingTrainer):
             from ..checkpoint import manifest
 
             self.tokens_before = manifest.recorded(Path(resume_from_checkpoint)).get("tokens", 0)
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        carried = self.is_carried(resume_from_checkpoint)
+        prepared = super()._prepare_for_training(
+            max_steps, train_dataloader, None if carried else resume_from_checkpoint
+        )
+        if carried:
+            from . import carrying
+
+            carrying.carry(self, Path(resume_from_checkpoint))
+            upstream.take_rates_of(self.lr_scheduler)
         self.engine.begin(self, resume_from_checkpoint, max_steps)
         return prepared
 
@@ -219,6 +227,33 @@ class Trainer(EvaluatingTrainer):
             if self.saving:
                 self.saving.let_finish()
             raise
+
+    def is_carried(self, checkpoint: str | None) -> bool:
+        """Whether it is another engine's or number of ranks', so that this one cannot load it by itself."""
+        if not checkpoint:
+            return False
+        from ..checkpoint import layout
+
+        return not layout.is_native(Path(checkpoint), self.run)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.is_carried(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self.is_carried(best := self.state.best_model_checkpoint):
+            from . import carrying
+
+            carrying.carry(self, Path(best), moments=False)
+        else:
+            super()._load_best_model()
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if checkpoint:
+            from . import carrying
+
+            carrying.seed_other_ranks(self, Path(checkpoint))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""

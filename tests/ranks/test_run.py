@@ -278,7 +278,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, 
 @pytest.mark.parametrize(
     "others, told",
     [
-        (["--ds_config", "ds_configs/zero3.json"], "its strategy is single there and zero3 here"),
         (["--learning_rate", "2e-3"], "training.learning_rate is 0.001 there and 0.002 here"),
         (["--max_train_samples", "50"], "data.max_train_samples is None there and 50 here"),
     ],
@@ -292,9 +291,9 @@ def test_a_checkpoint_of_another_run_is_refused(others, told, done, flags, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def refused(folder, strategy, world_size, base=(), peft=False, named=True):
+def refused(folder, strategy, world_size, base=(), peft=False, named=True, optim="sgd"):
     """What is said of continuing from `folder` under this strategy."""
-    recipe = SimpleNamespace(model=SimpleNamespace(use_peft=peft))
+    recipe = SimpleNamespace(model=SimpleNamespace(use_peft=peft), training=SimpleNamespace(optim=optim))
     settings = SimpleNamespace(resume_from_checkpoint=str(folder) if named else None, fresh=False, recipe=recipe)
     world = World(0, 0, world_size, world_size, "h", "torchrun")
     run = Run(settings, strategy, world, None, "", folder.parent)
@@ -303,12 +302,12 @@ def refused(folder, strategy, world_size, base=(), peft=False, named=True):
     return str(caught.value)
 
 
-def test_zero_on_other_ranks_and_another_base_are_refused_before_anything_is_loaded(tmp_path):
+NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}
+
+
+def test_what_cannot_be_carried_over_is_refused_before_anything_is_loaded(tmp_path):
     """As DeepSpeed lays its files out; an earlier version wrote no record beside them."""
-    folder, zero3 = (
-        tmp_path / "checkpoint-3",
-        Strategy("zero3", "zero3", "", ds_config={"zero_optimization": {"stage": 3}}),
-    )
+    folder = tmp_path / "checkpoint-3"
     for rank in range(4):
         for kind in ("optim", "model"):
             file = folder / "global_step3" / f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt"
@@ -317,11 +316,13 @@ def test_zero_on_other_ranks_and_another_base_are_refused_before_anything_is_loa
     for name, text in (("latest", "global_step3"), ("trainer_state.json", "{}"), ("scheduler.pt", "")):
         (folder / name).write_text(text)
     for named in (True, False):
-        told = refused(folder, zero3, 2, named=named)
-        assert "ZeRO's states of 4 ranks, and this run has 2" in told and "cure: continue on 4 ranks" in told
-    assert "written by DeepSpeed" in refused(folder, Strategy("ddp", "ddp", ""), 4)
+        told = refused(folder, Strategy("zero3", "zero3_nvme", "", ds_config=NVME), 2, named=named)
+        assert "DeepSpeed on 4 ranks" in told and "zero3_nvme on 2 ranks" in told and "swap files" in told
+        assert "cure: continue with DeepSpeed on 4 ranks" in told
+    ddp = Strategy("ddp", "ddp", "")
+    assert "adamw_8bit quantises its states in blocks" in refused(folder, ddp, 4, optim="adamw_8bit")
     (folder / "brigade.json").write_text(json.dumps({"base": {"model.safetensors": "old"}, "files": {}}))
-    told = refused(folder, zero3, 4, {"model.safetensors": "new"}, peft=True)
+    told = refused(folder, ddp, 4, {"model.safetensors": "new"}, peft=True)
     assert "another base: model.safetensors changed" in told
 
 

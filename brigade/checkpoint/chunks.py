@@ -1,0 +1,68 @@
+"""Slices of tensors in a torch.distributed.checkpoint, read without ranks: from each file only the chunks that overlap."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+
+class Chunks:
+    """shapes: of every tensor, by its path in the state dict that was saved: ("optimizer", "state", NAME, "exp_avg")."""
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = FileSystemReader(folder)
+        metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
+        self._entries = metadata.state_dict_metadata
+        self._key = {tuple(path): key for key, path in metadata.planner_data.items() if key in self._entries}
+        tensors = {path: self._entries[key] for path, key in self._key.items()}
+        self.shapes = {path: entry.size for path, entry in tensors.items() if isinstance(entry, TensorStorageMetadata)}
+
+    def read(self, path: tuple[Any, ...], start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop of the flattened tensor at `path`. In memory are the rows that they lie in, and one chunk."""
+        shape, entry = self.shapes[path], self._entries[self._key[path]]
+        if start >= stop:
+            return torch.empty(0, dtype=entry.properties.dtype)
+        row = math.prod(shape[1:])
+        first, last = (start // row, -(-stop // row)) if shape else (0, 1)
+        sizes = torch.Size([last - first, *shape[1:]]) if shape else shape
+        offsets = torch.Size([first, *(0 for _ in shape[1:])]) if shape else shape
+        into = _Into(torch.empty(sizes, dtype=entry.properties.dtype))
+        wanted = ChunkStorageMetadata(offsets, sizes)
+        items = create_read_items_for_chunk_list(self._key[path], entry, [wanted])
+        self._reader.read_data(LoadPlan(items), into).wait()
+        return into.tensor.reshape(-1)[start - first * row : stop - first * row]
+
+    def value(self, path: tuple[Any, ...]) -> Any:
+        """A number that was saved at `path`, or None where there is none."""
+        if path not in self._key:
+            return None
+        if path in self.shapes:
+            return self.read(path, 0, 1).item()
+        index, none, into = MetadataIndex(self._key[path]), torch.Size([0]), _Into(None)
+        item = ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)
+        self._reader.read_data(LoadPlan([item]), into).wait()
+        return into.value
+
+
+class _Into(DefaultLoadPlanner):
+    """Takes what is read into one tensor, or into `value`."""
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__()
+        self.tensor, self.value = tensor, None
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        place = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return self.tensor[tuple(slice(offset, offset + length) for offset, length in place)]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """It is in its place already."""
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        self.value = torch.load(value, weights_only=True)

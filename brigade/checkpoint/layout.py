@@ -1,0 +1,68 @@
+"""Whether a run's engine reads a checkpoint by itself, whether it has to be carried over (training/carrying.py), or neither."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors.console import counted
+from ..run import directory as runs
+from ..strategy.deepspeed_config import swaps_to_nvme, value_at
+from .manifest import ONE, engine_of, recorded
+
+# What these keep has a value for each element of a parameter, and no more. bitsandbytes quantises in blocks of what one rank has.
+_BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars")
+# Where DeepSpeed itself divides states anew, or is asked to.
+_DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
+
+
+def is_native(folder: Path, run: runs.Run) -> bool:
+    """Whether the engine loads it exactly: files are whole, or torch divides them anew, or ZeRO is divided as it was."""
+    if engine_of(folder) != _engine(run):
+        return False
+    if not run.strategy.is_deepspeed or any(value_at(run.strategy.ds_config, key) for key in _DIVIDES_ANEW):
+        return True
+    before = _ds_config(folder)
+    same = before is None or before.get("zero_optimization") == (run.strategy.ds_config or {})["zero_optimization"]
+    return same and ranks_of(folder) == run.world.size
+
+
+def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
+    """Why a checkpoint can neither be read by the run's engine nor be carried over: (problem, cure)."""
+    if is_native(folder, run):
+        return None
+    optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.world.size, 'rank')}"
+    as_before = f"continue with {written_by(folder)}"
+    problem = f"{folder.name} was written by {written_by(folder)}, and this run is {now}: "
+    if optim not in _BY_ELEMENT:
+        return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before
+    if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
+        return f"{problem}states on NVMe lie in each rank's own swap files", as_before
+    if any(folder.glob("pytorch_model_fsdp*.bin")):
+        return f"{problem}only a SHARDED_STATE_DICT of FSDP2 is carried over", as_before
+    return None
+
+
+def ranks_of(folder: Path) -> int | None:
+    """How many ranks wrote it, where that is known."""
+    if ranks := _run(folder).get("run", {}).get("ranks"):
+        return int(ranks)
+    return len(list(folder.glob("global_step*/*_optim_states.pt"))) or len(list(folder.glob("rng_state*.pth"))) or None
+
+
+def written_by(folder: Path) -> str:
+    """The strategy and the ranks in words."""
+    name, ranks = _run(folder).get("run", {}).get("strategy", {}).get("name"), ranks_of(folder)
+    return " on ".join(filter(None, (name or engine_of(folder), ranks and counted(ranks, "rank"))))
+
+
+def _engine(run: runs.Run) -> str:
+    return "DeepSpeed" if run.strategy.is_deepspeed else "FSDP2" if run.strategy.is_fsdp else ONE
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    return recorded(folder).get("run") or {}
+
+
+def _ds_config(folder: Path) -> dict[str, Any] | None:
+    """The ds_config that wrote it, with its "auto"s, or None."""
+    found = (_run(folder).get("cluster") or {}).get("ds_config")
+    return found if isinstance(found, dict) else None

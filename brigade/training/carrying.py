@@ -1,0 +1,165 @@
+"""Continue from a checkpoint of another engine or another number of ranks: weights, moments, schedule, loss scale.
+
+Each rank reads its own share of every parameter, one after another, and writes it into its running engine. The checkpoint stays
+as it is, and nothing is converted on the disk. checkpoint/layout.py says when that is needed, and what cannot be carried.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..checkpoint import layout, states
+from ..errors import UserError
+from ..recipe.schema import OWN_OPTIMIZERS
+
+# Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+# (parameter, start, stop, tensor that the optimizer steps, offset in it)
+Share = tuple[torch.nn.Parameter, int, int, Tensor, int]
+
+
+@torch.no_grad()
+def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
+    """Set all that training keeps from `checkpoint` into the engine that runs. A collective.
+
+    moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants a model alone.
+    Raises UserError where the checkpoint lacks a parameter of the model.
+    """
+    names = {parameter: _name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    source = states.of(checkpoint, _order(trainer), _saved_names(trainer.model, names.values()))
+    if missing := [name for name in names.values() if name not in source.sizes]:
+        problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
+        raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
+    found: dict[int, dict[str, Any]] = {}
+    for parameter, start, stop, owner, offset in _shares(trainer):
+        name, flat = names[parameter], _flat(owner)
+        flat[offset : offset + stop - start].copy_(source.read(name, states.WEIGHT, start, stop))
+        if not moments:
+            continue
+        kept = found.setdefault(id(owner), {key: torch.zeros_like(flat) for key in source.moments})
+        for key in source.moments:
+            kept[key][offset : offset + stop - start].copy_(source.read(name, key, start, stop))
+        if (step := source.step(name)) is not None:
+            kept["step"] = step
+    there = source.buffers()
+    for name, buffer in trainer.model.named_buffers():
+        if _name(name) in there:
+            buffer.copy_(there[_name(name)])
+    steps = trainer.state.global_step
+    if moments:
+        _load_moments(trainer, found)
+        trainer.lr_scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", weights_only=True))
+        _carry_loss_scale(trainer, checkpoint, source)
+    if trainer.is_deepspeed_enabled:
+        from ..upstream import zero_shares
+
+        zero_shares.spread_weights(trainer.deepspeed, steps)
+
+
+def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
+    """Random numbers where another number of ranks goes on: each rank gets its own, from the run's seed and the step alone.
+    What they decide (LoRA's dropout) cannot be what the other number of ranks would have had."""
+    from transformers import set_seed
+
+    run, step = trainer.run, trainer.state.global_step
+    if layout.ranks_of(checkpoint) != run.world.size:
+        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, run.world.rank))
+        set_seed(int(numbers.generate_state(1)[0]))
+
+
+def _name(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _order(trainer: Any) -> list[str]:
+    """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
+    decayed = {_name(name) for name in trainer.get_decay_parameter_names(trainer.model)}
+    names = [_name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    return sorted(names, key=lambda name: name not in decayed)  # stable
+
+
+def _saved_names(model: Any, names: Any) -> dict[str, str]:
+    """Parameter -> its name in a file of adapters, as PEFT itself renames them."""
+    if not hasattr(model, "peft_config"):
+        return {}
+    from peft import get_peft_model_state_dict
+
+    numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
+    saved = get_peft_model_state_dict(model, state_dict=dict(numbers), save_embedding_layers=False)
+    of_number = {int(number): name for name, number in saved.items()}
+    return {name: of_number[int(number)] for name, number in numbers.items()}
+
+
+def _shares(trainer: Any) -> Iterator[Share]:
+    if trainer.is_deepspeed_enabled:
+        from ..upstream import zero_shares
+
+        yield from zero_shares.shares(trainer.deepspeed.optimizer)
+        return
+    for parameter in trainer.model.parameters():
+        if not parameter.requires_grad:
+            continue
+        start, stop = 0, parameter.numel()
+        if isinstance(parameter, DTensor):  # FSDP2 shards rows
+            chunks = parameter.__create_chunk_list__()
+            size = parameter.to_local().numel()
+            start = chunks[0].offsets[0] * (parameter.numel() // parameter.shape[0]) if size else 0
+            stop = start + size
+        yield parameter, start, stop, parameter, 0
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _flat(owner: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in one dimension and in the same memory."""
+    return _local(owner.detach()).view(-1)
+
+
+def _like(owner: Tensor, flat: Tensor) -> Tensor:
+    if not isinstance(owner, DTensor):
+        return flat.view(owner.shape)
+    local, shape, stride = flat.view(owner.to_local().shape), owner.shape, owner.stride()
+    return DTensor.from_local(local, owner.device_mesh, owner.placements, run_check=False, shape=shape, stride=stride)
+
+
+def _load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
+    """found: by id of the tensor that the optimizer steps, its moments and step."""
+    if trainer.is_deepspeed_enabled:
+        from ..upstream import zero_shares
+
+        zero_shares.load_moments(trainer.deepspeed.optimizer, found)
+        return
+    optimizer, states_ = trainer.optimizer, {}
+    by_group = trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS  # these count in their groups
+    owners = [owner for group in optimizer.param_groups for owner in group["params"]]
+    for number, owner in enumerate(owners):
+        kept = dict(found[id(owner)])
+        step = kept.pop("step", None)
+        states_[number] = {key: _like(owner, flat) for key, flat in kept.items()}
+        if step is not None and not by_group:
+            states_[number]["step"] = torch.tensor(step)  # of each its own: an optimizer adds to it in place
+    groups = optimizer.state_dict()["param_groups"]
+    if by_group:
+        groups = [{**group, "step": int(step)} for group in groups]
+    optimizer.load_state_dict({"state": {n: state for n, state in states_.items() if state}, "param_groups": groups})
+
+
+def _carry_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:
+    """fp16's. Only the scale: engines count differently for how long it has held."""
+    kept, scaler = checkpoint / "scaler.pt", trainer.accelerator.scaler
+    scale = torch.load(kept, weights_only=True).get("scale") if kept.is_file() else source.loss_scale()
+    if scale is None:
+        return
+    if trainer.is_deepspeed_enabled:
+        trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(scale)
+    elif scaler is not None:
+        scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})

@@ -1,0 +1,69 @@
+"""Which slices of parameters a rank's DeepSpeed engine holds, and what has to follow when these are set from outside.
+
+The public safe_set_* functions set moments only after a first step, for DeepSpeed makes them then; and one parameter after
+another would be swapped in and out. Hence the engine's own maps: stage_1_and_2.py: link_hp_params, stage3.py: grad_position.
+DeepSpeed's way from one number of ranks to another, universal checkpoints, gives in 0.19.8 all sub-groups of ZeRO-3 one tensor
+that counts steps, and all parameter groups the first one's weight decay (stage3.py:3664-3694).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import deepspeed.comm as dist
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+Share = tuple[torch.nn.Parameter, int, int, torch.Tensor, int]
+
+
+def shares(optimizer: Any) -> Iterator[Share]:
+    """(parameter, start, stop, flat tensor, offset): its elements start..stop lie in a flat master tensor from `offset` on."""
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
+        for group in optimizer.fp16_groups:
+            for parameter in group:
+                number, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+                start = size * optimizer._get_param_partition_rank(parameter)
+                stop = min(start + size, parameter.ds_numel)
+                yield parameter, min(start, stop), stop, optimizer.fp32_partitioned_groups_flat[number], offset
+        return
+    for flat, group in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
+        for parameter in group:
+            if (held := parameter._hp_mapping) is not None:
+                here, there = held.lp_fragment_address, held.hp_fragment_address
+                yield parameter, here.start, here.start + here.numel, flat, there.start
+
+
+def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
+    """found: by id of a flat master tensor, what the optimizer inside keeps of it, and its step."""
+    inside, by_parts = optimizer.optimizer, hasattr(optimizer, "fp32_partitioned_groups_flat")
+    if by_parts:
+        optimizer._set_fp32_optimizer_param_groups()
+    # DeepSpeedCPUAdam's C++ takes no tensor. Of each its own: an optimizer adds to it in place.
+    form = int if isinstance(inside, DeepSpeedCPUAdam) else torch.tensor
+    masters, state = [master for group in inside.param_groups for master in group["params"]], {}
+    for number, master in enumerate(masters):
+        if kept := dict(found.get(id(master), {})):
+            if "step" in kept:
+                kept["step"] = form(kept["step"])
+            state[number] = kept
+    inside.load_state_dict({"state": state, "param_groups": inside.state_dict()["param_groups"]})
+    if by_parts:
+        optimizer._clear_fp32_optimizer_param_groups()
+    else:
+        optimizer._link_all_hp_params()
+
+
+def spread_weights(engine: Any, steps: int) -> None:
+    """The weights that the model computes with, from the master copies; and how many steps there were. A collective."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        optimizer.checkpoint_event_prologue()
+        for number in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
+        optimizer.checkpoint_event_epilogue()
+    else:
+        optimizer.update_lp_params()
+    engine.global_steps, engine.global_samples = steps, steps * engine.train_batch_size()
+    dist.barrier()
