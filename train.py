@@ -99,6 +99,10 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
         # 4. Train, evaluating before the first step and at the end; save; and only then call it a success.
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if trainer.stopping.by:  # it was asked to stop, and saved a checkpoint: the same command does the rest
+            data.close()
+            trainer.stopping.leave(trainer.state)
+            return trainer
         held_out_loss = trainer.final_evaluation()
         trainer.save_model()
         trainer.save_state()

@@ -149,6 +149,11 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
     try:
         machine, found = LoadedEncoder(encoder), sources.origins(settings)
         while os.getppid() == parent and folder.is_dir():
+            sent = signal.sigtimedwait({signal.SIGTERM}, 0)
+            if (
+                sent and sent.si_pid == parent
+            ):  # others signal all processes of a job, and the parent goes on for a step
+                return
             rows = [int(path.read_text() or 0) for path in folder.glob("position-*")]
             while kept and kept[0][1] <= min(rows):
                 shutil.rmtree(kept.pop(0)[0], ignore_errors=True)
@@ -237,17 +242,17 @@ class Stream:
         self._process = context.Process(
             target=_produce, daemon=True, args=(self.folder, state, self.settings, self.encoder, self.size, os.getpid())
         )
-        # Ctrl-C is this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
+        # Signals are this process's: the mask is inherited, and there is no moment without it, as there would be with a handler.
         # Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
         self._process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         (self.folder / "pid").write_text(str(self._process.pid))  # here: it may die before it does anything
 
     def close(self) -> None:
         if self._process:
-            self._process.terminate()
+            self._process.kill()
             self._process.join()
             shutil.rmtree(self.folder, ignore_errors=True)
 

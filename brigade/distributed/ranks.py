@@ -30,6 +30,7 @@ RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of _wait_for_all: as many on every rank
+_ENDED = "brigade/ended"  # in the store: which rank ended at once, by a signal
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -62,6 +63,7 @@ def start(world: World, alone: bool = False) -> None:
         impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     supervised.note(stage="joined")
+    stop.tell_others = lambda by: _store().set(_ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
 
 
 def _say_that_it_waits(world: World) -> None:
@@ -88,6 +90,18 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def largest(value: int) -> int:
+    """The largest of all ranks' values, on every rank. Over gloo: `python -m benchmarks.stopping` measures it."""
+    dist = _group()
+    if dist is None or dist.get_world_size() == 1:
+        return value
+    import torch
+
+    values = torch.tensor([value])
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return int(values)
 
 
 def barrier() -> None:
@@ -136,9 +150,7 @@ def _wait_for_all() -> None:
     dist = _group()
     if dist is None or dist.get_world_size() == 1:
         return
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store, name = _get_default_store(), f"brigade/wait-{next(_waits)}"
+    store, name = _store(), f"brigade/wait-{next(_waits)}"
     here, pause = store.add(name, 1), 0.002
     while here < dist.get_world_size():
         time.sleep(pause)
@@ -160,18 +172,21 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
     stop.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
-    first = True
+    first, ended = True, ""
     try:
         if _group():
-            from torch.distributed.distributed_c10d import _get_default_store
-
-            store = _get_default_store()
+            store = _store()
             store.set_timeout(datetime.timedelta(seconds=5))
-            first = store.add("brigade/failed", 1) == 1
+            if store.check([_ENDED]):
+                ended = store.get(_ENDED).decode()
+            first = not ended and store.add("brigade/failed", 1) == 1
     except Exception:  # the store died with rank 0: somebody else was first
         first = False
     if first:
         _report(error, world)
+    elif ended:
+        supervised.note(follows=True)
+        print(f"rank {world.rank} on {world.host} stops: {ended}", file=sys.stderr)
     else:
         supervised.note(follows=True)
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
@@ -198,7 +213,8 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     write_what_it_can()
     supervised.supervise()
     supervised.end_with_launcher()
-    stop.listen(is_main_rank=world_from_environment().is_main_rank)
+    world = world_from_environment()
+    stop.listen(world.is_main_rank, launched=world.launcher != "python")
     code: Any = 0
     try:
         main()
@@ -209,6 +225,8 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
         print(code, file=sys.stderr)
         code = 1
     atexit._run_exitfuncs()  # what Python's own libraries want done, wandb's last upload for one
+    if stop.finished is not None:
+        stop.end_by(stop.finished)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
@@ -225,6 +243,12 @@ def _group() -> Any:
     """torch.distributed where the process group stands, else None. Imports nothing: a typo is reported without torch."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None
+
+
+def _store() -> Any:
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
 
 
 def _exit_code(error: BaseException) -> int:
@@ -248,6 +272,11 @@ def _report(error: BaseException, world: World) -> None:
         pass
     supervised.note(told=message, code=_exit_code(error))
     print(message, file=sys.stderr, flush=True)
+    tell_torchrun(reason)
+
+
+def tell_torchrun(reason: str) -> None:
+    """Let the last of torchrun's and accelerate's lines say why this rank ends."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # They take the earliest failure, in whole seconds, for the cause.
         extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}

@@ -1,58 +1,141 @@
-"""Ctrl-C and SIGTERM end a training run at once, and say where it stands and how it goes on. No tracebacks."""
+"""Ctrl-C, SIGTERM, SIGUSR1 and a file `stop` in the output directory stop a training run: while it trains, all ranks finish the
+step and save a checkpoint (training/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
+"""
 
 import atexit
 import ctypes
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+from . import supervised
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+FILE = "stop"  # in the output directory; it is removed when it has been obeyed
+AGAIN = 2.0  # seconds within which a launcher passes on a signal that its ranks have too: it is the same wish
+TRY_LATER = 75  # exit code of a run that the file stopped: EX_TEMPFAIL of sysexits.h
 
 # Who holds it says why this process ends: an error that a stop brings about is none.
 leaving = threading.RLock()
 where: Callable[[], str] = lambda: "before its first step; the same command begins again"  # noqa: E731
+tell_others: Callable[[str], None] = lambda by: None  # noqa: E731  # that this rank ends at once, and why
+
+asked: int | None = None  # the signal that asks for a stop, 0 for the file
+patience: Callable[[], float] | None = None  # while steps are trained: seconds within which the ranks agree to stop
+agreed = threading.Event()  # they have: what is left may take as long as a checkpoint takes
+finished: int | None = None  # the signal, or 0, that stopped this run in good order
 
 
-def listen(is_main_rank: bool) -> None:
-    """End this process when it is asked to, whatever its main thread does: that may wait in C for ranks that are gone, where
-    no handler of Python's runs. Data readers that it forks leave Ctrl-C to it.
+def name(number: int) -> str:
+    """`SIGTERM`, `Ctrl-C`, `the file stop`."""
+    return {0: f"the file {FILE}", signal.SIGINT: "Ctrl-C"}.get(number) or signal.Signals(number).name
 
-    is_main_rank: whether this rank tells `where()`
+
+def ask(number: int) -> None:
+    """Ask this run to stop at the end of its step."""
+    global asked
+    asked = number if asked is None else asked
+
+
+def listen(is_main_rank: bool, launched: bool) -> None:
+    """Obey signals whatever the main thread does: that may wait in C for ranks that are gone, where no handler of Python's runs.
+    Data readers that it forks leave them to it.
+
+    is_main_rank: whether this rank tells `where()`; launched: whether a launcher may hand on signals
     """
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    numbers = {n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}  # nohup
     heard, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in numbers:
         signal.signal(number, lambda *_: None)
-    os.register_at_fork(after_in_child=_leave_it_to_the_parent)
-    threading.Thread(target=_end, args=(heard, set(numbers), is_main_rank), daemon=True).start()
+    os.register_at_fork(after_in_child=leave_it_to_the_parent)
+    threading.Thread(target=_obey, args=(heard, numbers, is_main_rank, launched), daemon=True).start()
 
 
-def _leave_it_to_the_parent() -> None:
+def leave_it_to_the_parent() -> None:
+    """In a process that reads data: end when its parent says so, and not when somebody signals all processes of a job, as Slurm
+    does: the parent needs it until the step is finished."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_wait_for_the_parent, args=(os.getppid(),), daemon=True).start()
 
 
-def _end(heard: int, numbers: set[int], is_main_rank: bool) -> None:
-    while (number := os.read(heard, 1)[0]) not in numbers:  # SIGCHLD, for one
+def _wait_for_the_parent(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
+    os._exit(0)
+
+
+def _obey(heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> None:
+    number = _next(heard, numbers)
+    if patience is not None:
+        ask(number)
+        if is_main_rank and number == signal.SIGINT:  # somebody sits there, and a step may take long
+            print(
+                "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
+                file=sys.stderr,
+            )
+        first, most = time.monotonic(), patience()
+        while agreed.is_set() or time.monotonic() < first + most:
+            again = _next(heard, numbers, timeout=1.0)
+            if again and not (launched and time.monotonic() < first + AGAIN):
+                number = again
+                break
+    _end(number, numbers, is_main_rank)
+
+
+def _next(heard: int, numbers: set[int], timeout: float | None = None) -> int:
+    """The next signal of these; 0 when none came within `timeout` seconds."""
+    while select.select([heard], [], [], timeout)[0]:
+        if (number := os.read(heard, 1)[0]) in numbers:  # else SIGCHLD, for one
+            return number
+    return 0
+
+
+def _end(number: int, numbers: set[int], is_main_rank: bool) -> None:
+    """End at once."""
     leaving.acquire()
-    if is_main_rank:
-        sys.stdout.flush()
-        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {where()}", file=sys.stderr, flush=True)  # below a bar
-    else:
-        time.sleep(0.5)  # the rank that prints has the signal too by now; it would take this one's end for a failure
-    default = ctypes.CDLL(None).signal
-    for one in numbers:
-        # From here on a second one ends what takes long; Python's own function is the main thread's alone.
-        default(one, 0)
+    supervised.note(ended=name(number))
+    if finished is None:
+        farewell = threading.Thread(target=tell_others, args=(name(number),), daemon=True)
+        farewell.start()
+        farewell.join(1)  # the main thread may hold the store
+        if is_main_rank:
+            sys.stdout.flush()
+            # below a bar
+            print(f"{chr(10) * sys.stderr.isatty()}Stopped by {name(number)} {where()}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(
+                0.5
+            )  # the rank that prints has the signal too by now; it would take this one's end for a failure
+    default(numbers)
     for child in multiprocessing.active_children():
         child.kill()  # else the next line waits for them
     atexit._run_exitfuncs()  # as at any end: wandb's last upload, for one
-    os.kill(os.getpid(), number)  # so that shell and launcher see what ended it
-    os._exit(128 + number)
+    end_by(number)
+
+
+def default(numbers: set[int]) -> None:
+    """From here on a signal ends what takes long. Python's own function is the main thread's alone."""
+    for number in numbers:
+        ctypes.CDLL(None).signal(number, 0)
+
+
+def end_by(number: int) -> None:
+    """End this process by a signal, so that shell and launcher see what ended it; TRY_LATER for 0."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if number:
+        default({number})
+        os.kill(os.getpid(), number)
+    os._exit(128 + number if number else TRY_LATER)

@@ -26,6 +26,7 @@ from . import leftovers, owner
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
+STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _ASIDE = "--fresh begins anew and moves"
@@ -163,6 +164,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         leftovers.remove(directory)
         kept = _kept_before(run)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
+        (directory / STOPPED).unlink(missing_ok=True)
     except OSError as error:
         problem = f"the output directory cannot be written: {error.strerror}"
         raise UserError(str(directory), problem, "give another --output_dir") from None
@@ -179,7 +181,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "launcher": run.world.launcher,
         "overridden": run.settings.overridden,
         "command": shlex.join(["train.py", *run.settings.argv]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": now(),
         "versions": versions(),
         "commit": git_commit(),
     }
@@ -240,25 +242,35 @@ def check_data(run: Run, fingerprint: str) -> None:
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     """As the very last thing, on one rank: write the marker that means success, and say where everything lies."""
     if not run.world.is_main_rank:
-        owner.release(run.owned, run.directory)
+        release(run)
         return
     from . import best_checkpoint
 
     before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
     figures = {
         "identity": run.identity,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "finished": now(),
         "steps": state.global_step,
         "saved_step": best_checkpoint.saved_step(run.settings, state),
         "held_out_loss_before": before,
         "held_out_loss": held_out_loss,
     }
     write_whole(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
-    owner.release(run.owned, run.directory)
+    release(run)
     supervised.note(marker=True)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
     where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
     print(f"{where}the resolved run in {run.directory / RECORD}.", flush=True)
+
+
+def release(run: Run) -> None:
+    """Let another process have the directory."""
+    owner.release(run.owned, run.directory)
+    run.owned = None
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def say_finished(run: Run) -> None:

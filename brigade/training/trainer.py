@@ -25,6 +25,7 @@ from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
 from .progress import Progress
+from .stopping import Stopping
 from .throughput import Meter, model_shape
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Trainer(EvaluatingTrainer):
 
             self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
+        self.stopping = Stopping(run)
+        self.add_callback(self.stopping)
         self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
 
     # ---- batches -------------------------------------------------------------------------------------------------
@@ -196,6 +199,11 @@ class Trainer(EvaluatingTrainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and self.is_world_process_zero():
                 upstream.purge_tensorboard(callback, again)
+
+    def _finalize_training(self, *rest: Any) -> Any:
+        if self.stopping.by:  # it goes on later: no best model is loaded now, and no checkpoint removed
+            self.args.load_best_model_at_end, self.args.save_total_limit = False, None
+        return super()._finalize_training(*rest)
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:

@@ -1,0 +1,87 @@
+"""A run that is asked to stop while it trains: all ranks agree at the end of a step, save a checkpoint and leave `stopped.json`.
+
+Transformers' own enable_jit_checkpoint asks nobody: a signal to one rank crashes DDP and hangs ZeRO-3 there, and under DeepSpeed
+the checkpoint is one step ahead of its trainer_state.json (transformers/trainer_jit_checkpoint.py).
+"""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from ..distributed import ranks, stop, supervised
+from ..run import directory as runs
+from ..run import events
+
+MARGIN = 10.0  # seconds beyond twice the longest step so far within which ranks agree: then some of them are gone
+_RANKS = 2**20  # more than there are
+
+
+class Stopping(TrainerCallback):
+    """by: who asked, in words, once all ranks know of it; longest: seconds between the ends of two steps, what came between
+    them (an evaluation, a checkpoint) included."""
+
+    def __init__(self, run: runs.Run) -> None:
+        self.run, self.by, self.number = run, "", 0
+        self.longest, self.ended = 0.0, 0.0
+        stop.asked = stop.patience = stop.finished = None  # an earlier run of this process may have been stopped
+        stop.agreed.clear()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if stop.patience is None:
+            self.ended, stop.patience = time.monotonic(), self.patience
+            if self.run.world.local_rank == 0:  # hosts may each have a directory of their own
+                threading.Thread(target=_watch, args=(self.run.directory / stop.FILE,), daemon=True).start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.monotonic()
+        self.longest, self.ended = max(self.longest, now - self.ended), now
+        mine = 0 if stop.asked is None else (1 + stop.asked) * _RANKS + self.run.world.rank
+        if found := ranks.largest(mine):
+            stop.agreed.set()
+            self.number, rank = found // _RANKS - 1, found % _RANKS
+            self.by = stop.name(self.number) + (f" to rank {rank}" if self.number and self.run.world.size > 1 else "")
+            control.should_save = control.should_training_stop = True
+            if state.is_world_process_zero:
+                said = f"Stopping after step {state.global_step} ({self.by}): saving a checkpoint."
+                tqdm.write(f"{said} A second signal ends the run at once.")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self.by:
+            stop.patience = None  # the last step's checkpoint is there: what follows may end at once
+
+    def patience(self) -> float:
+        """Seconds within which the ranks agree to stop; else they do not come any more."""
+        return MARGIN + 2 * self.longest
+
+    def leave(self, state: Any) -> None:
+        """Mark the run as stopped, after all ranks have written their parts of the checkpoint. A collective."""
+        directory, step = self.run.directory, state.global_step
+        supervised.note(marker="stopped")
+        ranks.barrier()
+        if self.run.world.local_rank == 0:
+            (directory / stop.FILE).unlink(missing_ok=True)
+        if self.run.world.is_main_rank:
+            checkpoint = runs.whole_checkpoints(directory).get(step)
+            marker = {"step": step, "checkpoint": checkpoint and checkpoint.name, "by": self.by, "time": runs.now()}
+            marker["identity"] = self.run.identity
+            runs.write_whole(directory / runs.STOPPED, json.dumps(marker, indent=2) + "\n")
+            events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
+        runs.release(self.run)
+        said = f"Stopped by {self.by} {stop.where()}"
+        ranks.tell_torchrun(f"{said} This is no failure")
+        if self.run.world.is_main_rank:
+            print(said, flush=True)
+        stop.finished = self.number
+
+
+def _watch(file: Path) -> None:
+    """Look for the file now and then, beside the training: a file system that hangs must not keep that."""
+    while stop.patience is not None and stop.asked is None and not stop.agreed.is_set():
+        if file.exists():
+            stop.ask(0)
+        time.sleep(1)
