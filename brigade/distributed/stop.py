@@ -19,7 +19,6 @@ from . import supervised
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FILE = "stop"  # in the output directory; it is removed when it has been obeyed
 AGAIN = 2.0  # seconds within which a launcher passes on a signal that its ranks have too: it is the same wish
-TRY_LATER = 75  # exit code of a run that the file stopped: EX_TEMPFAIL of sysexits.h
 
 # Who holds it says why this process ends: an error that a stop brings about is none.
 leaving = threading.RLock()
@@ -27,7 +26,8 @@ where: Callable[[], str] = lambda: "before its first step; the same command begi
 tell_others: Callable[[str], None] = lambda by: None  # noqa: E731  # that this rank ends at once, and why
 
 asked: int | None = None  # the signal that asks for a stop, 0 for the file
-patience: Callable[[], float] | None = None  # while steps are trained: seconds within which the ranks agree to stop
+# While steps are trained: of a time.monotonic() at which a stop is asked for, the one until which the ranks must have agreed.
+deadline: Callable[[float], float] | None = None
 agreed = threading.Event()  # they have: what is left may take as long as a checkpoint takes
 finished: int | None = None  # the signal, or 0, that stopped this run in good order
 
@@ -77,15 +77,15 @@ def _wait_for_the_parent(parent: int) -> None:
 
 def _obey(heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> None:
     number = _next(heard, numbers)
-    if patience is not None:
+    if deadline is not None:
         ask(number)
         if is_main_rank and number == signal.SIGINT:  # somebody sits there, and a step may take long
             print(
                 "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
                 file=sys.stderr,
             )
-        first, most = time.monotonic(), patience()
-        while agreed.is_set() or time.monotonic() < first + most:
+        first = time.monotonic()
+        while agreed.is_set() or deadline is None or time.monotonic() < deadline(first):
             again = _next(heard, numbers, timeout=1.0)
             if again and not (launched and time.monotonic() < first + AGAIN):
                 number = again
@@ -131,11 +131,12 @@ def default(numbers: set[int]) -> None:
 
 
 def end_by(number: int) -> None:
-    """End this process by a signal, so that shell and launcher see what ended it; TRY_LATER for 0."""
+    """End this process by a signal, so that shell, launcher and Kubernetes see that it is not done; well for 0, the file: who
+    wrote it does not want the job to come back."""
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     if number:
         default({number})
         os.kill(os.getpid(), number)
-    os._exit(128 + number if number else TRY_LATER)
+    os._exit(128 + number if number else 0)

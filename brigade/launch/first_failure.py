@@ -18,6 +18,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Err
 _CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 RACE = 5.0  # seconds within which a lost host or a killed rank explains what other ranks then report
 READY = 300.0  # seconds within which one rank has imported its packages, from the slowest file system
+GRACE = 120.0  # seconds in which ranks that are asked to stop save a checkpoint, where they have not measured it
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
 
 
@@ -103,6 +104,7 @@ class Judge:
     """Takes in what the hosts tell, each kind of message by its method on_KIND, and keeps what went wrong.
 
     ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
+    stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take
     stopping: set when the ranks are told to stop, by a failure or the user; what ends from then on is no failure
     """
 
@@ -112,6 +114,7 @@ class Judge:
         self.failures: list[Failure] = []
         self.ended: set[str] = set()
         self.reached_end = self.stopping = False
+        self.stopped, self.grace, self._gone = "", GRACE, False
         self.since = time.monotonic()  # of the start; then of the first rank's readiness
         self._one_waits = False
 
@@ -130,7 +133,13 @@ class Judge:
             one.stage = what.get("stage", "started")
             if one.stage == "waiting" and not self._one_waits:
                 self._one_waits, self.since = True, time.monotonic()
-        self.reached_end |= rank == 0 and "marker" in what
+        self.reached_end |= rank == 0 and what.get("marker") is True
+        self.grace = max(self.grace, what.get("grace", 0.0))
+        if "step" in what:  # all ranks agreed, and saved a checkpoint
+            self.stopped, self.stopping, self.failures = f"at step {what['step']}", True, []
+        elif "ended" in what and not (self.stopping or self.failures):
+            self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
+            self._gone = True
         one.follows |= "follows" in what
         if "told" in what and not one.follows:
             one.reported = True
@@ -207,10 +216,14 @@ class Judge:
             causes = [failure.at for failure in self.failures if failure.kind != "follows"]
             return now > self.failures[0].at + RACE or (bool(causes) and now > causes[0] + SETTLE)
         if len(self.ended) < len(self.channels):
-            return False
-        if not self.reached_end:
+            return self._gone
+        if not (self.reached_end or self.stopped):
             self.unfinished("all ranks ended with 0, but train.py did not reach its end (no success.json)")
         return True
+
+    def trains(self) -> bool:
+        """Whether all ranks are there, and can be asked for a checkpoint."""
+        return all(one.stage == "joined" and one.exit is None for one in self.ranks.values())
 
     def unfinished(self, text: str) -> None:
         """All ended well, but the run has not succeeded."""

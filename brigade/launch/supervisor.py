@@ -24,6 +24,7 @@ from .job import Job
 from .status_and_logs import Output
 
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops
+TRY_LATER = 75  # EX_TEMPFAIL of sysexits.h: stopped by somebody else, and the same command goes on
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
 
@@ -57,7 +58,8 @@ class Launch:
 
     async def run(self) -> int:
         """Returns the exit code: 0 when train.py reached its end, 2 for a user's mistake, 1 for any other failure, 128 +
-        the signal that stopped this process. Raises UserError before anything is started."""
+        the signal that stopped this process, TRY_LATER when somebody stopped the ranks. Raises UserError before anything is
+        started."""
         starting = asyncio.ensure_future(self._start())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -68,6 +70,7 @@ class Launch:
             while not self.stop_signal and not self.judge.decided():
                 await self._hear()
                 self.judge.check_start()
+            await self._let_them_save()
             await self._stop(STOPPED_GRACE if self.stop_signal else FAILED_GRACE)
         finally:
             await asyncio.gather(*(channel.close() for channel in self.channels))
@@ -116,6 +119,21 @@ class Launch:
         self.judge.stopping = True
         starting.cancel()
 
+    async def _let_them_save(self) -> None:
+        """Where a user stops a run that trains: ask all ranks for a checkpoint, and wait until they have ended, or for as long as
+        that takes by their own measure. Ranks before their first step end at once."""
+        if not self.stop_signal or self.stopped_twice or not self.judge.trains():
+            return
+        name, grace = signal.Signals(self.stop_signal).name, self.judge.grace
+        self._say(
+            f"{name}: the ranks have {grace:.0f} s to finish their step and save a checkpoint; a second {name} ends them at once"
+        )
+        for channel in self.channels:
+            channel.tell("finish")
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and not self.stopped_twice and len(self.judge.ended) < len(self.channels):
+            await self._hear()
+
     async def _stop(self, grace: float) -> None:
         """Stop all ranks on all hosts; returns when every host that still answers has none left."""
         self.judge.stopping = True
@@ -153,9 +171,15 @@ class Launch:
             return failure.exit_code
         if self.stop_signal:
             name = signal.Signals(self.stop_signal).name
-            how = f"ended at once by the second {name}" if self.stopped_twice else f"stopped by {name}"
-            self._say(f"{how}; the same command goes on from the newest checkpoint")
-        return 128 + self.stop_signal
+            how = (
+                f"ended at once by the second {name}"
+                if self.stopped_twice
+                else f"stopped by {name} {self.judge.stopped}"
+            )
+            self._say(f"{how.strip()}; the same command goes on from the newest checkpoint")
+            return 128 + self.stop_signal
+        self._say(f"stopped {self.judge.stopped}; the same command goes on from the newest checkpoint")
+        return TRY_LATER
 
     def _verdict(self, failure: Failure) -> list[str]:
         """Who failed first and how, its last lines, where the rest is."""

@@ -3,6 +3,7 @@
 Tests check the manifests against kubeflow-trainer-api's models and let SkyPilot parse its tasks; neither was run on a cloud yet.
 """
 
+import math
 import re
 import shlex
 from contextlib import suppress
@@ -16,6 +17,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import table
 from ..recipe.files import REPOSITORY
+from ..run import events
 from ..strategy import accelerate_config
 from .job import Job
 
@@ -28,10 +30,9 @@ SUFFIXES = {
 }
 TEMPLATES = Path(__file__).with_name("templates")
 
-# Seconds between the notice of an end (time limit, pre-emption) and the end, and how long torchrun lets its ranks save
-# before it kills them. Its own 30 s are short for a large model (pytorch#119856).
-NOTICE, SHUTDOWN = 120, 90
-TORCHRUN_OPTIONS = ("--shutdown_timeout", str(SHUTDOWN))
+# Seconds between the notice of an end (time limit, pre-emption) and the end, where the run has not measured what saving takes;
+# and how many of them are left when torchrun kills ranks that still save. Its own 30 s are short (pytorch#119856).
+NOTICE, LEFT = 120, 30
 
 # A job that its scheduler starts again runs the same command again, and that must go on from the newest checkpoint.
 _NOT_TWICE = {
@@ -96,8 +97,9 @@ def text(kind: str, job: Job, launched: bool = False) -> str:
         "hosts": len(job.hosts),
         "slots": slots(job),
         "gpu": job.settings.recipe.cluster.gpu,
-        "notice": NOTICE,
-        "torchrun_options": shlex.join(TORCHRUN_OPTIONS),
+        "notice": notice(job)[0],
+        "notice_says": _comment(notice(job)[1]),
+        "torchrun_options": shlex.join(torchrun_options(job)),
         "secrets": secrets(job),
     }
     values |= _of_accelerate(job, launched) if kind == "accelerate" else _of_scheduler(job, kind)
@@ -109,7 +111,7 @@ def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
     # Where hosts come and go, runs lie on storage that outlives them, mounted at /outputs.
     output = str(job.output_dir) if kind == "sbatch" else f"/outputs/{job.output_dir.name}"
     words = train_words(job)
-    command = ["torchrun", *TORCHRUN_OPTIONS, *words, "--output_dir", output]
+    command = ["torchrun", *torchrun_options(job), *words, "--output_dir", output]
     return {
         "output": output,
         "train": shlex.join(words),
@@ -162,6 +164,22 @@ def _accelerator(job: Job) -> str | None:
         problem = f"SkyPilot's name of {gpu!r} is not known"
         raise UserError(job.settings.place("gpu"), problem, f"use one of: {', '.join(ACCELERATORS)}")
     return found
+
+
+def notice(job: Job) -> tuple[int, str]:
+    """(seconds between the notice of an end and the end, why so many): what this run has measured, if it ran here before."""
+    if measured := events.slowest(job.output_dir, "grace"):
+        return max(
+            NOTICE, math.ceil(measured)
+        ), f"{job.output_dir} measured that a step and a checkpoint take up to {measured:.0f} s"
+    return (
+        NOTICE,
+        "nothing is measured yet: write this file again after the first checkpoints, and it has what they take",
+    )
+
+
+def torchrun_options(job: Job) -> list[str]:
+    return ["--shutdown_timeout", str(notice(job)[0] - LEFT)]
 
 
 def slots(job: Job) -> int:

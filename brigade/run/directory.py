@@ -22,7 +22,7 @@ from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import computed, difference, identity, recorded
 from ..strategy import Strategy
-from . import leftovers, owner
+from . import events, leftovers, owner, starts
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -62,10 +62,17 @@ class Run:
 
 
 def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
-    """The run that these settings ask for. Looks only, changes nothing.
+    """The run that these settings ask for. Looks only, and changes nothing but the count of a job's starts.
 
-    Raises UserError when its directory holds another run, or something that is no run.
+    Raises UserError when its directory holds another run, or something that is no run, and when its job gets no further.
     """
+    run = _open(settings, strategy, world, batch)
+    if world.is_main_rank and not run.finished:
+        starts.count(run.directory, max(whole_checkpoints(run.directory), default=0))
+    return run
+
+
+def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) -> Run:
     training = settings.recipe.training
     if training.load_best_model_at_end or training.early_stopping_patience:
         from .best_checkpoint import check
@@ -189,7 +196,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
 
 
 def _occupied(directory: Path) -> bool:
-    return any(path.name != owner.FILE for path in directory.iterdir())
+    return any(path.name not in (owner.FILE, starts.FILE) for path in directory.iterdir())
 
 
 def _kept_before(run: Run) -> dict[str, Any]:
@@ -256,6 +263,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
         "held_out_loss": held_out_loss,
     }
     write_whole(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
+    events.add(run.directory, "end", **figures)
     release(run)
     supervised.note(marker=True)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")

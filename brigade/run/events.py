@@ -29,3 +29,8 @@ def read(directory: Path) -> list[dict[str, Any]]:
             with suppress(ValueError):  # one that is being written, or was cut by a crash
                 events.append(json.loads(line))
     return events
+
+
+def slowest(directory: Path, event: str) -> float:
+    """The most seconds that one of these events took; 0.0 where none is known."""
+    return max((float(line.get("seconds") or 0) for line in read(directory) if line.get("event") == event), default=0.0)

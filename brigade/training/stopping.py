@@ -5,6 +5,7 @@ the checkpoint is one step ahead of its trainer_state.json (transformers/trainer
 """
 
 import json
+import math
 import threading
 import time
 from pathlib import Path
@@ -16,30 +17,33 @@ from transformers import TrainerCallback
 from ..distributed import ranks, stop, supervised
 from ..run import directory as runs
 from ..run import events
+from .throughput import Meter
 
-MARGIN = 10.0  # seconds beyond twice the longest step so far within which ranks agree: then some of them are gone
+MARGIN = 10.0  # seconds beyond two of the longest steps so far within which ranks agree; later than that some are gone
 _RANKS = 2**20  # more than there are
 
 
 class Stopping(TrainerCallback):
-    """by: who asked, in words, once all ranks know of it; longest: seconds between the ends of two steps, what came between
-    them (an evaluation, a checkpoint) included."""
+    """by: who asked, in words, once all ranks know of it
+    longest: seconds between the ends of two steps, what came between them (an evaluation, a checkpoint) included
+    grace: seconds from the wish to the end of this run, by its own measure
+    """
 
-    def __init__(self, run: runs.Run) -> None:
-        self.run, self.by, self.number = run, "", 0
-        self.longest, self.ended = 0.0, 0.0
-        stop.asked = stop.patience = stop.finished = None  # an earlier run of this process may have been stopped
+    def __init__(self, run: runs.Run, meter: Meter) -> None:
+        self.run, self.meter, self.by, self.number = run, meter, "", 0
+        self.longest, self.grace = 0.0, 0.0
+        self.ended: float | None = None  # the last step
+        stop.asked = stop.deadline = stop.finished = None  # an earlier run of this process may have been stopped
         stop.agreed.clear()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if stop.patience is None:
-            self.ended, stop.patience = time.monotonic(), self.patience
+        if stop.deadline is None:
+            stop.deadline = self.deadline
             if self.run.world.local_rank == 0:  # hosts may each have a directory of their own
                 threading.Thread(target=_watch, args=(self.run.directory / stop.FILE,), daemon=True).start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now = time.monotonic()
-        self.longest, self.ended = max(self.longest, now - self.ended), now
+        self._measure(time.monotonic(), state.global_step)
         mine = 0 if stop.asked is None else (1 + stop.asked) * _RANKS + self.run.world.rank
         if found := ranks.largest(mine):
             stop.agreed.set()
@@ -52,16 +56,27 @@ class Stopping(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self.by:
-            stop.patience = None  # the last step's checkpoint is there: what follows may end at once
+            stop.deadline = None  # the last step's checkpoint is there: what follows may end at once
 
-    def patience(self) -> float:
-        """Seconds within which the ranks agree to stop; else they do not come any more."""
-        return MARGIN + 2 * self.longest
+    def deadline(self, asked: float) -> float:
+        """Until when the ranks may agree. An evaluation or a checkpoint that goes on may take as long as it likes."""
+        resumed = self.meter.resumed
+        return math.inf if resumed is None else max(asked, resumed) + MARGIN + 2 * self.longest
+
+    def _measure(self, now: float, step: int) -> None:
+        """What a stop takes at most: a step and what follows it, another such step, and a checkpoint to its last byte."""
+        if self.ended:  # the first step compiles, for one
+            self.longest = max(self.longest, now - self.ended)
+        self.ended = now
+        if self.run.world.is_main_rank and MARGIN + 3 * self.longest > 1.2 * self.grace:
+            self.grace = MARGIN + 3 * self.longest + events.slowest(self.run.directory, "checkpoint")
+            supervised.note(grace=self.grace)
+            events.add(self.run.directory, "grace", step=step, seconds=round(self.grace, 1))
 
     def leave(self, state: Any) -> None:
         """Mark the run as stopped, after all ranks have written their parts of the checkpoint. A collective."""
         directory, step = self.run.directory, state.global_step
-        supervised.note(marker="stopped")
+        supervised.note(marker="stopped", step=step)
         ranks.barrier()
         if self.run.world.local_rank == 0:
             (directory / stop.FILE).unlink(missing_ok=True)
@@ -81,7 +96,7 @@ class Stopping(TrainerCallback):
 
 def _watch(file: Path) -> None:
     """Look for the file now and then, beside the training: a file system that hangs must not keep that."""
-    while stop.patience is not None and stop.asked is None and not stop.agreed.is_set():
+    while stop.deadline is not None and stop.asked is None and not stop.agreed.is_set():
         if file.exists():
             stop.ask(0)
         time.sleep(1)

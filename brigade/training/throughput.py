@@ -30,6 +30,7 @@ class Meter:
         self.first_steps, self.paused_ever, self.tokens_ever = STEPS, 0.0, 0
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
+        self.resumed: float | None = time.monotonic()  # when the last pause ended; None in a pause
         self._reset()
 
     def _reset(self) -> None:
@@ -58,11 +59,12 @@ class Meter:
         """Time spent here is not training."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # what it still computes belongs to the steps
-        began = time.perf_counter()
+        began, self.resumed = time.perf_counter(), None
         self._see_memory(training=True)
         try:
             yield
         finally:
+            self.resumed = time.monotonic()
             self._see_memory(training=False)
             self.paused += time.perf_counter() - began
             self.paused_ever += time.perf_counter() - began

@@ -25,6 +25,7 @@ from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
 from .progress import Progress
+from .report_events import ReportEvents
 from .stopping import Stopping
 from .throughput import Meter, model_shape
 
@@ -85,6 +86,7 @@ class Trainer(EvaluatingTrainer):
         self.remove_callback(PrinterCallback)
         if run.world.is_main_rank:
             self.add_callback(Progress())
+            self.add_callback(ReportEvents(run))
         if training.early_stopping_patience:
             from .early_stopping import EarlyStopping
 
@@ -94,7 +96,7 @@ class Trainer(EvaluatingTrainer):
 
             self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
-        self.stopping = Stopping(run)
+        self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
 

@@ -63,7 +63,7 @@ def test_the_api_knows_every_field(recipe, hostfile):
         "spec.runtimeRef",
         "spec.runtimePatches.0.trainingRuntimeSpec",
         "metadata",
-        "spec.trainer.env.0.valueFrom.secretKeyRef",
+        "spec.trainer.env.1.valueFrom.secretKeyRef",
     ],
 )
 def test_a_field_that_the_api_does_not_know_would_be_seen(path):
@@ -76,9 +76,9 @@ def test_a_field_that_the_api_does_not_know_would_be_seen(path):
 
 
 def test_secrets_are_references():
-    env = yaml.safe_load(text("kubernetes", job("recipes/qwen3-8b/full.yaml", "--report_to", "wandb")))["spec"][
-        "trainer"
-    ]["env"]
+    made = job("recipes/qwen3-8b/full.yaml", "--report_to", "wandb")
+    counted, *env = yaml.safe_load(text("kubernetes", made))["spec"]["trainer"]["env"]
+    assert counted["name"] == "BRIGADE_JOB"
     assert [each["name"] for each in env] == ["HF_TOKEN", "WANDB_API_KEY"]
     assert all(
         each["valueFrom"]["secretKeyRef"] == {"name": "brigade", "key": each["name"], "optional": True} for each in env

@@ -1,0 +1,50 @@
+"""What happens in a run, for whoever watches from outside: events.jsonl in its directory (run/events.py)."""
+
+import queue
+import threading
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ..recipe.files import read_yaml
+from ..run import events
+from ..run.directory import RECORD, Run
+
+
+class ReportEvents(TrainerCallback):
+    """On the main rank: started, step (as often as the run logs) and evaluation. A thread writes: a slow file system costs the
+    run nothing. At the end of training all of it is written."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.writer: threading.Thread | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        run, step = self.run, state.global_step
+        self.writer = threading.Thread(target=self._write, daemon=True)
+        self.writer.start()
+        line = {"event": "started", "step": step, "steps": state.max_steps, "strategy": run.strategy.name}
+        hosts = read_yaml(run.directory / RECORD)["run"]["hosts"]
+        line |= {"checkpoint": f"checkpoint-{step}" if step else None, "ranks": run.world.size, "hosts": hosts}
+        self.lines.put(line)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        kept = {key: logs[key] for key in ("loss", "grad_norm", "tokens_per_second", "step_time") if key in logs}
+        if "loss" in kept:
+            self.lines.put({"event": "step", "step": state.global_step, "steps": state.max_steps, **kept})
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        kept = {
+            key.removeprefix("eval_"): value for key, value in metrics.items() if key.endswith(("loss", "perplexity"))
+        }
+        self.lines.put({"event": "evaluation", "step": state.global_step, "seconds": metrics["eval_runtime"], **kept})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.lines.put(None)
+        if self.writer:
+            self.writer.join(5)
+
+    def _write(self) -> None:
+        while line := self.lines.get():
+            events.add(self.run.directory, **line)
