@@ -89,7 +89,8 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each.
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
-    gradients on rank 1 that are 1 % too large. Raises RuntimeError when a case fails.
+    gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step.
+    Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder)
     for case in cases:
@@ -143,7 +144,7 @@ def _work(job: Path) -> None:
     for case in todo["cases"]:
         said = io.StringIO()
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
-            trainer = train.main(case["flags"])
+            trainer = train.main(case["flags"], callbacks=_stops(*case["stop"], rank) if "stop" in case else ())
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
             temporary = Path(f".{case['name']}.json")
@@ -151,6 +152,20 @@ def _work(job: Path) -> None:
             temporary.rename(f"{case['name']}.result.json")
         forget(trainer)
         del trainer
+
+
+def _stops(who: int, step: int, rank: int) -> tuple[Any, ...]:
+    """A callback by which rank `who` is asked to stop in this step, as by a SIGTERM to it alone."""
+    from transformers import TrainerCallback
+
+    from brigade.distributed import stop
+
+    class Stops(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if rank == who and state.global_step == step - 1:
+                stop.ask(15)
+
+    return (Stops(),)
 
 
 @contextlib.contextmanager

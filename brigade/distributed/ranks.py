@@ -272,11 +272,11 @@ def _report(error: BaseException, world: World) -> None:
         pass
     supervised.note(told=message, code=_exit_code(error))
     print(message, file=sys.stderr, flush=True)
-    tell_torchrun(reason)
+    tell_launcher(reason)
 
 
-def tell_torchrun(reason: str) -> None:
-    """Let the last of torchrun's and accelerate's lines say why this rank ends."""
+def tell_launcher(reason: str) -> None:
+    """Leave the reason of this rank's end where torchrun and accelerate look for it."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # They take the earliest failure, in whole seconds, for the cause.
         extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}

@@ -6,6 +6,7 @@ the checkpoint is one step ahead of its trainer_state.json (transformers/trainer
 
 import json
 import math
+import sys
 import threading
 import time
 from pathlib import Path
@@ -54,6 +55,10 @@ class Stopping(TrainerCallback):
                 said = f"Stopping after step {state.global_step} ({self.by}): saving a checkpoint."
                 tqdm.write(f"{said} A second signal ends the run at once.")
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.by:  # it goes on later: no best model is loaded now, and no checkpoint removed
+            args.load_best_model_at_end, args.save_total_limit = False, None
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self.by:
             stop.deadline = None  # the last step's checkpoint is there: what follows may end at once
@@ -88,9 +93,10 @@ class Stopping(TrainerCallback):
             events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
         runs.release(self.run)
         said = f"Stopped by {self.by} {stop.where()}"
-        ranks.tell_torchrun(f"{said} This is no failure")
+        ranks.tell_launcher(f"{said} This is no failure")
         if self.run.world.is_main_rank:
-            print(said, flush=True)
+            sys.stdout.flush()
+            print(said, file=sys.stderr, flush=True)
         stop.finished = self.number
 
 

@@ -202,11 +202,6 @@ class Trainer(EvaluatingTrainer):
             if isinstance(callback, TensorBoardCallback) and self.is_world_process_zero():
                 upstream.purge_tensorboard(callback, again)
 
-    def _finalize_training(self, *rest: Any) -> Any:
-        if self.stopping.by:  # it goes on later: no best model is loaded now, and no checkpoint removed
-            self.args.load_best_model_at_end, self.args.save_total_limit = False, None
-        return super()._finalize_training(*rest)
-
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         return self._get_grad_norm(model, max_norm=self.args.max_grad_norm)

@@ -1,0 +1,124 @@
+"""Signals to a process that trains, or does not yet; and what a job's starts are counted for. No torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from brigade.run import starts
+
+TRAINS = """
+import os, signal, sys, time
+from brigade.distributed import stop
+stop.listen(is_main_rank=True, launched={launched})
+then = lambda: None
+{prepare}
+print("ready", flush=True)
+{then}
+while True:
+    time.sleep(0.01)
+    if stop.asked is not None:
+        print("asked", flush=True)
+        then()
+        time.sleep(60)
+"""
+PATIENT, IMPATIENT = "stop.deadline = lambda asked: asked + 1000", "stop.deadline = lambda asked: asked + 0.1"
+
+
+@pytest.fixture
+def run():
+    started = []
+
+    def start(prepare: str, then: str = "", launched: bool = False) -> subprocess.Popen:
+        command = [sys.executable, "-c", TRAINS.format(prepare=prepare, then=then, launched=launched)]
+        started.append(subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        assert started[-1].stdout.readline() == "ready\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_before_the_first_step_it_ends_at_once(run, number):
+    process = run("")
+    process.send_signal(number)
+    said, told = process.communicate(timeout=20)
+    assert process.returncode == -number and said == ""
+    by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    assert told == f"Stopped by {by} before its first step; the same command begins again\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_while_it_trains_it_is_asked_and_a_second_signal_ends_it(run, number):
+    process = run(PATIENT)
+    process.send_signal(number)
+    assert process.stdout.readline() == "asked\n" and process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM and told.count("Stopped by SIGTERM") == 1
+
+
+def test_one_that_never_comes_to_its_steps_end_is_ended(run):
+    """Its peers are gone, and it waits for them in C."""
+    process = run(IMPATIENT)
+    process.send_signal(signal.SIGTERM)
+    assert "Stopped by SIGTERM" in process.communicate(timeout=20)[1] and process.returncode == -signal.SIGTERM
+
+
+def test_what_its_launcher_hands_on_is_the_same_wish(run):
+    process = run(PATIENT + "; stop.AGAIN = 3600", launched=True)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+
+
+FORKS = """
+child = os.fork()
+if not child:
+    time.sleep(1000)
+print(child, flush=True)
+def then():
+    os.kill(child, signal.SIGTERM)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+def test_a_data_reader_ends_when_its_parent_says_so_and_not_when_all_are_signalled(run):
+    """Slurm signals every process of a job: the step that goes on still needs its data."""
+    process = run(PATIENT, FORKS)
+    child = int(process.stdout.readline())
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        os.kill(child, number)
+    time.sleep(0.3)
+    assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    process.send_signal(signal.SIGTERM)
+    assert [process.stdout.readline() for _ in range(2)] == ["asked\n", "0\n"]
+
+
+# ---- a job that comes back -----------------------------------------------------------------------------------------
+def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, monkeypatch, mistake):
+    monkeypatch.setenv(starts.JOB, "slurm-7")
+    for _ in range(starts.MOST):
+        starts.count(tmp_path / "run", 40)
+    said = mistake(starts.count, tmp_path / "run", 40)
+    assert "started 3 times from step 40" in said and "--save_steps" in said
+    starts.count(tmp_path / "run", 80)  # it got further
+    monkeypatch.setenv(starts.JOB, "slurm-8")
+    for _ in range(starts.MOST):
+        starts.count(tmp_path / "run", 80)  # another job may try as often
+
+
+def test_what_a_person_starts_is_not_counted(tmp_path, monkeypatch):
+    monkeypatch.delenv(starts.JOB, raising=False)
+    for _ in range(2 * starts.MOST):
+        starts.count(tmp_path, 0)
+    assert not list(tmp_path.iterdir())
