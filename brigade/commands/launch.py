@@ -39,6 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     late = "how long the last rank may be later than the first"
     add("--start_timeout", type=seconds, default=300, metavar="SECONDS", help=late)
     add("--log_dir", type=Path, metavar="DIR", help="of the logs (default: outputs/logs/RECIPE-STRATEGY/TIME)")
+    tries = (
+        numeric("restarts", 0),
+        numeric("min_hosts", 1),
+        numeric("restart_pause", 0, float),
+        numeric("silence", 5, float),
+    )
+    add("--restarts", type=tries[0], default=0, metavar="N", help="after a failure start again, so often (default: 0)")
+    add("--min_hosts", type=tries[1], metavar="M", help="and on fewer hosts, down to so many (default: all of them)")
+    add(
+        "--spare",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="HOST",
+        help="hosts that take the place of failed ones",
+    )
+    doubled = "before the first restart; doubled while no checkpoint is added (default: 10)"
+    add("--restart_pause", type=tries[2], default=10.0, metavar="SECONDS", help=doubled)
+    silence = "without a word of a host, or there of launch, after which it is lost (default: 60)"
+    add("--silence", type=tries[3], default=60.0, metavar="SECONDS", help=silence)
     more = "hand on one more variable of this shell; HF_*, WANDB_*, NCCL_*, ... travel anyway (default: none)"
     add("--env", action="append", default=[], metavar="NAME", help=more)
 
@@ -53,7 +73,10 @@ def run(options: argparse.Namespace) -> int:
     if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):
         allocated = hosts_of_slurm_job(os.environ)  # outside of an allocation each srun would queue a job of its own
         hosts = allocated if options.hostfile is None else None
+    if hosts is not None and options.spare:
+        hosts = {host: slots for host, slots in hosts.items() if host not in options.spare}
     job = make(options.recipe, options.rest, options.hostfile, hosts)
+    check_restarts(job, options)
     if options.write:
         write.write(job, options.write, options.to)
         return 0
@@ -91,10 +114,12 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
 
 
 def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
-    from ..launch.status_and_logs import Output
-    from ..launch.supervisor import Launch, Options, allow_open_files
+    from ..launch import launchers
+    from ..launch.job import make
+    from ..launch.restarts import Policy, Restarts
+    from ..launch.supervisor import Options, allow_open_files
 
-    allow_open_files(len(job.hosts))
+    allow_open_files(len(job.hosts) + len(options.spare))
     directory = options.log_dir
     if directory is None:
         of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
@@ -103,10 +128,44 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
         directory = next(path for name in names if not (path := of_job / name).exists())
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")
-    how = Options(launcher, handed_on, options.master_addr, options.master_port, options.start_timeout)
+    address, port = options.master_addr, options.master_port
+    how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence)
+    policy = Policy(options.restarts, options.min_hosts, tuple(options.spare), options.restart_pause)
 
-    async def go() -> int:
-        with Output(list(job.hosts), directory) as output:
-            return await Launch(job, how, output).run()
+    def remake(hosts: dict[str, int]) -> "Job":
+        again = make(options.recipe, options.rest, options.hostfile, hosts)
+        launchers.choose(again, launcher, False)
+        if again.world_size < job.world_size:
+            check_memory(again)
+        return again
 
-    return asyncio.run(go())
+    return asyncio.run(Restarts(job, how, directory, policy, remake).run())
+
+
+def check_restarts(job: "Job", options: argparse.Namespace) -> None:
+    """Raises UserError for what `--restarts` cannot keep."""
+    from ..launch.write import NOT_TWICE
+
+    for flag in ("min_hosts", "spare"):
+        if getattr(options, flag) and not options.restarts:
+            raise UserError(f"flag --{flag}", "it says how to start again, which nothing asks for", "add --restarts 3")
+    if (options.min_hosts or 1) > len(job.hosts):
+        problem = f"{options.min_hosts} hosts are more than the {len(job.hosts)} that the run begins with"
+        raise UserError("flag --min_hosts", problem, "give a smaller number")
+    if twice := next((host for host in options.spare if host in job.hosts), None):
+        raise UserError(
+            "flag --spare", f"{twice} is in the hostfile already", "name another host, or leave it out there"
+        )
+    for flag, why in NOT_TWICE.items():
+        if options.restarts and getattr(job.settings, flag):
+            cure = "start the run once with that flag alone; the same command without it continues, with --restarts"
+            raise UserError(f"flag --{flag}", f"{why} (--restarts)", cure)
+
+
+def check_memory(job: "Job") -> None:
+    """Raises UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
+    covers, it says nothing."""
+    from ..planner.choice.job_of_recipe import too_large
+
+    if problem := too_large(job.settings, job.strategy, job.hosts):
+        raise UserError(f"{len(job.hosts)} hosts", problem, "repair a host, name a --spare, or raise --min_hosts")

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.supervised import owner
-from .host_facts import RUN, holder, look_around, processes, send
+from .host_facts import RUN, devices_fail, holder, look_around, processes, progress, send
 from .host_facts import addresses as own_addresses
+from .silence import BEAT, SILENCE, Hearing
 
 MARK = "brigade> "
-BEAT, SILENCE = 2.0, 15.0  # seconds: how often each end says that it is there; after how much silence the other is lost
 LINE = 2**20
 
 
 class Agent:
     def __init__(self) -> None:
-        self.heard = time.monotonic()
+        self.hearing, self.patience = Hearing(), SILENCE
         self.run = ""
         self.listener: asyncio.Server | None = None
         self.ranks: dict[int, int] = {}  # rank -> pid of its training process
@@ -58,7 +58,7 @@ class Agent:
         self.say("hello", **look_around())
         try:
             while line := await reader.readline():
-                self.heard = time.monotonic()
+                self.hearing.hear()
                 order = json.loads(line)
                 handler = getattr(self, f"do_{order.pop('do')}")
                 self._background(self._answer(handler, order.pop("id", None), order))
@@ -89,23 +89,39 @@ class Agent:
             self.say("answer", id=number, **(answer or {}))
 
     async def _beat(self, reader: asyncio.StreamReader) -> None:
-        while time.monotonic() - self.heard < SILENCE:
+        while self.hearing.seconds() < self.patience:
             self.say("beat")
             await asyncio.sleep(BEAT)
         # Whoever launched is gone, though the connection does not know it yet.
-        self._leave(reader, f"its agent heard nothing from launch for {SILENCE:.0f} s")
+        self._leave(reader, f"its agent heard nothing from launch for {self.patience:.0f} s")
 
     def _leave(self, reader: asyncio.StreamReader, why: str) -> None:
         self.why = self.why or why
         reader.feed_eof()
 
     # ---- orders ------------------------------------------------------------------------------------------------
-    async def do_beat(self) -> None:
-        """The other end is there."""
+    async def do_beat(self, patience: float) -> None:
+        """The other end is there, and allows so many seconds of its own silence from now on."""
+        self.patience = patience
 
     async def do_files(self, paths: list[str]) -> dict[str, Any]:
         """Which of these does this host not have?"""
         return {"missing": [path for path in paths if not Path(path).exists()]}
+
+    async def do_progress(self, directory: str) -> dict[str, Any]:
+        """How far is the run in this output directory?"""
+        return progress(Path(directory))
+
+    async def do_clean(self, runs: list[str]) -> None:
+        """Kill what earlier runs left on this host; answers when nothing of them is left."""
+        while left := [pid for run in runs for pid in processes(run)]:
+            send(left, signal.SIGKILL)
+            await asyncio.sleep(0.1)
+
+    async def do_check(self) -> dict[str, Any]:
+        """Does every device of this host compute? The answer is what goes wrong, if anything does."""
+        problem = await asyncio.to_thread(devices_fail)
+        return {"problem": problem} if problem else {}
 
     async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:
         """Hold a port (0: any) and greet whoever connects, so that the others can find the way to this host. The answer is

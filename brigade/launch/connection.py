@@ -6,7 +6,6 @@ import re
 import shlex
 import socket
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 from ..errors import UserError
 from ..errors.findings import table
 from ..recipe.files import REPOSITORY
-from .agent import BEAT, LINE, MARK
+from .agent import LINE, MARK
 from .messages import ANSWERS, KINDS, checked, printable
+from .silence import BEAT, SILENCE, Hearing
 
 CURES = table(Path(__file__).with_name("cures.yaml"))
 
@@ -25,13 +25,16 @@ class Channel:
 
     ranks: those that the host runs, slots: how many; transport: the command that starts the agent
     events: of all channels, as (channel, kind, fields); what the agent answers to a question does not go there
-    hello: what the agent said of its host; heard: when it last said anything; stopped: none of its ranks is left
+    hello: what the agent said of its host; hearing: since when it is silent; stopped: none of its ranks is left
+    patience: seconds of silence after which either end gives the other up
     """
 
-    def __init__(self, host: str, ranks: range, transport: list[str], events: asyncio.Queue[Any]) -> None:
+    def __init__(
+        self, host: str, ranks: range, transport: list[str], events: asyncio.Queue[Any], patience: float = SILENCE
+    ) -> None:
         self.host, self.ranks, self.slots, self.transport, self.events = host, ranks, len(ranks), transport, events
         self.hello: dict[str, Any] = {}
-        self.heard = time.monotonic()
+        self.hearing, self.patience = Hearing(), patience
         self.process: asyncio.subprocess.Process | None = None
         self.open, self.stopped = False, False
         self._answers: dict[int | str, asyncio.Future[dict[str, Any]]] = {}  # "hello" is one too
@@ -112,7 +115,7 @@ class Channel:
         noise: list[str] = []  # of a shell's start-up files
         try:
             while line := await self.process.stdout.readline():
-                self.heard = time.monotonic()
+                self.hearing.hear()
                 _, mark, text = line.decode(errors="replace").partition(MARK)
                 if mark:
                     self._take(json.loads(text))
@@ -158,8 +161,10 @@ class Channel:
                 self._errors = [*self._errors[-20:], printable(text)]
 
     async def _beat(self) -> None:
+        """Not while the host is silent: soon after we give it up it must give us up, or two runs would meet in one directory."""
         while True:
-            self.tell("beat")
+            if self.hearing.seconds() < 2 * BEAT or not self.hello:
+                self.tell("beat", patience=self.patience)
             await asyncio.sleep(BEAT)
 
 
@@ -179,7 +184,9 @@ def transport(host: str, launcher: str) -> list[str]:
         return agent
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"
     # Without "--" a host that is called -oProxyCommand=... would be an option.
-    return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
+    # How long a line may be silent is ours to say: ServerAliveInterval in somebody's ~/.ssh/config would cut it before.
+    options = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=0")
+    return ["ssh", "-T", *(word for option in options for word in ("-o", option)), "--", host, remote]
 
 
 def is_here(host: str) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors.console import counted
-from .agent import SILENCE
 from .connection import CURES, Channel
 from .status_and_logs import Output
 
@@ -173,7 +172,7 @@ class Judge:
 
     def on_leaving(self, channel: Channel, why: str) -> None:
         """An agent stops its ranks without having been told to."""
-        if not self.stopping:
+        if not self.stopping and channel.host not in self.ended:
             self._fail("lost", channel, f"the host was lost: {why}")
 
     def on_stopped(self, channel: Channel) -> None:
@@ -190,9 +189,9 @@ class Judge:
     def check_silence(self) -> None:
         """A host of which nothing is heard any more is lost."""
         for channel in self.channels:
-            if channel.open and time.monotonic() - channel.heard > SILENCE:
+            if channel.open and channel.hearing.seconds() > channel.patience:
                 channel.abandon()
-                self.on_lost(channel, f"nothing heard of it for {SILENCE:.0f} s (link cut, or switched off)")
+                self.on_lost(channel, f"nothing heard of it for {channel.patience:.0f} s (link cut, or switched off)")
 
     def check_start(self) -> None:
         """Ranks that hang on their way to the rendezvous would keep all others waiting for ten minutes.

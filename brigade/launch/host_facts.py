@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -56,6 +57,58 @@ def gpus() -> int | None:
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=True)
         return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
     return None
+
+
+# Each device multiplies ones, whose sums are known, on torch's own path to it.
+_COMPUTE = """
+import sys, torch
+wanted = int(sys.argv[1])
+found = torch.cuda.device_count()
+if found < wanted:
+    sys.exit(f"torch sees {found} of its {wanted} GPUs")
+for number in range(found):
+    ones = torch.ones(2048, 2048, device=f"cuda:{number}")
+    if (ones @ ones != 2048).any().item():
+        sys.exit(f"GPU {number} computes wrongly")
+"""
+
+
+def devices_fail() -> str:
+    """What is wrong with this host's GPUs, in words; "" where each computes, or where there is none. Takes some ten seconds."""
+    count = gpus()
+    if count is None:
+        return "its nvidia-smi fails or does not answer"
+    if not count:
+        return ""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-c", _COMPUTE, str(count)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    except subprocess.TimeoutExpired:
+        return "its GPUs do not finish a product of two matrices within 120 s"
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its GPUs cannot be used"])[-1][:200]
+
+
+def progress(directory: Path) -> dict[str, Any]:
+    """How far the run in an output directory is.
+
+    checkpoint: step of the newest checkpoint that was written to its end; step: the last on record in events.jsonl
+    finished: changes when success.json is written anew, whatever this host's clock says
+    What is not there, or not to be seen from this host, is left out.
+    """
+    found: dict[str, Any] = {}
+    numbers = [path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json")]
+    if steps := [int(number) for number in numbers if number.isdigit()]:
+        found["checkpoint"] = max(steps)
+    with suppress(OSError), (directory / "events.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
+        for line in file.read().splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                found["step"] = int(json.loads(line)["step"])
+    with suppress(OSError):
+        status = (directory / "success.json").stat()
+        found["finished"] = f"{status.st_mtime_ns} {status.st_ino}"
+    return found
 
 
 def addresses() -> dict[str, str]:

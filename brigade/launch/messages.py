@@ -74,6 +74,9 @@ _REACHED = _message({}, {"peer": Address, "interface": Interface, "error": Text}
 # order -> the fields of its answer
 ANSWERS = {
     "files": _message({"missing": list[Text]}),
+    "progress": _message({}, {"checkpoint": Count, "step": Count, "finished": Text}),
+    "clean": _message({}),
+    "check": _message({}, {"problem": Text}),
     "listen": _message({}, {"port": Port, "taken": Text}),
     "reach": _message({"reached": dict[Text, _REACHED]}),  # type: ignore[valid-type]
     "start": _message({}),

@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
@@ -29,8 +29,15 @@ class Rendezvous:
     interfaces: dict[str, str]
 
 
+@dataclass
+class HostsFailed(UserError):
+    """Hosts that cannot be reached. problems: host -> why"""
+
+    problems: dict[str, str] = field(default_factory=dict)
+
+
 async def connect(channels: list[Channel]) -> None:
-    """Reach every host. Raises UserError that names each one that cannot be reached, with the first one's cure."""
+    """Reach every host. Raises HostsFailed that names each one that cannot be reached, with the first one's cure."""
     left, failed = channels, []
     for at_once in AT_ONCE:
         few = asyncio.Semaphore(at_once)
@@ -41,7 +48,12 @@ async def connect(channels: list[Channel]) -> None:
         if not left:
             break
         await asyncio.sleep(1)
-    _raise_all("cannot be reached", failed)
+    if failed:
+        try:
+            _raise_all("cannot be reached", failed)
+        except UserError as error:
+            problems = {one.place: one.problem for one in failed if isinstance(one, UserError)}
+            raise HostsFailed(error.place, error.problem, error.cure, problems) from None
 
 
 async def _connect(channel: Channel, few: asyncio.Semaphore) -> None:
@@ -61,26 +73,28 @@ def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
         if twin != channel.host:
             cure = "keep one of the two lines, with all its slots"
             found.append(UserError(channel.host, f"it is the same machine as {twin}", cure))
-        differences = _differences(channel, channels[0], visible_devices)
+        differences = differences_of(channel, channels[0].hello, channels[0].host, visible_devices)
         found += [UserError(channel.host, problem, cure) for problem, cure in differences]
     _raise_all("do not fit together", found)
 
 
-def _differences(channel: Channel, first: Channel, visible_devices: str | None) -> Iterator[tuple[str, str]]:
-    """What of a host does not fit to the first one or to its slots, each with its cure."""
-    hello, theirs = channel.hello, first.hello
+def differences_of(
+    channel: Channel, theirs: dict[str, Any], first: str, visible_devices: str | None
+) -> Iterator[tuple[str, str]]:
+    """What of a host does not fit to the first one (its name and hello) or to its slots, each with its cure."""
+    hello = channel.hello
     for name, version in hello["versions"].items():
         if version != (other := theirs["versions"].get(name)):
-            yield f"{name} {version}, but {other} on {first.host}", "install requirements.txt on both: `make setup`"
+            yield f"{name} {version}, but {other} on {first}", "install requirements.txt on both: `make setup`"
     if hello["project"] != theirs["project"]:
-        problem = f"another clone than on {first.host} ({hello['project']}, {theirs['project']})"
+        problem = f"another clone than on {first} ({hello['project']}, {theirs['project']})"
         yield problem, "bring both to the same commit: train.py or brigade/ differ"
     if hello["gpus"] is None:
         yield "its nvidia-smi fails or does not answer", "fix the driver there"
         return
     gpus = _usable(hello["gpus"], visible_devices)
     if bool(gpus) != bool(_usable(theirs["gpus"], visible_devices)):
-        yield f"{gpus} GPUs, but {theirs['gpus']} on {first.host}", "does `nvidia-smi` work on both?"
+        yield f"{gpus} GPUs, but {theirs['gpus']} on {first}", "does `nvidia-smi` work on both?"
     elif gpus and channel.slots > gpus:
         yield f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs", f"write `{channel.host} slots={gpus}`"
 
@@ -102,14 +116,15 @@ async def check_files(channels: list[Channel], paths: list[str]) -> None:
     )
 
 
-async def find(channels: list[Channel], address: str | None, port: int | None) -> Rendezvous:
+async def find(channels: list[Channel], address: str | None, port: int | None, usual: int = DEFAULT_PORT) -> Rendezvous:
     """The address and port of the first host that all others reach, tried by connecting to it.
 
-    address, port: the user's own wish. Raises UserError: port in use, with its holder; hosts that cannot reach it.
+    address, port: the user's own wish; usual: the port to try first without one
+    Raises UserError: port in use, with its holder; hosts that cannot reach it.
     """
     first, *others = channels
     nonce = secrets.token_hex(8)
-    listening = await first.ask("listen", port=port or DEFAULT_PORT, nonce=nonce)
+    listening = await first.ask("listen", port=port or usual, nonce=nonce)
     if port and "taken" in listening:
         problem = f"in use by {listening['taken']}"
         raise UserError(f"port {port} on {first.host}", problem, "end it, or give another --master_port")

@@ -17,42 +17,52 @@ from typing import Any
 from ..errors import UserError
 from ..errors.console import counted
 from . import first_failure, launchers, rendezvous
-from .agent import SILENCE
 from .connection import Channel, transport
 from .first_failure import Failure, Judge
 from .job import Job
+from .silence import SILENCE
 from .status_and_logs import Output
 
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops
 TRY_LATER = 75  # EX_TEMPFAIL of sysexits.h: stopped by somebody else, and the same command goes on
+ANSWERS = 15.0  # seconds within which a host that is there answers
+ORPHANED = 10.0  # seconds after a host is given up within which its agent gives us up too, and has killed its ranks
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
 
 @dataclass
 class Options:
-    """How to launch; None lets launch choose. start_timeout: seconds from the first rank's readiness to the last one's."""
+    """How to launch; None lets launch choose.
+
+    start_timeout: seconds from the first rank's readiness to the last one's; silence: seconds without a word of a host, or of
+    launch, after which that is lost
+    """
 
     launcher: str
     environment: dict[str, str]
     master_addr: str | None = None
     master_port: int | None = None
     start_timeout: float = 300.0
+    silence: float = SILENCE
 
 
 class Launch:
     """One launch, from the first connection to the last process's end."""
 
-    def __init__(self, job: Job, options: Options, output: Output) -> None:
-        self.job, self.options, self.output = job, options, output
+    def __init__(self, job: Job, options: Options, output: Output, attempt: int = 1) -> None:
+        self.job, self.options, self.output, self.attempt = job, options, output, attempt
+        self.name = secrets.token_hex(8)  # of all processes of this launch
         self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.channels: list[Channel] = []
         rank = 0
         for host, slots in job.hosts.items():
             line = transport(host, options.launcher)
-            self.channels.append(Channel(host, range(rank, rank + slots), line, self.events))
+            self.channels.append(Channel(host, range(rank, rank + slots), line, self.events, options.silence))
             rank += slots
         self.judge = Judge(self.channels, launchers.program(options.launcher), options.start_timeout, output)
         self.marker = job.output_dir.absolute() / "success.json"  # whatever a rank says
+        self.before: dict[str, Any] = {}  # progress of the output directory when the launch began,
+        self.after: dict[str, Any] = {}  # and when it ended before its time
         self.started = self.succeeded = self.stopped_twice = False
         self.stop_signal = 0
 
@@ -83,8 +93,11 @@ class Launch:
         rendezvous.check_alike(self.channels, environment.get("CUDA_VISIBLE_DEVICES"))
         program = launchers.command(launcher, self.job, launchers.Place(0, "", 0))[0]
         await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path)])
-        meeting = await rendezvous.find(self.channels, self.options.master_addr, self.options.master_port)
-        order: dict[str, Any] = {"run": secrets.token_hex(8), "cwd": cwd, "files": launchers.files(launcher, self.job)}
+        self.before = await self.channels[0].ask("progress", directory=str(self.marker.parent))
+        # Each attempt has a port of its own: a rank of the last one that still looks for the others finds nobody.
+        usual = launchers.DEFAULT_PORT + (self.attempt - 1) % 100
+        meeting = await rendezvous.find(self.channels, self.options.master_addr, self.options.master_port, usual)
+        order: dict[str, Any] = {"run": self.name, "cwd": cwd, "files": launchers.files(launcher, self.job)}
         self.started, self.judge.since = True, time.monotonic()
         answers = []
         for number, channel in enumerate(self.channels):
@@ -137,19 +150,38 @@ class Launch:
     async def _stop(self, grace: float) -> None:
         """Stop all ranks on all hosts; returns when every host that still answers has none left."""
         self.judge.stopping = True
-        if self.judge.reached_end and self.channels[0].open:
-            with suppress(UserError):  # no answer is no proof
-                answer = await self.channels[0].ask("files", timeout=5, paths=[str(self.marker)])
-                self.succeeded = not answer["missing"]
-            if not self.succeeded:
-                self.judge.unfinished(f"train.py said that it ended well, but {self.marker} is not there")
         for channel in self.channels:
             channel.tell("stop", grace=grace)
-        deadline = time.monotonic() + grace + SILENCE
+        deadline = time.monotonic() + grace + ANSWERS
         while self.started and time.monotonic() < deadline:
             if all(channel.stopped or not channel.open for channel in self.channels):
-                return
+                break
             await self._hear()
+        if self.judge.reached_end or self.judge.failures:
+            self.after = await self._progress()
+            lost = any(failure.kind == "lost" for failure in self.judge.failures)
+            # Whose last words were lost with the line may have ended well all the same: then the marker is a new one.
+            finished = self.after.get("finished")
+            anew = lost and finished != self.before.get("finished")
+            self.succeeded = bool(finished) and (self.judge.reached_end or anew)
+        if self.judge.reached_end and not self.succeeded:
+            self.judge.unfinished(f"train.py said that it ended well, but {self.marker} is not there")
+
+    async def _progress(self) -> dict[str, Any]:
+        """What the first host says of the output directory, over a new line where the old one is gone; else what another says
+        (they may share the directory). {}: no answer."""
+        first = self.channels[0]
+        again = Channel(first.host, first.ranks, first.transport, asyncio.Queue())
+        try:
+            for channel in (first, again, *self.channels[1:]):
+                with suppress(UserError):
+                    if channel is again:
+                        await again.connect(ANSWERS)
+                    if channel.open:
+                        return await channel.ask("progress", timeout=5, directory=str(self.marker.parent))
+        finally:
+            await again.close()
+        return {}
 
     def _conclude(self) -> int:
         """Say how it ended; the exit code."""
@@ -157,7 +189,7 @@ class Launch:
             if self.started and not channel.stopped:
                 self._say(
                     f"{channel.host} does not say whether its ranks have ended; they end by themselves within "
-                    f"{SILENCE:.0f} s of losing the line"
+                    f"{self.options.silence + ORPHANED:.0f} s of losing the line"
                 )
         failures = self.judge.failures
         if self.succeeded:

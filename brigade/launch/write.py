@@ -35,7 +35,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 NOTICE, LEFT = 120, 30
 
 # A job that its scheduler starts again runs the same command again, and that must go on from the newest checkpoint.
-_NOT_TWICE = {
+NOT_TWICE = {
     "fresh": "each start of the job would begin anew",
     "resume_from_checkpoint": "each start of the job would go back to that checkpoint",
     "rehearse": "a rehearsal leaves no run that could be continued or judged",
@@ -207,7 +207,7 @@ def train_words(job: Job) -> list[str]:
 
     Raises UserError for flags that must not be said again when the job starts a second time.
     """
-    for flag, why in _NOT_TWICE.items():
+    for flag, why in NOT_TWICE.items():
         if getattr(job.settings, flag):
             raise UserError(f"flag --{flag}", why, "leave it out, or start the run without a job file")
     words, kept = iter(job.flags), []

@@ -96,6 +96,27 @@ def job_of(settings: Settings, link: str = "") -> Job:
     return replace(job, shape=replace(job.shape, name=shape.name), link=link)
 
 
+def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> str | None:
+    """Why a recipe does not fit on these hosts' GPUs, in words: not even with the smallest micro-batch.
+
+    None where it may, where no formula covers it, and where the recipe names no GPU.
+    """
+    training, cluster = settings.recipe.training, settings.recipe.cluster
+    if cluster.gpu is None:
+        return None
+    ranks, node, device = sum(hosts.values()), max(hosts.values()), gpu(cluster.gpu)
+    try:
+        config, place, _ = named_config(settings.recipe.model.model_name_or_path)
+        least = {"per_device_train_batch_size": 1} if training.per_device_train_batch_size == "auto" else {}
+        batch = batch_arithmetic(training.model_copy(update=least), ranks, settings.place("global_batch_size"))
+        found = estimate(job_of_run(settings.recipe, strategy, batch, ranks, node, config, device.kind, place=place))
+    except (UserError, NotCovered):
+        return None
+    if found.fits:
+        return None
+    return f"the planner counts {found.device_gib:.0f} GiB on each {device.kind}, which has {device.memory_gib:.0f}"
+
+
 @dataclass(frozen=True)
 class RecipePlan:
     """A recipe with its estimate.

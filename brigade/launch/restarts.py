@@ -1,0 +1,296 @@
+"""`launch --restarts`: after a failure the run starts again, without the host at fault where others can take its place.
+
+    attempt -> what failed, and on which host? would it repeat? -> pause -> which hosts answer? -> next attempt
+
+An attempt is a Launch with logs of its own. Nothing here touches a checkpoint: train.py continues from the newest good one.
+"""
+
+import asyncio
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..errors.console import counted
+from ..run import events
+from ..run.directory import RECORD
+from . import first_failure
+from .first_failure import Failure
+from .job import Job
+from .rendezvous import HostsFailed
+from .status_and_logs import Output
+from .supervisor import ORPHANED, Launch, Options
+from .survey import survey
+
+LONGEST_PAUSE = 300.0  # seconds
+# What a rank reports when a device of its host fails. Other errors of CUDA are mostly the program's.
+_OF_A_DEVICE = re.compile(
+    r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
+    r"|hardware (stack )?error|unknown error|system not yet initialized",
+    re.IGNORECASE,
+)
+# A user's mistake by its exit code, but one that passes: what an attempt that is ending still holds.
+_PASSES = re.compile(r"another run is using it|rendezvous at |in use by ")
+_EXCEPTIONS = ("reported", "exit", "unfinished")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """restarts: at most so many; min_hosts: None for as many as the job has; pause: seconds before the first restart, doubled by
+    each that brings no new checkpoint"""
+
+    restarts: int = 0
+    min_hosts: int | None = None
+    spares: tuple[str, ...] = ()
+    pause: float = 10.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What ended an attempt.
+
+    hosts: at fault, () where that is not known or no host's; step: reached, checkpoint: newest one, as far as known
+    where: host and rank that said `text`
+    """
+
+    kind: str
+    text: str
+    hosts: tuple[str, ...] = ()
+    code: int = 1
+    step: int | None = None
+    checkpoint: int | None = None
+    where: str = ""
+
+    @property
+    def signature(self) -> str:
+        """The last line of what was reported, without what differs each time (addresses, process ids, sizes)."""
+        return re.sub(r"0x[0-9a-f]+|\d+", "#", self._last_line)
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.where} failed first: {self._last_line}" if self.where else self._last_line
+
+    @property
+    def _last_line(self) -> str:
+        return (self.text.strip().splitlines() or [""])[-1]
+
+
+def fault_of(failure: Failure) -> Fault:
+    """An attempt's first failure as what to do about it asks."""
+    of_host = failure.kind in ("lost", "signal", "launcher", "hang") or (
+        failure.kind == "reported" and bool(_OF_A_DEVICE.search(failure.text))
+    )
+    if failure.kind not in _EXCEPTIONS or not failure.text:
+        return Fault(failure.kind, failure.in_words(), (failure.host,) if of_host else (), failure.exit_code)
+    where = "" if failure.kind == "unfinished" else f"{failure.host}, rank {failure.rank}"
+    return Fault(failure.kind, failure.text, (failure.host,) if of_host else (), failure.exit_code, where=where)
+
+
+def would_repeat(faults: list[Fault]) -> str | None:
+    """Why another attempt would fail like the last one, in words; None: it may well not."""
+    last = faults[-1]
+    if last.code == 2 and not last.hosts and not _PASSES.search(last.text):
+        return "a mistake that somebody has to correct"
+    if len(faults) > 1 and last.kind in _EXCEPTIONS and not last.hosts:
+        before = faults[-2]
+        if (before.kind, before.signature, before.step) == (last.kind, last.signature, last.step):
+            at = "" if last.step is None else f" at step {last.step}"
+            return f"the same exception twice{at}"
+    return None
+
+
+def next_hosts(
+    wanted: dict[str, int], spares: tuple[str, ...], least: int, faults: list[Fault], sound: set[str]
+) -> dict[str, int]:
+    """Hosts and slots of the next attempt: of the sound ones those that were least often at fault, at most as many as wanted.
+    {} where fewer than `least` are left.
+
+    Where no spare is left, a sound host is given a second chance. At fault twice in succession, it has had it.
+    A spare takes the slots of a host that it replaces.
+    """
+    blamed = Counter(host for fault in faults for host in fault.hosts)
+    twice = set(faults[-1].hosts) & set(faults[-2].hosts) if len(faults) > 1 else set()
+    order = [*wanted, *spares]
+    usable = [host for host in order if host in sound]
+    without = [host for host in usable if host not in twice]
+    usable = without if len(without) >= least else usable
+    if len(usable) < least:
+        return {}
+    chosen = sorted(sorted(usable, key=blamed.__getitem__)[: len(wanted)], key=order.index)
+    vacant = [slots for host, slots in wanted.items() if host not in chosen]
+    return {host: wanted[host] if host in wanted else vacant.pop(0) for host in chosen}
+
+
+def pause(policy: Policy, faults: list[Fault]) -> float:
+    """Seconds before the next attempt."""
+    idle = 0
+    for before, last in zip(faults[-2::-1], faults[:0:-1], strict=True):
+        if (last.checkpoint or 0) > (before.checkpoint or 0):
+            break
+        idle += 1
+    return min(LONGEST_PAUSE, policy.pause * 2**idle)
+
+
+class Interrupted(Exception):
+    """Somebody asked launch to end while no attempt was running."""
+
+
+class Restarts:
+    """One run, through as many attempts as it needs and may have.
+
+    directory: of the logs; remake: the job on other hosts, which raises UserError where it cannot run there
+    """
+
+    def __init__(
+        self, job: Job, how: Options, directory: Path, policy: Policy, remake: Callable[[dict[str, int]], Job]
+    ) -> None:
+        self.job, self.how, self.directory, self.policy, self.remake = job, how, directory, policy, remake
+        self.wanted = dict(job.hosts)
+        self.least = policy.min_hosts or len(self.wanted)
+        self.faults: list[Fault] = []
+        self.runs: list[str] = []  # names of the attempts, by which what is left of them is found
+        self.orphans: dict[str, float] = {}  # host -> when whatever it may still run has ended, on our clock
+        self.reference: tuple[str, dict[str, Any]] | None = None  # a host of the first attempt, and its hello
+        self.story: list[str] = []
+        self.lost = 0  # steps
+        self.idle, self.since = 0.0, 0.0  # seconds between attempts, and when the last one ended
+        self.signal = 0
+        self._busy: asyncio.Future[Any] | None = None
+
+    async def run(self) -> int:
+        """The exit code of the last attempt. Raises UserError for what the first one cannot begin with."""
+        code = 1
+        try:
+            if self.policy.restarts and (self.policy.spares or self.least < len(self.wanted)):
+                self._listen()
+                await self._find_hosts()
+            while True:
+                code, fault = await self._attempt()
+                if fault is None or not self.policy.restarts or not await self._recover(fault):
+                    return code
+        except Interrupted:
+            self._note(
+                f"stopped by {signal.Signals(self.signal).name}; the same command goes on from the newest checkpoint"
+            )
+            return 128 + self.signal
+        finally:
+            if len(self.story) > 2:
+                print(f"time line of {counted(len(self.runs), 'attempt')}:", *self.story, sep="\n  ", file=sys.stderr)
+
+    # ---- one attempt ---------------------------------------------------------------------------------------------
+    async def _attempt(self) -> tuple[int, Fault | None]:
+        """Its exit code, and what ended it before its time."""
+        number, hosts = len(self.runs) + 1, ", ".join(self.job.hosts)
+        self._note(f"attempt {number} on {hosts}")
+        directory = self.directory / f"attempt-{number}" if self.policy.restarts else self.directory
+        with Output(list(self.job.hosts), directory) as output:
+            launch = Launch(self.job, self.how, output, number)
+            self.runs.append(launch.name)
+            try:
+                code = await launch.run()
+            except UserError as error:
+                if number == 1:
+                    raise
+                print(error, file=sys.stderr)
+                at_fault = tuple(error.problems) if isinstance(error, HostsFailed) else ()
+                return 2, Fault("start", f"{error.place}: {error.problem}", at_fault, 2)
+            finally:
+                self._listen()
+        given_up = time.monotonic()
+        left = [channel.host for channel in launch.channels if launch.started and not channel.stopped]
+        self.orphans |= dict.fromkeys(left, given_up + ORPHANED)
+        self.reference = self.reference or (launch.channels[0].host, launch.channels[0].hello)
+        self.since = given_up
+        if code == 0 or launch.stop_signal:
+            self._note("succeeded" if code == 0 else f"stopped by {signal.Signals(launch.stop_signal).name}")
+            return code, None
+        fault = fault_of(first_failure.first(launch.judge.failures))
+        return code, replace(fault, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+
+    # ---- from one to the next --------------------------------------------------------------------------------------
+    async def _recover(self, fault: Fault) -> bool:
+        """Whether another attempt can begin, on the hosts of self.job."""
+        self.faults.append(fault)
+        lost = (fault.step or 0) - (fault.checkpoint or 0)
+        self.lost += max(0, lost)
+        newest = "no checkpoint" if fault.checkpoint is None else f"newest checkpoint: step {fault.checkpoint}"
+        known = "" if fault.step is None else f"; step {fault.step}, {newest}: {counted(max(0, lost), 'step')} lost"
+        self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=max(0, lost))
+        if why := would_repeat(self.faults):
+            self._note(f"no restart: {why}")
+            return False
+        while len(self.faults) <= self.policy.restarts:
+            seconds = pause(self.policy, self.faults)
+            print(f"looking for hosts in {seconds:.0f} s ...", file=sys.stderr)
+            await self._unless_interrupted(asyncio.sleep(seconds))
+            try:
+                found = await self._find_hosts()
+            except UserError as error:
+                print(error, file=sys.stderr)
+                self._note(f"no restart: {error.place}: {error.problem}")
+                return False
+            if found:
+                self.idle += time.monotonic() - self.since
+                self._note(
+                    f"restart {len(self.faults)} of {self.policy.restarts}", "restart", hosts=list(self.job.hosts)
+                )
+                return True
+            self.faults.append(Fault("start", "too few hosts"))
+        self._note(f"no restart: {counted(self.policy.restarts, 'restart')} used up")
+        return False
+
+    async def _find_hosts(self) -> bool:
+        """Whether enough hosts can carry the next attempt; self.job is then the job on them.
+
+        Raises UserError where the job cannot run on those that can.
+        """
+        pool = self.wanted | dict.fromkeys(self.policy.spares, max(self.wanted.values()))
+        found = await self._unless_interrupted(survey(pool, self.how, self.runs, self.reference))
+        for host, problem in found.unsound.items():
+            self._note(f"{host} is left out: {problem}")
+        hosts = next_hosts(self.wanted, self.policy.spares, self.least, self.faults, set(found.sound))
+        if not hosts:
+            self._note(f"{counted(len(found.sound), 'host')} can carry the run, and it needs {self.least}")
+            return False
+        left = max((end for host, end in self.orphans.items() if host not in found.sound), default=0.0)
+        await self._unless_interrupted(asyncio.sleep(max(0.0, left - time.monotonic())))
+        self.orphans = {}
+        if hosts != self.job.hosts:
+            self.job = self.remake(hosts)
+        return True
+
+    # ---- signals, words --------------------------------------------------------------------------------------------
+    def _listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        self.signal = self.signal or number
+        if self._busy:
+            self._busy.cancel()
+
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, Any]) -> Any:
+        self._busy = asyncio.ensure_future(work)
+        try:
+            if self.signal:
+                self._busy.cancel()
+            return await self._busy
+        except asyncio.CancelledError:
+            raise Interrupted from None
+        finally:
+            self._busy = None
+
+    def _note(self, what: str, event: str = "", **fields: Any) -> None:
+        """A line of the time line; with `event` also one of the run's events.jsonl, where its directory is seen from here."""
+        self.story.append(f"{time.strftime('%H:%M:%S')}  {what}")
+        if self.policy.restarts:
+            print(self.story[-1], file=sys.stderr, flush=True)
+        if event and (self.job.output_dir / RECORD).is_file():  # else it is no run's yet, and must stay empty
+            events.add(self.job.output_dir, event, what=what, attempt=len(self.runs), **fields)
