@@ -93,6 +93,7 @@ def progress(directory: Path) -> dict[str, Any]:
     """How far the run in an output directory is.
 
     checkpoint: step of the newest checkpoint that was written to its end; step: the last on record in events.jsonl
+    stopped: who stopped it in good order, of stopped.json
     finished: changes when success.json is written anew, whatever this host's clock says
     What is not there, or not to be seen from this host, is left out.
     """
@@ -105,6 +106,8 @@ def progress(directory: Path) -> dict[str, Any]:
         for line in file.read().splitlines():
             with suppress(ValueError, TypeError, KeyError):
                 found["step"] = int(json.loads(line)["step"])
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found["stopped"] = str(json.loads((directory / "stopped.json").read_text())["by"])
     with suppress(OSError):
         status = (directory / "success.json").stat()
         found["finished"] = f"{status.st_mtime_ns} {status.st_ino}"

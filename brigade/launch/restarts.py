@@ -68,9 +68,10 @@ class Fault:
     where: str = ""
 
     @property
-    def signature(self) -> str:
-        """The last line of what was reported, without what differs each time (addresses, process ids, sizes)."""
-        return re.sub(r"0x[0-9a-f]+|\d+", "#", self._last_line)
+    def signature(self) -> tuple[Any, ...]:
+        """The last line of what was reported, without what differs each time (addresses, process ids, sizes), and where in the
+        run it was."""
+        return self.kind, re.sub(r"0x[0-9a-f]+|\d+", "#", self._last_line), self.step, self.checkpoint
 
     @property
     def in_words(self) -> str:
@@ -99,7 +100,7 @@ def would_repeat(faults: list[Fault]) -> str | None:
         return "a mistake that somebody has to correct"
     if len(faults) > 1 and last.kind in _EXCEPTIONS and not last.hosts:
         before = faults[-2]
-        if (before.kind, before.signature, before.step) == (last.kind, last.signature, last.step):
+        if before.signature == last.signature:
             at = "" if last.step is None else f" at step {last.step}"
             return f"the same exception twice{at}"
     return None
@@ -210,8 +211,20 @@ class Restarts:
         if code == 0 or launch.stop_signal:
             self._note("succeeded" if code == 0 else f"stopped by {signal.Signals(launch.stop_signal).name}")
             return code, None
-        fault = fault_of(first_failure.first(launch.judge.failures))
+        failures = launch.judge.failures
+        fault = fault_of(first_failure.first(failures)) if failures else self._stopped(launch)
+        if fault is None:
+            return code, None
         return code, replace(fault, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+
+    def _stopped(self, launch: Launch) -> Fault | None:
+        """An attempt that somebody stopped in good order: by the file `stop`, who wants no other, or by a signal to one rank,
+        whose host may be about to go."""
+        by = launch.after.get("stopped", "")
+        self._note(f"stopped by {by or 'a signal'}")
+        rank = re.search(r"to rank (\d+)", by)
+        hosts = (launch.judge.ranks[int(rank[1])].host,) if rank and int(rank[1]) in launch.judge.ranks else ()
+        return None if by == "the file stop" else Fault("stopped", f"stopped by {by or 'a signal'}", hosts)
 
     # ---- from one to the next --------------------------------------------------------------------------------------
     async def _recover(self, fault: Fault) -> bool:

@@ -4,6 +4,7 @@ Who does what: rendezvous.py meets the hosts, each host's agent.py runs its rank
 """
 
 import asyncio
+import os
 import resource
 import secrets
 import signal
@@ -27,6 +28,7 @@ FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: 
 TRY_LATER = 75  # EX_TEMPFAIL of sysexits.h: stopped by somebody else, and the same command goes on
 ANSWERS = 15.0  # seconds within which a host that is there answers
 ORPHANED = 10.0  # seconds after a host is given up within which its agent gives us up too, and has killed its ranks
+SUSPENDED = 3600.0  # seconds that ranks go on without a launch that was suspended by Ctrl-Z
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
 
@@ -74,6 +76,8 @@ class Launch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, starting)
+        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._on_suspend)
         try:
             with suppress(asyncio.CancelledError):  # a signal came before the start was done
                 await starting
@@ -147,6 +151,12 @@ class Launch:
         while time.monotonic() < deadline and not self.stopped_twice and len(self.judge.ended) < len(self.channels):
             await self._hear()
 
+    def _on_suspend(self) -> None:
+        """Ctrl-Z: let the hosts go on for an hour. The first beat after `fg` tells them the usual patience again."""
+        for channel in self.channels:
+            channel.tell("beat", patience=max(SUSPENDED, self.options.silence))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     async def _stop(self, grace: float) -> None:
         """Stop all ranks on all hosts; returns when every host that still answers has none left."""
         self.judge.stopping = True
@@ -157,7 +167,7 @@ class Launch:
             if all(channel.stopped or not channel.open for channel in self.channels):
                 break
             await self._hear()
-        if self.judge.reached_end or self.judge.failures:
+        if self.started and not self.stop_signal:
             self.after = await self._progress()
             lost = any(failure.kind == "lost" for failure in self.judge.failures)
             # Whose last words were lost with the line may have ended well all the same: then the marker is a new one.

@@ -127,7 +127,7 @@ def test_a_thousand_hosts_on_paper(tmp_path, hostfile):
 def launch_there(hostfile, tmp_path):
     """A launch on hosts of which testbed/stand_in/ssh takes the place."""
 
-    def run(count, **more):
+    def run(count, *words, **more):
         file = hostfile(**{f"node{number}": 1 for number in range(1, count + 1)})
         there = {"PATH": f"{REPOSITORY}/testbed/stand_in:/usr/bin:/bin"}
         return launch(
@@ -140,6 +140,7 @@ def launch_there(hostfile, tmp_path):
             str(count),
             "--log_dir",
             str(tmp_path / "logs"),
+            *words,
             **there | more,
         )
 

@@ -1,0 +1,166 @@
+"""What follows from a failure: does it repeat, which hosts carry the next attempt, and after what pause. No processes, but for
+the last test, whose hosts testbed/stand_in/ssh plays."""
+
+import json
+import re
+
+import pytest
+
+from brigade.launch import silence
+from brigade.launch.first_failure import Failure
+from brigade.launch.restarts import Fault, Policy, fault_of, next_hosts, pause, would_repeat
+from tests.unit.test_hosts import hostfile, launch_there  # noqa: F401  fixtures
+
+THREE = {"node1": 8, "node2": 8, "node3": 4}
+
+
+def failed(kind, host="node2", text="", code=1, **more):
+    return fault_of(Failure(0.0, kind, host, 1, code, text, **more))
+
+
+# ---- whose fault -------------------------------------------------------------------------------------------------
+HOSTS_AT_FAULT = {
+    "a lost host": (("lost", "node2", "the host was lost: nothing heard of it"), ("node2",)),
+    "a killed rank": (("signal", "node2", "", -9), ("node2",)),
+    "a rank that hangs": (("hang", "node2", "rank 1 did not get to the rendezvous"), ("node2",)),
+    "a launcher that ended": (("launcher", "node2", "torchrun ended with exit code 1"), ("node2",)),
+    "a broken GPU": (("reported", "node2", "RuntimeError: CUDA error: uncorrectable ECC error encountered"), ("node2",)),
+    "an exception": (("reported", "node2", "ValueError: the third step fails on this rank"), ()),
+    "a mistake": (("reported", "node2", "error on node2: data.dataset_name", 2), ()),
+    "a run without its marker": (("unfinished", "node1", "no success.json", 0), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTS_AT_FAULT)
+def test_which_host_is_at_fault(name):
+    failure, hosts = HOSTS_AT_FAULT[name]
+    assert failed(*failure).hosts == hosts
+
+
+# ---- does it repeat ----------------------------------------------------------------------------------------------
+def exception(text="ValueError: bad row 7", step=40, checkpoint=30):
+    return Fault("reported", f"Traceback ...\n{text}", (), 1, step, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("faults", "repeats"),
+    [
+        ([failed("reported", text="error on node1, rank 0: flag --max_steps", code=2)], True),
+        ([failed("reported", text="error: rendezvous at node1:29500\n  timed out", code=2)], False),
+        ([failed("reported", text="error: out\n  another run is using it: process 7 on node2", code=2)], False),
+        ([exception()], False),
+        ([exception(), exception()], True),
+        ([exception(), exception("ValueError: bad row 9")], True),  # the number may be a process or an address
+        ([exception(), exception("KeyError: 'text'")], False),
+        ([exception(), exception(step=50)], False),
+        ([exception(), exception(checkpoint=40)], False),
+        ([exception(), failed("lost"), exception()], False),  # not in succession: the other one may have had a part
+        ([failed("signal", code=-9)] * 3, False),
+        ([failed("unfinished", text="no success.json", code=0)] * 2, True),
+    ],
+)
+def test_what_would_repeat_is_not_tried_again(faults, repeats):
+    assert bool(would_repeat(faults)) == repeats
+
+
+# ---- where next --------------------------------------------------------------------------------------------------
+def at_fault(*hosts):
+    return [Fault("signal", "", (host,)) for host in hosts]
+
+
+ALL = {*THREE, "spare1", "spare2"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "sound", "least", "spares", "expected"),
+    [
+        # An exception on healthy hosts: the same ones, spares or not.
+        ([exception()], ALL, 3, ("spare1",), THREE),
+        # A failed host is replaced by a spare, which takes its slots and comes last; the first one is another if need be.
+        (at_fault("node3"), ALL, 3, ("spare1",), {"node1": 8, "node2": 8, "spare1": 4}),
+        (at_fault("node1"), ALL - {"node1"}, 3, ("spare1",), {"node2": 8, "node3": 4, "spare1": 8}),
+        # One that was at fault once goes before none at all, and stays out while others have never failed.
+        (at_fault("node3", "node2"), ALL, 3, ("spare1",), {"node1": 8, "node2": 8, "spare1": 4}),
+        (at_fault("node3", "node2"), ALL, 3, ("spare1", "spare2"), {"node1": 8, "spare1": 8, "spare2": 4}),
+        # Without a spare a dead one is left out where that is allowed, and one that answers gets a second chance.
+        (at_fault("node2"), {"node1", "node3"}, 2, (), {"node1": 8, "node3": 4}),
+        (at_fault("node2"), {"node1", "node3"}, 3, (), {}),
+        (at_fault("node2"), ALL, 2, (), THREE),
+        (at_fault("node2", "node2"), ALL, 2, (), {"node1": 8, "node3": 4}),
+        (at_fault("node2", "node2"), ALL, 3, (), THREE),
+        # It comes back once another one was at fault meanwhile.
+        (at_fault("node2", "node2", "node3"), ALL, 2, (), THREE),
+        ([Fault("start", "", ("node1", "node2"))], {"node3"}, 1, (), {"node3": 4}),
+        ([Fault("start", "", ("node1",))], set(), 1, ("spare1",), {}),
+    ],
+)  # fmt: skip
+def test_hosts_of_the_next_attempt(faults, sound, least, spares, expected):
+    assert list(next_hosts(THREE, spares, least, faults, sound).items()) == list(expected.items())
+
+
+def test_pauses_grow_until_a_checkpoint_is_added():
+    policy, stuck = Policy(9, pause=10.0), exception(checkpoint=30)
+    assert [pause(policy, [stuck] * count) for count in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
+    assert pause(policy, [stuck, stuck, exception(checkpoint=60)]) == 10
+    assert pause(policy, [stuck, exception(checkpoint=60), exception(checkpoint=60)]) == 20
+
+
+# ---- silence -----------------------------------------------------------------------------------------------------
+def test_time_in_which_one_was_stopped_itself_is_no_silence(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(silence.time, "monotonic", lambda: now[0])
+    hearing = silence.Hearing()
+    for _ in range(10):
+        now[0] += 1
+        hearing.seconds()
+    assert hearing.seconds() == 10
+    now[0] += 3600  # suspended
+    assert hearing.seconds() == 10
+    now[0] += 4
+    assert hearing.seconds() == 14
+    hearing.hear()
+    assert hearing.seconds() == 0
+
+
+# ---- whole launches ----------------------------------------------------------------------------------------------
+RESTART = ("--restarts", "2", "--restart_pause", "0")
+
+
+def test_a_launch_restarts_until_the_same_exception_comes_twice(launch_there, tmp_path):  # noqa: F811
+    told = json.dumps({"is": "rank", "rank": 1, "told": "Traceback\nValueError: bad row", "code": 1})
+    done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=told)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("error: node2, rank 1 failed first") == 2
+    assert "no restart: the same exception twice" in done.stderr
+    story = done.stderr.split("time line of 2 attempts:\n")[1]
+    assert re.findall(r"attempt \d on node1, node2", story) == [
+        "attempt 1 on node1, node2",
+        "attempt 2 on node1, node2",
+    ]
+    assert "node2, rank 1 failed first: ValueError: bad row" in story
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"attempt-1", "attempt-2"}
+
+
+def test_a_launch_takes_a_spare_for_a_host_whose_rank_was_killed(launch_there):  # noqa: F811
+    killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
+    done = launch_there(2, *RESTART, "--spare", "node3", STAND_IN_NODE2_SAYS=killed, STAND_IN_FAILS="1")
+    assert done.returncode == 0, done.stderr
+    assert "attempt 2 on node1, node3" in done.stderr and done.stderr.rstrip().endswith("succeeded")
+
+
+def test_a_users_mistake_ends_all_at_once(launch_there):  # noqa: F811
+    told = json.dumps({"is": "rank", "rank": 1, "told": "error on node2, rank 1 of 2: flag --max_steps", "code": 2})
+    done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=told)
+    assert done.returncode == 2 and "attempt 2" not in done.stderr, done.stderr
+    assert "a mistake that somebody has to correct" in done.stderr
+
+
+def test_what_restarts_cannot_keep_is_refused(launch_there):  # noqa: F811
+    for words, part in (
+        (("--spare", "node3"), "add --restarts"),
+        ((*RESTART, "--spare", "node1"), "in the hostfile already"),
+        ((*RESTART, "--min_hosts", "3"), "more than the 2"),
+        ((*RESTART, "--fresh"), "each start of the job would begin anew"),
+    ):
+        done = launch_there(2, *words)
+        assert done.returncode == 2 and part in done.stderr, done.stderr
