@@ -29,7 +29,8 @@ class Fault:
     arrange: before the launch; strike: once the launch has said `when`; after: what must hold at the end, raises
     AssertionError; repair: afterwards
     lost: default: nothing where it strikes before the first step, else the steps since the last checkpoint
-    words: of launch; hosts, slots: in the hostfile; steps, save_steps: of the run
+    words: of launch, at: the host where it runs; hosts, slots: in the hostfile, names: if not the first `hosts` of the cluster
+    steps, save_steps: of the run
     gone: the launch cannot speak any more
     """
 
@@ -45,6 +46,8 @@ class Fault:
     steps: int = 5000
     save_steps: int = 5000
     hosts: int = 2
+    names: tuple[str, ...] = ()
+    at: str = "node1"
     launcher: str = "torchrun"
     words: str = ""
     slots: int = 1
@@ -63,16 +66,19 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
     if fault.arrange:
         fault.arrange(cluster)
     try:
-        slots = {host.name: fault.slots for host in cluster.hosts[: fault.hosts]}
+        names = fault.names or tuple(host.name for host in cluster.hosts[: fault.hosts])
+        slots = dict.fromkeys(names, fault.slots)
         hostfile = fault.hostfile or str(cluster.hostfile(slots))
-        launch = f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher {fault.launcher}"
+        launch = (
+            f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher {fault.launcher} --silence 15"
+        )
         where = f"--log_dir {folder / 'logs'} --output_dir {folder / 'run'}"
         train = TRAIN.format(fault.steps, fault.save_steps)
         command = [sys.executable, *f"{launch} {fault.words} {train} {where}".split()]
         before = {pid for host in cluster for pid in host.processes()}
         begun = time.monotonic()
         with (folder / "said").open("wb") as out:
-            process = cluster.hosts[0].popen(
+            process = cluster[fault.at].popen(
                 command, stdout=out, stderr=out, **{"OMP_NUM_THREADS": "1"} | fault.variables
             )
         attempt = Attempt(cluster, process, folder)
@@ -109,6 +115,10 @@ def misses(fault: Fault, attempt: Attempt) -> list[str]:
     return [pattern for pattern in fault.says if not re.search(pattern, attempt.said)]
 
 
+# A run that loses at most its last step but one, and goes on.
+_EVERY_SECOND: dict[str, Any] = {"steps": 9, "save_steps": 2, "when": "step 5/", "after": strikes.went_on}
+_SOON = " --restart_pause 1 --silence 10"
+_WENT_ON = (r"continues +from .*checkpoint-[468]", r"time line of 2 attempts:\n", r"succeeded\n$")
 _FAILING_RANK: dict[str, Any] = {"PYTHONPATH": str(INJECTED)}
 FAULTS: dict[str, Fault] = {
     "missing-hostfile": Fault("the hostfile does not exist", (r"error: flag --hostfile", r"nowhere"), 2, hostfile="nowhere"),
@@ -150,5 +160,25 @@ FAULTS: dict[str, Fault] = {
     "ctrl-c": Fault("Ctrl-C", (r"stopped by SIGINT",), 130, strike=strikes.signal_launch(signal.SIGINT)),
     "ctrl-c-twice": Fault("Ctrl-C, and again at once", (r"ended at once by the second SIGINT",), 130,
                           strike=strikes.ctrl_c_twice),
+    "host-killed-spare": Fault(
+        "a host is switched off, with --restarts and a --spare",
+        (r"node2 failed first: the host was lost", r"attempt 2 on node1, node3", *_WENT_ON), 0, strike=strikes.power_off_node2,
+        words="--restarts 1 --spare node3" + _SOON, hosts=3, names=("node1", "node2"), **_EVERY_SECOND),
+    "first-host-killed": Fault(
+        "the first host is switched off, with --restarts and --min_hosts; launch runs on another",
+        (r"node1 failed first: the host was lost", r"attempt 2 on node2\n", *_WENT_ON), 0, strike=strikes.power_off_node1,
+        words="--restarts 1 --min_hosts 1" + _SOON, hosts=3, names=("node1", "node2"), at="node3", **_EVERY_SECOND),
+    "link-cut-for-good": Fault(
+        "a link is cut for good, with --restarts and --min_hosts",
+        (r"node2 failed first: the host was lost", r"attempt 2 on node1\n", *_WENT_ON), 0, strike=strikes.cut_link,
+        words="--restarts 1 --min_hosts 1" + _SOON, **_EVERY_SECOND),
+    "link-cut-20s": Fault("a link is cut for 20 s", (r"succeeded: ",), 0, strike=strikes.cut_link_for(20),
+                          words="--restarts 1 --silence 45", lost="nothing", **_EVERY_SECOND),
+    "launch-suspended": Fault("launch itself is suspended for 20 s", (r"succeeded: ",), 0, strike=strikes.suspend_launch(20),
+                              words="--restarts 1 --silence 45", lost="nothing", **_EVERY_SECOND),
+    "clocks": Fault("kill -9 of a rank, with --restarts, where clocks differ by an hour",
+                    (r"node2, rank 1 failed first: killed", r"attempt 2 on node1, node2", *_WENT_ON), 0,
+                    strikes.other_clock, strikes.signal_rank, repair=strikes.right_clock,
+                    words="--restarts 1" + _SOON, **_EVERY_SECOND),
     "sigterm": Fault("SIGTERM to launch", (r"stopped by SIGTERM",), 143, strike=strikes.signal_launch(signal.SIGTERM)),
 }  # fmt: skip

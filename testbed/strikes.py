@@ -1,6 +1,8 @@
 """How faults are brought about on the hosts of a cluster, and repaired: what the table of faults.py names."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +34,14 @@ class Attempt:
     @property
     def said(self) -> str:
         return (self.folder / "said").read_text(errors="replace")
+
+    @property
+    def losses(self) -> dict[int, list[float]]:
+        """Step -> its loss as it was printed, once for each time that it was trained."""
+        found: dict[int, list[float]] = {}
+        for step, loss in re.findall(r"^step (\d+)/\d+  loss ([\d.]+)", self.said, re.MULTILINE):
+            found.setdefault(int(step), []).append(float(loss))
+        return found
 
 
 def cut_node2(cluster: Cluster) -> None:
@@ -108,6 +118,41 @@ def power_off_node1(attempt: Attempt) -> None:
 
 def cut_link(attempt: Attempt) -> None:
     attempt.cluster["node2"].cut()
+
+
+def cut_link_for(seconds: float) -> Callable[[Attempt], None]:
+    def strike(attempt: Attempt) -> None:
+        attempt.cluster["node2"].cut()
+        time.sleep(seconds)
+        attempt.cluster["node2"].restore()
+
+    return strike
+
+
+def suspend_launch(seconds: float) -> Callable[[Attempt], None]:
+    def strike(attempt: Attempt) -> None:
+        signal_launch(signal.SIGSTOP)(attempt)
+        time.sleep(seconds)
+        signal_launch(signal.SIGCONT)(attempt)
+
+    return strike
+
+
+def other_clock(cluster: Cluster) -> None:
+    cluster["node2"].clock("+1h")
+
+
+def right_clock(cluster: Cluster) -> None:
+    cluster["node2"].clock(None)
+
+
+def went_on(attempt: Attempt) -> None:
+    """After a restart, or in spite of the fault: every step is on record once, and what was trained twice gave the same loss."""
+    state = json.loads((attempt.folder / "run" / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "loss" in entry]
+    assert steps == list(range(1, state["max_steps"] + 1)), steps
+    for step, losses in attempt.losses.items():
+        assert max(losses) - min(losses) <= 2e-4, f"step {step}: {losses}"
 
 
 def kill_agent(attempt: Attempt) -> None:

@@ -6,6 +6,7 @@ import pytest
 from testbed.faults import FAULTS, misses, provoke
 
 LIMIT = 60.0  # seconds from the fault to the last process's end, on a busy machine; benchmarks/faults.py measures them
+TO_THE_END = 180.0  # where the run starts again and trains to its last step
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -18,4 +19,4 @@ def test_fault(request, name):
         assert attempt.code == fault.code, attempt.said
         assert "brigade/launch" not in attempt.said, attempt.said  # no traceback of our own
     if fault.strike:
-        assert attempt.seconds < LIMIT, attempt.said
+        assert attempt.seconds < (LIMIT if fault.code else TO_THE_END), attempt.said
