@@ -131,6 +131,7 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
         "format": FORMAT,
         "sequences": len(sequences),
         "by_source": [len(part) for part in used],
+        "files": sources.names(found),
         "shared": writer.shared(np.concatenate(heldout), chosen),
     }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from .chat_template import TOOL
-from .rows import BadRow, Chunk
+from .rows import BadRow, Chunk, Where
 from .samples import Text, convert
 
 
@@ -55,8 +55,8 @@ class Encoded:
 
     tokens: int32, all samples; supervised: bool, likewise; samples: one SAMPLE each
     dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
-    stand before it, and its fate; rows: all of the chunk; size, after: its own; bad: number and error of each row that is
-    BAD, in `chunk` (else None)
+    stand before it, and its fate; rows: all of the chunk, blank lines among them; where, size, after: its own; bad: number and
+    error of each row that is BAD
     """
 
     tokens: np.ndarray
@@ -66,8 +66,8 @@ class Encoded:
     rows: int
     size: int
     after: Any
+    where: Where
     bad: list[tuple[int, BadRow]] = field(default_factory=list)
-    chunk: Chunk | None = None
 
     def behind(self, row: int) -> "Encoded":
         """The samples of this and later rows of the chunk."""
@@ -83,7 +83,7 @@ class Encoded:
 
     def errors(self, most: int) -> list[UserError]:
         """Of the first bad rows, with their places."""
-        return [UserError(self.chunk.place(number), *error.args) for number, error in self.bad[:most] if self.chunk]
+        return [UserError(self.where.place(number), *error.args) for number, error in self.bad[:most]]
 
 
 def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
@@ -186,7 +186,7 @@ class LoadedEncoder:
         samples: list[tuple[int, ...]] = []
         dropped: list[tuple[int, int]] = []
         bad: list[tuple[int, BadRow]] = []
-        for row, (number, text) in enumerate(texts):
+        for number, text in texts:
             if isinstance(text, Text):
                 ids, mask = next(encodings)
                 fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
@@ -207,7 +207,7 @@ class LoadedEncoder:
                     masks.append(own)
                     content = hashlib.blake2b(part.tobytes(), digest_size=8).digest()
                     digest = int.from_bytes(content, "little", signed=True)
-                    samples.append((len(part), own.sum(), WHOLE if begin else fate, row, *counts, digest))
+                    samples.append((len(part), own.sum(), WHOLE if begin else fate, number, *counts, digest))
                     counts = (0,) * len(counts)
                 elif begin == 0:
                     dropped.append((len(samples), fate))
@@ -216,11 +216,11 @@ class LoadedEncoder:
             np.concatenate(masks),
             np.array(samples, SAMPLE),
             np.array(dropped, np.int64).reshape(-1, 2),
-            len(texts),
+            texts[-1][0] + 1 if texts else 0,
             chunk.size,
             chunk.after,
+            chunk.where,
             bad,
-            chunk if bad else None,
         )
 
     def _text(self, row: Any, columns: dict[str, str]) -> Text | BadRow | None:

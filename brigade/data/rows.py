@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import UserError
 from .cache import digest
@@ -36,13 +36,35 @@ class Chunk(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def where(self) -> "Where": ...
+
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         """Each row with its number in the chunk; in place of one that cannot be read, what is wrong with it."""
         ...
 
+
+class Where(NamedTuple):
+    """Where a chunk begins: at a byte of a file of lines, or at a row of a file or a data set, the first of which is 1."""
+
+    source: str
+    first: int
+    of_lines: bool
+
+    def row(self, number: int) -> int:
+        """The line, or the number of the row, of one by its number in the chunk."""
+        if not self.of_lines:
+            return self.first + number
+        before, left = 0, self.first  # lines are only counted when one is to be named
+        with Path(self.source).open("rb") as file:
+            while left:
+                block = file.read(min(left, CHUNK_BYTES))
+                before, left = before + block.count(NEWLINE), left - len(block)
+        return before + number + 1
+
     def place(self, number: int) -> str:
         """Where a row stands: file and line, or data set and row."""
-        ...
+        return f"{self.source}, {'line' if self.of_lines else 'row'} {self.row(number)}"
 
 
 class Rows(Protocol):
@@ -71,8 +93,9 @@ class RowChunk:
     size: int
     after: Any
 
-    def place(self, number: int) -> str:
-        return f"{self.called}, row {self.first + number}"
+    @property
+    def where(self) -> Where:
+        return Where(self.called, self.first, of_lines=False)
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         if isinstance(self.content, list):
@@ -162,13 +185,9 @@ class _Lines:
     def size(self) -> int:
         return self.end - self.begin
 
-    def place(self, number: int) -> str:
-        before, left = 0, self.begin  # lines are only counted when one is to be named
-        with self.path.open("rb") as file:
-            while left:
-                block = file.read(min(left, CHUNK_BYTES))
-                before, left = before + block.count(NEWLINE), left - len(block)
-        return f"{self.path}, line {before + number + 1}"
+    @property
+    def where(self) -> Where:
+        return Where(str(self.path), self.begin, of_lines=True)
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         with self.path.open("rb") as file:

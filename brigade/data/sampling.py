@@ -5,6 +5,7 @@ first epoch's end. Here the last step of an epoch is filled up with FILLER sampl
 they add nothing to loss, gradient or token count, and keep the ranks' collectives in step.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -67,6 +68,13 @@ class GlobalBatches:
             order[: self.samples] = np.random.default_rng((self.seed, self.epoch)).permutation(self.samples)
         return order.reshape(shape)
 
+    def of_step(self, step: int) -> np.ndarray:
+        """The samples of the run's step (from 0) in order(); shape (accumulation, ranks, micro)."""
+        epoch, number = divmod(step, self.steps)
+        batches = copy.copy(self)
+        batches.set_epoch(epoch)
+        return batches.order()[number]
+
     def __iter__(self) -> Iterator["Indices"]:
         for step in self.order():
             supervised = int(self.supervised[step[step != FILLER]].sum()) if self.supervised is not None else None
@@ -77,11 +85,14 @@ class GlobalBatches:
 class StreamBatches(GlobalBatches):
     """GlobalBatches of a stream, whose windows are shuffled already: rows by their number."""
 
+    def of_step(self, step: int) -> np.ndarray:
+        shape = (self.accumulation, self.world_size, self.micro)
+        return np.arange(np.prod(shape)).reshape(shape) + step * np.prod(shape)
+
     def __iter__(self) -> Iterator[Indices]:
         each = self.micro * self.accumulation * self.world_size
         for first in range(0, self.samples, each):
-            step = np.arange(first, first + each).reshape(self.accumulation, self.world_size, self.micro)
-            for micro_batch in step[:, self.rank]:
+            for micro_batch in self.of_step(first // each)[:, self.rank]:
                 yield Indices(micro_batch.tolist(), rows=range(first, first + each))
 
 

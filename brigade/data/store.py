@@ -3,8 +3,11 @@
 A row is one sequence of global_batch_size: a sample, or the samples packed into it.
 """
 
+import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +48,24 @@ class Samples(Sequence[Row]):
             "labels": np.where(mask, tokens, IGNORED).astype(np.int64),
             "lengths": np.array([part.stop - part.start for part in parts], dtype=np.int64),
         }
+
+    def places(self, index: int, moved: dict[str, str]) -> list[dict[str, Any]]:
+        """Where each sample of a row stands: {"source": file or data set, "row": line of a .jsonl file, else the number from 1,
+        or None where the file is gone}. moved: of files, what they were called when they were prepared -> and are now."""
+        from .rows import Where
+
+        found = []
+        chunks, row_of = json.loads((self.folder / "chunks.json").read_text()), np.load(self.folder / "row_of.npy", "r")
+        for sample in self._samples[self._rows[index] : self._rows[index + 1]]:
+            row = int(row_of[sample])
+            begin, source, *where = chunks[bisect_right(chunks, row, key=lambda chunk: chunk[0]) - 1]
+            source = moved.get(source, source)
+            try:
+                number = Where(source, *where).row(row - begin)
+            except OSError:
+                number = None
+            found.append({"source": source, "row": number})
+        return found
 
     def supervised(self) -> np.ndarray:
         """Supervised tokens of each row; int64 (rows,)."""

@@ -260,6 +260,11 @@ class Stream:
         first, _, samples, _ = self._at(row)
         return samples[row - first]
 
+    def places(self, row: int, moved: dict[str, str]) -> list[dict[str, Any]]:
+        """Samples.places()"""
+        first, _, samples, _ = self._at(row)
+        return samples.places(row - first, moved)
+
     def reach(self, row: int) -> None:
         """Say that this rank begins the step whose first row this is: what lies before may go."""
         with writing(self.folder):

@@ -74,7 +74,7 @@ def encoded(
         elif count and (count >= MANY or (limit and samples >= limit)):
             break
         if skip or not count:
-            yield replace(part, bad=[], chunk=None)
+            yield replace(part, bad=[])
     if listed and not skip:
         if count > 1:
             lines = [f"{error.place}: {error.problem}" for error in listed]

@@ -1,5 +1,6 @@
 """Writing the store: samples are appended, splits name what makes up their rows."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ class Writer:
         self._tokens = (folder / "tokens").open("wb")
         self._mask = (folder / "supervised").open("wb")
         self._parts = [np.zeros(0, SAMPLE)]
+        self._chunks: list[tuple[int, str, int, bool]] = []
 
     def add(self, part: Encoded) -> None:
         part.tokens.tofile(self._tokens)
         part.supervised.tofile(self._mask)
+        self._chunks.append((self._rows, *part.where))
         samples = part.samples.copy()
         samples["row"] += self._rows
         self._parts.append(samples)
@@ -63,3 +66,5 @@ class Writer:
         table = self.table()
         np.save(self.folder / "begins.npy", np.concatenate([[0], np.cumsum(table["length"])]))
         np.save(self.folder / "counts.npy", np.ascontiguousarray(table["supervised"]))
+        np.save(self.folder / "row_of.npy", np.ascontiguousarray(table["row"]))
+        (self.folder / "chunks.json").write_text(json.dumps(self._chunks))

@@ -196,6 +196,14 @@ class TrainingSection(Section):
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
     seed: int = Field(42, ge=0, lt=2**32)
     """Below 2^32, as NumPy's."""
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What becomes of a step whose loss or gradient is NaN or infinite. No weight is changed by it, and its samples are written
+    down. skip: the run goes on without it. rollback: weights go back to the last checkpoint, too (docs/training.md)."""
+    nonfinite_limit: Positive = 10
+    """So many steps may be left out by nonfinite and loss_spike; the next one stops the run."""
+    loss_spike: float | None = Field(None, gt=1)
+    """Go back to the last checkpoint, and leave out the data since, when a step's loss is more than so many times the median of
+    the 64 steps before it."""
     logging_steps: Positive = 1
     eval_steps: Positive | None = None
     """Held-out loss every so many steps; always before the first and after the last."""
@@ -246,6 +254,7 @@ SECTION_OF = {key: section for section, model in SECTIONS.items() for key in mod
 NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "dataloader_num_workers",
+    "nonfinite", "nonfinite_limit", "loss_spike",
 }  # fmt: skip
 
 # Keys that say which part or version of a data set is meant; files have none.

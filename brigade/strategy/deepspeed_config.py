@@ -168,10 +168,6 @@ def against_recipe(config: dict[str, Any], name: str, settings: Settings) -> Ite
             source = settings.sources.get(key, settings.recipe_path)
             values = {"value": shown(value), "key": key, "wanted": wanted, "source": source}
             yield Finding.of("ds-contradicts-recipe", name, path, **values)
-    norm = "zero_optimization.compute_grad_norm"
-    if value_at(config, norm) is False and training.max_grad_norm > 0:
-        problem = f"false, but max_grad_norm {training.max_grad_norm} clips by the norm: DeepSpeed refuses that"
-        yield Finding("ds-contradicts-recipe", name, norm, problem, "remove the line, or set max_grad_norm 0")
     if value_at(config, "gradient_allreduce_op") == "sum":
         problem = "sum adds up the gradients of all ranks, but the recipe's learning rate is for their mean"
         yield Finding("ds-contradicts-recipe", name, "gradient_allreduce_op", problem, "remove the line")

@@ -41,7 +41,6 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
             "eval_steps": training.eval_steps,
             "metric_for_best_model": "eval_loss",
             "load_best_model_at_end": training.load_best_model_at_end,
-            "restore_callback_states_from_checkpoint": True,
         }
     arguments = TrainingArguments(
         output_dir=str(run.directory),
@@ -56,6 +55,7 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
         eval_on_start=not resuming,
         disable_tqdm=True,  # progress.py shows it
         save_on_each_node=not run.shared,
+        restore_callback_states_from_checkpoint=True,
         logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0
         remove_unused_columns=False,
         log_level="error",

@@ -63,6 +63,10 @@ class OneProcess:
         trainer.accelerator.unscale_gradients()
         return clip_(model.parameters(), max_norm)
 
+    def drop_step(self, trainer: Any) -> None:
+        """Before the optimizer's step: without gradients it has nothing to do, and changes no state."""
+        trainer.model.zero_grad(set_to_none=True)
+
     # ---- a checkpoint ----------------------------------------------------------------------------------------------
     def save_states(self, folder: Path) -> None:
         """What belongs to a checkpoint besides what the Trainer writes there."""
@@ -90,6 +94,13 @@ class DDP(OneProcess):
             self.power_sgd = gradient_compression.register(trainer.model_wrapped, self.training.ddp_comm_hook, steps)
             if self.power_sgd and checkpoint:
                 gradient_compression.restore(self.power_sgd, Path(checkpoint), self.run.world)
+
+    def drop_step(self, trainer: Any) -> None:
+        super().drop_step(trainer)
+        if self.power_sgd:
+            from . import gradient_compression
+
+            gradient_compression.forget(self.power_sgd)
 
     def save_states(self, folder: Path) -> None:
         if self.power_sgd:
@@ -123,6 +134,10 @@ class DeepSpeed(OneProcess):
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
         add_to_record(self.run, "ds_config", trainer.deepspeed.config)
+
+    def drop_step(self, trainer: Any) -> None:
+        # It has dropped the step by itself, inside of backward(). The schedule would wait for it, as for an overflow in fp16.
+        trainer.deepspeed.optimizer.overflow = self.training.fp16
 
     def load_states(self, trainer: Any, checkpoint: str) -> None:
         if getattr(trainer.deepspeed.optimizer, "swap_optimizer", False):

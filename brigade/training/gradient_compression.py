@@ -53,6 +53,13 @@ def _power_sgd(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.F
     return future
 
 
+def forget(state: PowerSGDState) -> None:
+    """Begin anew with the next step: a gradient that is not finite stays in the errors and factors, and would ruin all that
+    follow."""
+    for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+        memory.clear()
+
+
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 def save(state: PowerSGDState, folder: Path, world: World) -> None:
     """Write this rank's errors and factors beside its optimizer states. Without them a resumed run forgets the errors

@@ -20,7 +20,7 @@ from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..model.sizes import parameter_count
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import STATE, Run
-from . import finite
+from . import nonfinite
 from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
@@ -71,7 +71,7 @@ class Trainer(EvaluatingTrainer):
             problem = "takes no num_items_in_batch, so its loss would depend on accumulation and ranks"
             place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
-        self.run, self.world, self.engine, self.window_shown = run, run.world, engine, False
+        self.run, self.world, self.engine, self.data, self.window_shown = run, run.world, engine, data, False
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         engine.attach(self)
@@ -87,6 +87,7 @@ class Trainer(EvaluatingTrainer):
         if run.world.is_main_rank:
             self.add_callback(Progress())
             self.add_callback(ReportEvents(run))
+        self.add_callback(nonfinite.StepGuard())
         if training.early_stopping_patience:
             from .early_stopping import EarlyStopping
 
@@ -119,6 +120,7 @@ class Trainer(EvaluatingTrainer):
         self.meter.start()
         if self.saving:
             self.saving.check()
+        nonfinite.guard_of(self).begin(self)
         first = self.state.global_step * self.run.batch.global_size
         if self.train_dataset.streamed:
             self.train_dataset.reach(first)
@@ -161,12 +163,14 @@ class Trainer(EvaluatingTrainer):
             outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
             END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
-        loss = outputs.loss * self.world.size if self.model.training else outputs.loss
+        loss = nonfinite.spread(outputs.loss, self.world.size) if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.engine.before_micro_step(self, model)
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        nonfinite.guard_of(self).micro_losses.append(loss)
+        return loss
 
     def _init_training_state(self, max_steps: int, *rest: Any) -> Any:
         trained = super()._init_training_state(max_steps, *rest)
@@ -204,20 +208,25 @@ class Trainer(EvaluatingTrainer):
 
     # ---- gradient norm -------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        return self._get_grad_norm(model, max_norm=self.args.max_grad_norm)
+        return self._norm(model, self.args.max_grad_norm)
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None, max_norm: float = 0.0) -> Any:
-        """The gradient norm before clipping; clips where nothing has yet."""
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """The gradient norm before clipping, for the log; None where the step is left out."""
+        norm = self._norm(model, 0.0) if grad_norm is None else grad_norm
+        return nonfinite.guard_of(self).judge(self, norm)
+
+    def _norm(self, model: torch.nn.Module, max_norm: float) -> Any:
+        """The norm before clipping; clips where nothing has yet."""
         if self.engine.clips_by_itself:
-            return super()._get_grad_norm(model, grad_norm)
-        return self.engine.clip(self, model, max_norm) if grad_norm is None else grad_norm
+            return super()._get_grad_norm(model)
+        return self.engine.clip(self, model, max_norm)
 
     # ---- watching and saving -------------------------------------------------------------------------------------
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self.meter.report())
         super().log(logs, start_time)
-        finite.check_losses(logs, self.run, self.state.global_step)
+        nonfinite.check_held_out(logs, self)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -262,8 +271,10 @@ class Trainer(EvaluatingTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
+        from . import bad_steps
+
         with self.meter.pause():
-            finite.check_weights(self.model, self.run, self.state.global_step)
+            bad_steps.check_weights(self, nonfinite.guard_of(self))
             if self.saving is None:
                 from ..checkpoint.saving import Saving
 

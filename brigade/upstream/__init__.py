@@ -139,6 +139,19 @@ def take_rates_of(schedule: Any) -> None:
         group["lr"] = rate
 
 
+def logged_so_far(trainer: Any) -> Any:
+    """The sum of losses since the last log entry (trainer.py: _tr_loss)."""
+    return trainer._tr_loss.clone()
+
+
+def forget_step(trainer: Any, logged_before: Any) -> None:
+    """Leave a step out of the mean that is logged next, and of the run's: the loop adds losses up before anyone can judge the
+    step (trainer.py: _run_epoch), and divides by the steps since these numbers (_maybe_log_save_evaluate, _finalize_training)."""
+    trainer._tr_loss.copy_(logged_before)
+    trainer._globalstep_last_logged += 1
+    trainer._initial_global_step += 1
+
+
 # ---- Accelerate --------------------------------------------------------------------------------------------------
 def scale_losses_on_cpus(accelerator: Any) -> None:
     """fp16 on a CPU: it casts and scales nothing there, without a word (accelerator.py:568), though torch can do both."""

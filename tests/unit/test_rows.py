@@ -58,8 +58,8 @@ def read(source, cursor=None):
         chunk = pickle.loads(pickle.dumps(chunk))
         for number, content in chunk.rows():
             if isinstance(content, rows.BadRow):
-                raise UserError(chunk.place(number), *content.args)
-            found.append((content, chunk.place(number)))
+                raise UserError(chunk.where.place(number), *content.args)
+            found.append((content, chunk.where.place(number)))
     return found
 
 

@@ -253,7 +253,11 @@ def test_values_that_deepspeed_refuses_together(pick_config, mistake, config, at
 
 @pytest.mark.parametrize(
     "path, value, word",
-    [("gradient_allreduce_op", "SUM", "mean"), ("zero_optimization.compute_grad_norm", False, "max_grad_norm")],
+    [
+        ("gradient_allreduce_op", "SUM", "mean"),
+        ("zero_optimization.compute_grad_norm", False, "changes the weights"),
+        ("bf16.check_grad_overflow", False, "changes the weights"),
+    ],
 )
 def test_what_deepspeed_takes_and_a_run_cannot(pick_config, mistake, path, value, word):
     zero2 = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}

@@ -15,6 +15,7 @@ import pytest
 
 from brigade.data import builtin, encode, workers
 from brigade.data.cache import cache_directory
+from brigade.data.rows import Where
 from brigade.recipe.files import REPOSITORY
 
 
@@ -37,9 +38,7 @@ class Text:
     kills: int = 0
     size: int = 1
     after: None = None
-
-    def place(self, number):
-        return f"chunk {self.number}"
+    where: Where = Where("chunks", 1, of_lines=False)
 
     def rows(self):
         if self.kills:

@@ -1,0 +1,225 @@
+"""A sample whose loss or gradient is NaN, in one rank's micro-batch: the step changes nothing anywhere, and the sample is named.
+
+The poisoned sample is one line of the data. Whoever computes on it gets NaN, once in each epoch.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from testing import parity, runs
+from testing.ranks import run_ranks
+
+STEPS, STEP, BATCH, MICRO = 8, 4, 16, 4
+SEED, SAMPLES = 42, 67
+ORDER = np.random.default_rng((SEED, 0)).permutation(SAMPLES)[: 4 * BATCH].reshape(4, BATCH // MICRO, MICRO)
+POISONED = int(ORDER[STEP - 1, -1, 1])  # in the last micro-batch of the last rank
+STRATEGIES = parity.STRATEGIES | {
+    "ddp+lora": [*parity.DDP, "--use_peft", "true"],
+    "zero3+lora": [*parity.STRATEGIES["zero3"], "--use_peft", "true"],
+    "fsdp2+lora": [*parity.STRATEGIES["fsdp2"], "--use_peft", "true"],
+    "ddp+bf16": [*parity.DDP, "--bf16"],
+    "zero1+bf16": [*parity.STRATEGIES["zero1"], "--bf16"],
+    "zero3+bf16": [*parity.STRATEGIES["zero3"], "--bf16"],
+    "fsdp2+bf16": [*parity.STRATEGIES["fsdp2"], "--bf16"],
+    "ddp+power_sgd": [*parity.DDP, "--ddp_comm_hook", "power_sgd"],
+    "ddp+sgd": [*parity.DDP, "--optim", "sgd"],
+    "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
+    "single": [],
+}
+ONE_EACH = ("single", "ddp", "zero2", "zero3", "fsdp2")  # in `make test`; its other strategies, in make test-all
+
+
+class Watch(TrainerCallback):
+    """A digest of this rank's weights and optimizer states after each step, from 0, and the learning rates."""
+
+    def __init__(self):
+        self.held, self.rates = [], []
+
+    def look(self, model, optimizer):
+        digest = hashlib.sha256()
+        for tensor in states(model, optimizer):
+            tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            digest.update(tensor.detach().cpu().clone().reshape(-1).view(torch.uint8).numpy().tobytes())
+        self.held.append(digest.hexdigest())
+
+    def on_step_begin(self, args, state, control, model=None, optimizer=None, **_):
+        if not self.held:
+            self.look(model, optimizer)
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **_):
+        self.look(model, optimizer)
+        self.rates += lr_scheduler.get_last_lr()[:1]
+
+
+def states(model, optimizer):
+    yield from (getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters())
+    while not isinstance(optimizer, torch.optim.Optimizer):  # accelerate's and DeepSpeed's stand before it
+        for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+            yield from getattr(optimizer, name, [])
+        optimizer = optimizer.optimizer
+    for state in optimizer.state.values():
+        yield from (torch.as_tensor(value) for value in state.values() if value is not None)
+
+
+class Drop(TrainerCallback):
+    """The reference: the optimizer has no gradients in these steps, and nothing is NaN."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        if state.global_step + 1 in poisoned_steps():
+            model.zero_grad()
+
+
+def poisoned_steps(steps=STEPS):
+    """From 1: in which steps the poisoned sample is."""
+    each = -(-SAMPLES // BATCH)
+    place = [np.random.default_rng((SEED, epoch)).permutation(SAMPLES).tolist().index(POISONED) for epoch in range(3)]
+    return [epoch * each + at // BATCH + 1 for epoch, at in enumerate(place) if epoch * each + at // BATCH < steps]
+
+
+def poison(kind):
+    """Trainer.compute_loss where the poisoned sample is NaN: its loss, or its `gradient` alone."""
+    from brigade.training.trainer import Trainer
+
+    sound = Trainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **options):
+        loss = sound(self, model, inputs, *args, **options)
+        if kind == "nothing" or not model.training or not holds(inputs["input_ids"], self.train_dataset[POISONED]):
+            return loss
+        if kind == "gradient":
+            loss.register_hook(lambda gradient: gradient * math.nan)
+            return loss
+        return loss * math.nan
+
+    Trainer.compute_loss = compute_loss
+    return lambda: setattr(Trainer, "compute_loss", sound)
+
+
+def holds(ids, sample):
+    wanted = torch.from_numpy(sample["input_ids"])
+    return ids.numel() >= len(wanted) and (ids.flatten().unfold(0, len(wanted), 1) == wanted).all(1).any()
+
+
+def work(folder):
+    import train
+    from brigade.distributed import ranks
+    from brigade.training import sample_answers
+
+    sample_answers.LONGEST = runs.LONGEST_ANSWER
+    rank = int(os.environ["RANK"])
+    for name, case in json.loads((folder / "cases.json").read_text()).items():
+        watch, said, output = Watch(), io.StringIO(), folder / "outputs" / name
+        callbacks = (watch, Drop()) if case["poison"] == "nothing" else (watch,)
+        sober = poison(case["poison"])
+        with contextlib.redirect_stdout(said):
+            trainer = train.main([*case["flags"], "--output_dir", str(output)], callbacks=callbacks)
+        sober()
+        held = ranks.gather(watch.held)
+        if rank == 0:
+            log = [entry for entry in trainer.state.log_history if "loss" in entry]
+            found = {"loss": {entry["step"]: entry["loss"] for entry in log}, "held": held, "rates": watch.rates}
+            (folder / f"{name}.json").write_text(json.dumps(found | {"said": said.getvalue()}))
+        runs.forget(trainer)
+        del trainer
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, asked_for):
+    """call(name): what a case left, and its output directory. A case is STRATEGY, POLICY, POISON with blanks between them."""
+    folder = tmp_path_factory.mktemp("nonfinite")
+    shared = [
+        *runs.write_inputs(folder),
+        *f"--optim adamw_torch_fused --learning_rate 3e-3 --max_steps {STEPS} --eval_steps null".split(),
+        *f"--lr_scheduler_type linear --global_batch_size {BATCH} --max_grad_norm 1".split(),
+        *f"--per_device_train_batch_size {MICRO} --save_steps 2 --save_total_limit 9".split(),
+    ]
+    wanted = {"single skip nothing", *asked_for("case")}
+    for ranks in (1, 2, 4):
+        cases = {
+            case: {"flags": [*shared, *STRATEGIES[strategy], "--nonfinite", policy], "poison": poison}
+            for case in sorted(wanted)
+            for strategy, policy, poison in [case.split()]
+            if ranks == {"single": 1, "hsdp": 4}.get(strategy, 2)
+        }
+        if cases:
+            (folder / "cases.json").write_text(json.dumps(cases))
+            done = run_ranks("tests.ranks.test_nonfinite", str(folder), ranks=ranks, timeout=900)
+            assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
+    return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
+
+
+def each(policy):
+    cases = [f"{strategy} {policy} loss" for strategy in STRATEGIES] + [
+        f"{name} {policy} gradient" for name in ONE_EACH
+    ]
+    quick = [f"{name} {policy} loss" for name in (ONE_EACH if policy == "skip" else ("zero3", "fsdp2"))]
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize("case", each("skip"))
+def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
+    found, output = results(case)
+    steps = poisoned_steps()
+    assert steps[0] == STEP
+    for held in found["held"]:
+        changed = [step for step in range(1, STEPS + 1) if held[step] != held[step - 1]]
+        assert changed == [step for step in range(1, STEPS + 1) if step not in steps]
+    reference, _ = results("single skip nothing")
+    assert found["rates"] == reference["rates"]  # the schedule goes on
+    assert found["loss"].keys() == {str(step) for step in range(1, STEPS + 1)} - set(map(str, steps))
+    if (
+        case.split()[0] in parity.STRATEGIES
+    ):  # the losses of a run that computed no NaN, and whose optimizer did not see the step
+        for step, loss in found["loss"].items():
+            assert loss == pytest.approx(reference["loss"][step], rel=1e-5), step
+    told = [line for line in found["said"].splitlines() if "it is left out" in line]
+    assert [line.split(":")[0] for line in told] == [f"step {step}" for step in steps]
+    named = [json.loads(line) for line in (output / "bad_steps.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in named] == steps
+    ranks = len(found["held"])
+    for entry in named:
+        samples = [sample for part in entry["micro_batches"] for sample in part["samples"]]
+        assert {Path(sample["source"]).name for sample in samples} == {"train.jsonl"}
+        assert POISONED + 1 in {sample["row"] for sample in samples}
+        assert len(samples) <= (MICRO if case.endswith(" loss") else BATCH)
+    first = named[0]["micro_batches"]
+    if case.endswith(" loss"):
+        assert [(part["rank"], part["micro_batch"]) for part in first] == [(ranks - 1, BATCH // MICRO // ranks)]
+        assert {sample["row"] - 1 for sample in first[0]["samples"]} == set(ORDER[STEP - 1, -1].tolist())
+    else:
+        assert len(first) == BATCH // MICRO
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    faults = [event for event in events if event["event"] == "fault"]
+    assert [(fault["step"], fault["action"]) for fault in faults] == [(step, "skip") for step in steps]
+
+
+@pytest.mark.parametrize("case", each("rollback"))
+def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
+    found, output = results(case)
+    for held in found["held"]:
+        assert held[STEP] == held[2] != held[STEP - 1]  # checkpoint-2 is the last one before
+        assert held[STEP + 1] != held[STEP]
+    reference, _ = results("single skip nothing")
+    assert found["rates"] == reference["rates"]
+    named = json.loads((output / "bad_steps.jsonl").read_text().splitlines()[0])
+    assert named["action"] == "rollback" and Path(named["back_to"]).name == "checkpoint-2"
+    assert f"without the data of steps 3 to {STEP}" in found["said"]
+    assert all(map(math.isfinite, found["loss"].values()))
+    assert (output / "success.json").exists()
+
+
+if __name__ == "__main__":
+    from brigade.distributed import ranks
+
+    ranks.run_to_the_end(lambda: work(Path(sys.argv[1])))
