@@ -30,7 +30,7 @@ class Fault:
     AssertionError; repair: afterwards
     lost: default: nothing where it strikes before the first step, else the steps since the last checkpoint
     words: of launch, at: the host where it runs; hosts, slots: in the hostfile, names: if not the first `hosts` of the cluster
-    steps, save_steps: of the run
+    steps, save_steps: of the run; output: its directory, on each host its own
     gone: the launch cannot speak any more
     """
 
@@ -41,6 +41,7 @@ class Fault:
     strike: Callable[[Attempt], None] | None = None
     after: Callable[[Attempt], None] | None = None
     repair: Callable[[Cluster], None] | None = None
+    output: str = ""
     when: str = RUNNING
     lost: str = ""
     steps: int = 5000
@@ -72,7 +73,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
         launch = (
             f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher {fault.launcher} --silence 15"
         )
-        where = f"--log_dir {folder / 'logs'} --output_dir {folder / 'run'}"
+        where = f"--log_dir {folder / 'logs'} --output_dir {fault.output or folder / 'run'}"
         train = TRAIN.format(fault.steps, fault.save_steps)
         command = [sys.executable, *f"{launch} {fault.words} {train} {where}".split()]
         before = {pid for host in cluster for pid in host.processes()}
@@ -145,6 +146,13 @@ FAULTS: dict[str, Fault] = {
     "disk-full": Fault("a host's disk is full", (r"error: node2, rank 1 failed first", r"No space left on device",
                                                  r"cure: make room: a disk of node2 is full"), 2,
                        arrange=strikes.tiny_disk, repair=strikes.no_tiny_disk, variables={"BRIGADE_CACHE": strikes.TINY}),
+    "disk-full-saving": Fault("a host's disk is full while a checkpoint is saved", (
+        r"error: node2, rank 1 failed first", r"checkpoint-4 could not be written by rank 1 on node2: .*No space left"), 2,
+        arrange=strikes.small_disks, after=strikes.whole_on_small_disks("checkpoint-2"), repair=strikes.no_small_disks,
+        save_steps=2, output=f"{strikes.SMALL}/run"),
+    "killed-saving": Fault("kill -9 of a rank while a checkpoint is saved", (
+        r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), strike=strikes.kill_while_saving,
+        after=strikes.only_whole_checkpoints, when="step 4/", save_steps=2),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
                          strike=strikes.signal_rank),
     "host-killed": Fault("a host is switched off", (r"error: node2 failed first: the host was lost",),

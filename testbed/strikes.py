@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from .cluster import PROJECT, Cluster
 
+SMALL = "/run/small"  # a disk of each host; node2's holds one checkpoint of the tiny recipe, and not two
 TINY = "/run/tiny"  # a disk that fills at once, on one host
 
 
@@ -183,3 +185,42 @@ def tiny_disk(cluster: Cluster) -> None:
 
 def no_tiny_disk(cluster: Cluster) -> None:
     cluster["node2"].run(f"umount {TINY}")
+
+
+def small_disks(cluster: Cluster) -> None:
+    for host, size in (("node1", "300m"), ("node2", "45m")):
+        cluster[host].run(f"mkdir -p {SMALL} && mount -t tmpfs -o size={size} tmpfs {SMALL}")
+
+
+def no_small_disks(cluster: Cluster) -> None:
+    for host in ("node1", "node2"):
+        cluster[host].run(f"umount {SMALL}")
+
+
+def whole_on_small_disks(name: str) -> Callable[[Attempt], None]:
+    """That node2 has this checkpoint alone, and every byte of it."""
+
+    def after(attempt: Attempt) -> None:
+        program = "import sys; from pathlib import Path; from brigade.checkpoint import manifest; "
+        program += f"there = sorted(Path('{SMALL}/run').glob('checkpoint-*')); print([path.name for path in there], "
+        program += "[manifest.flaw(path) or manifest.damage(path) for path in there])"
+        found = attempt.cluster["node2"].run([sys.executable, "-c", program], cwd=PROJECT).stdout.strip()
+        assert found == f"['{name}'] [None]", found
+
+    return after
+
+
+def kill_while_saving(attempt: Attempt) -> None:
+    """Once a part of a checkpoint lies where it has no name yet."""
+    saving = attempt.folder / "run" / ".saving"
+    while not any(path.is_file() for path in saving.glob("checkpoint-*/*")):
+        time.sleep(0.001)
+    signal_rank(attempt)
+
+
+def only_whole_checkpoints(attempt: Attempt) -> None:
+    from brigade.checkpoint import manifest
+
+    there = sorted((attempt.folder / "run").glob("checkpoint-*"))
+    wrong = {path.name: manifest.flaw(path) or manifest.damage(path) for path in there}
+    assert there and not any(wrong.values()), wrong

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +31,7 @@ from ..run import events
 from ..run.leftovers import REPLACED, SAVING
 from . import manifest, memory_stage
 
+TELLING = 2.0  # seconds for the rank that failed to say so first
 GRACE = 30.0  # seconds for a checkpoint that is being written while the run ends with an error
 _BLOCK = 16 * 2**20
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a directory
@@ -50,7 +51,7 @@ class _Job:
     began: float
     blocked: float = 0.0  # seconds
     in_memory: bool = False
-    outcome: list[str] | None = field(default=None)  # a UserError's parts where it failed
+    failure: dict[str, Any] | None = None  # {"rank": where it failed, "error": a UserError's parts}
 
 
 class Saving:
@@ -102,15 +103,18 @@ class Saving:
         """Wait until the last checkpoint has its name, at most `limit` seconds. Raises UserError where it got none."""
         if self._thread:
             self._thread.join(limit)
-            self.check()
+        failure = self._job.failure if self._job else None
+        if failure and failure["rank"] != self.world.rank:
+            time.sleep(TELLING)
+            raise UserError(*failure["error"])
+        self.check()
 
     def check(self) -> None:
-        """Raise the UserError, on all ranks the same, that the last checkpoint met in the background."""
-        if self._thread and not self._thread.is_alive():
-            self._thread = None
-            job, self._job = self._job, None
-            if job and job.outcome:
-                raise UserError(*job.outcome)
+        """Raise the UserError that the last checkpoint met in the background on this rank, which then tells it. The others end
+        with this one, or in wait()."""
+        failure = self._job.failure if self._job else None
+        if failure and failure["rank"] == self.world.rank:
+            raise UserError(*failure["error"])
 
     def let_finish(self) -> None:
         """Before the run ends with another error: the time that a checkpoint may still need, if the others still write."""
@@ -151,11 +155,11 @@ class Saving:
             board = _board(self.world.size)
             board.put(f"{job.key}/{self.world.rank}", self._brought(job))
             if self._closes:
-                board.put(f"{job.key}/closed-{self.world.rank}", {"error": self._close(job, board)})
-            for closer in self.closers:
-                job.outcome = job.outcome or board.get(f"{job.key}/closed-{closer}")["error"]
+                board.put(f"{job.key}/closed-{self.world.rank}", self._close(job, board))
+            ended = [board.get(f"{job.key}/closed-{closer}") for closer in self.closers]
+            job.failure = next((end for end in ended if "error" in end), None)
         except BaseException as error:  # the store is gone, and with it rank 0
-            job.outcome = self._told(error, job)
+            job.failure = self._failed(error, job)
         if self.world.local_rank == 0:
             shutil.rmtree(job.stage, ignore_errors=True)
             with suppress(OSError):  # the last host's
@@ -166,19 +170,19 @@ class Saving:
         try:
             return {"files": {name: _bring(source, target / name) for name, source in job.sources.items()}}
         except BaseException as error:
-            return {"error": self._told(error, job)}
+            return self._failed(error, job)
         finally:
             for source in job.sources.values():
                 if not isinstance(source, Path):
                     source.close()
 
-    def _close(self, job: _Job, board: "_Board") -> list[str] | None:
-        """Give the checkpoint its name when all parts are there; or say why not."""
+    def _close(self, job: _Job, board: "_Board") -> dict[str, Any]:
+        """Give the checkpoint its name when all parts are there; or return what failed."""
         files: dict[str, Any] = {}
         for rank in self.group:
             said = board.get(f"{job.key}/{rank}")
             if "error" in said:
-                return said["error"]
+                return said
             files |= said["files"]
         directory, name = self.run.directory, f"checkpoint-{job.step}"
         target, final = directory / SAVING / name, directory / name
@@ -195,13 +199,13 @@ class Saving:
             shutil.rmtree(replaced, ignore_errors=True)
             self._rotate(final, job.best)
         except BaseException as error:
-            return self._told(error, job)
+            return self._failed(error, job)
         if self.world.is_main_rank:
             size, seconds = sum(entry["bytes"] for entry in files.values()), time.perf_counter() - job.began
             blocked = job.blocked if self.run.settings.recipe.training.async_save else seconds
             figures = {"seconds": round(seconds, 3), "blocked": round(blocked, 3), "bytes": size}
             events.add(directory, "checkpoint", step=job.step, **figures, through="memory" if job.in_memory else "disk")
-        return None
+        return {}
 
     def _rotate(self, newest: Path, best: Path | None) -> None:
         """Remove what is more than save_total_limit: never this checkpoint or the best one, and whole ones only when as many
@@ -218,8 +222,8 @@ class Saving:
                 path.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
 
-    def _told(self, error: BaseException, job: _Job) -> list[str]:
-        """A UserError's parts, of an error on this rank."""
+    def _failed(self, error: BaseException, job: _Job) -> dict[str, Any]:
+        """Of an error on this rank: _Job.failure."""
         known = of_disk(error, self.run.directory)
         problem = known.problem if known else f"{type(error).__name__}: {error}"
         where = f"checkpoint-{job.step} could not be written by rank {self.world.rank} on {self.world.host}"
@@ -228,7 +232,7 @@ class Saving:
             if known
             else "look at the file system; the same command continues from the newest whole checkpoint"
         )
-        return [str(self.run.directory), f"{where}: {problem}", cure]
+        return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure]}
 
 
 def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:

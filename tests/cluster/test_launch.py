@@ -8,6 +8,7 @@ import time
 import pytest
 import yaml
 
+from brigade.checkpoint import manifest
 from tests.cluster.conftest import REPOSITORY, SHORT, losses
 from tests.unit.test_hosts import SECRET
 
@@ -139,10 +140,13 @@ def test_an_output_directory_that_hosts_do_not_share(cluster, apart, single):
     assert code == 0 and "on each host its own" in said, said
     for run in (here / "run", there / "run"):
         assert (run / "checkpoint-2" / "model.safetensors").exists() and (run / "model.safetensors").exists()
-        shutil.rmtree(run / "checkpoint-4")
+    shutil.rmtree(there / "run" / "checkpoint-4")  # node2 died before it had its name
     (here / "run" / "success.json").unlink()
     code, said = launch(cluster, here / "run", "--save_steps", "2")
     assert code == 0 and "from " + str(here / "run" / "checkpoint-2") in said, said
+    assert "checkpoint-4: not all hosts have it whole" in said
+    for run in (here / "run", there / "run"):
+        assert manifest.flaw(run / "checkpoint-4") is manifest.damage(run / "checkpoint-4") is None
     assert losses(here / "run") == pytest.approx(single, rel=1e-5)
 
     (here / "run" / "success.json").unlink()
