@@ -4,7 +4,6 @@ Each case is a run of 14 steps, ten of them after the checkpoint that it continu
 that moves the loss by more than 20 %, a cosine schedule, clipped gradients; the checkpoint lies in the middle of an epoch.
 """
 
-
 from .parity import STRATEGIES
 
 STEPS, SAVED = 14, 4  # an epoch has five steps

@@ -2,7 +2,8 @@
 
 Accelerate's `even_batches` repeats samples where an epoch does not divide, so runs on 1, 2 and 4 ranks part at the
 first epoch's end. Here the last step of an epoch is filled up with FILLER samples, which carry no supervised token:
-they add nothing to loss, gradient or token count, and keep the ranks' collectives in step.
+they add nothing to loss, gradient or token count, and keep the ranks' collectives in step. So is each step where the ranks'
+micro-batches have more places than the global batch has sequences.
 """
 
 import copy
@@ -32,6 +33,7 @@ class GlobalBatches:
 
     supervised: supervised tokens of each sample. As every rank knows what the others get, it knows a step's sum over all
     of them as well, and no collective has to find it.
+    global_size: samples of a step; default: as many as there are places. More places hold FILLER, the last ones of a step.
     """
 
     def __init__(
@@ -43,15 +45,21 @@ class GlobalBatches:
         world_size: int,
         seed: int | None = None,
         supervised: np.ndarray | None = None,
+        global_size: int | None = None,
     ) -> None:
         self.samples, self.micro, self.accumulation = samples, micro, accumulation
         self.rank, self.world_size, self.seed, self.epoch = rank, world_size, seed, 0
-        self.supervised = supervised
+        self.supervised, self.global_size = supervised, global_size or self.places
+
+    @property
+    def places(self) -> int:
+        """Of a step, over all ranks."""
+        return self.micro * self.accumulation * self.world_size
 
     @property
     def steps(self) -> int:
         """Optimizer steps per epoch."""
-        return -(-self.samples // (self.micro * self.accumulation * self.world_size))
+        return -(-self.samples // self.global_size)
 
     def __len__(self) -> int:
         return self.steps * self.accumulation
@@ -61,12 +69,16 @@ class GlobalBatches:
 
     def order(self) -> np.ndarray:
         """All samples of this epoch in order, filled up to whole steps; shape (steps, accumulation, ranks, micro)."""
-        shape = (self.steps, self.accumulation, self.world_size, self.micro)
-        order = np.full(np.prod(shape, dtype=int), FILLER)
+        order = np.full(self.steps * self.global_size, FILLER)
         order[: self.samples] = np.arange(self.samples)
         if self.seed is not None:
             order[: self.samples] = np.random.default_rng((self.seed, self.epoch)).permutation(self.samples)
-        return order.reshape(shape)
+        return self._placed(order.reshape(self.steps, self.global_size))
+
+    def _placed(self, steps: np.ndarray) -> np.ndarray:
+        """Steps of global_size samples each, in their places."""
+        filled = np.pad(steps, ((0, 0), (0, self.places - self.global_size)), constant_values=FILLER)
+        return filled.reshape(-1, self.accumulation, self.world_size, self.micro)
 
     def of_step(self, step: int) -> np.ndarray:
         """The samples of the run's step (from 0) in order(); shape (accumulation, ranks, micro)."""
@@ -86,14 +98,14 @@ class StreamBatches(GlobalBatches):
     """GlobalBatches of a stream, whose windows are shuffled already: rows by their number."""
 
     def of_step(self, step: int) -> np.ndarray:
-        shape = (self.accumulation, self.world_size, self.micro)
-        return np.arange(np.prod(shape)).reshape(shape) + step * np.prod(shape)
+        first = step * self.global_size
+        (found,) = self._placed(np.arange(first, first + self.global_size)[None])
+        return found
 
     def __iter__(self) -> Iterator[Indices]:
-        each = self.micro * self.accumulation * self.world_size
-        for first in range(0, self.samples, each):
-            for micro_batch in self.of_step(first // each)[:, self.rank]:
-                yield Indices(micro_batch.tolist(), rows=range(first, first + each))
+        for first in range(0, self.samples, self.global_size):
+            for micro_batch in self.of_step(first // self.global_size)[:, self.rank]:
+                yield Indices(micro_batch.tolist(), rows=range(first, first + self.global_size))
 
 
 class Loader(torch.utils.data.DataLoader):

@@ -48,7 +48,7 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
     """The job that a command line asks for, with everything checked that can be checked without asking a host.
 
     hostfile: None takes the recipe's own; hosts: known already (Slurm), no hostfile is read
-    Raises UserError for whatever train.py would refuse at once, and for ranks that do not divide the global batch.
+    Raises UserError for whatever train.py would refuse at once, more ranks than sequences in a global batch among it.
     """
     settings = flags.load(["--recipe", recipe, *flag_words])
     place = "flag --hostfile"

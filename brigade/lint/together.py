@@ -10,8 +10,9 @@ from typing import Any
 
 from ..cluster import World
 from ..errors import UserError
+from ..errors.console import counted
 from ..errors.findings import Finding
-from ..recipe.batch import batch_arithmetic
+from ..recipe.batch import batch_arithmetic, without_filler
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
@@ -119,9 +120,14 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     except UserError as error:
         yield of_error("recipe-strategy", error, recipe.name, settings.recipe_path)
     try:
-        batch_arithmetic(settings.recipe.training, size, settings.place("global_batch_size"))
+        batch = batch_arithmetic(settings.recipe.training, size, settings.place("global_batch_size"))
+        divided = f"{batch.global_size} sequences over {counted(size, 'rank')} in micro-batches of {batch.micro}"
+        problem = f"{divided}: {batch.wasted:.1%} of each step is filler"
+        finding = Finding("recipe-filler", recipe.name, "training.global_batch_size", problem, without_filler(batch))
+        wrong = batch.fillers > 0
     except UserError as error:
-        finding = of_error("recipe-batch", error, recipe.name, settings.recipe_path)
+        finding, wrong = of_error("recipe-batch", error, recipe.name, settings.recipe_path), True
+    if wrong:
         who = hosts.name if hosts and not processes else strategies[0].name if processes else "the world size"
         yield dataclasses.replace(finding, problem=f"{finding.problem} ({who})")
 

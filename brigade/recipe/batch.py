@@ -12,8 +12,10 @@ from .schema import TrainingSection
 
 @dataclass(frozen=True)
 class Batch:
-    """The arithmetic of one optimizer step: global_size = micro x accumulation x data_parallel_size sequences.
+    """The arithmetic of one optimizer step: micro x accumulation x data_parallel_size places for global_size sequences.
 
+    What is left over is filler in the last micro-step, rows without a supervised token (data/sampling.py): the step computes
+    what it would on any other number of ranks.
     learning_rate: after scaling with the global batch; why: where the micro-batch comes from, if not from the recipe.
     """
 
@@ -24,10 +26,21 @@ class Batch:
     learning_rate: float
     why: str = ""
 
+    @property
+    def fillers(self) -> int:
+        return self.micro * self.accumulation * self.data_parallel_size - self.global_size
+
+    @property
+    def wasted(self) -> float:
+        """The fillers' share of a step's work."""
+        return self.fillers / (self.fillers + self.global_size)
+
     def __str__(self) -> str:
         micro = f"{self.micro} ({self.why})" if self.why else str(self.micro)
         ranks = counted(self.data_parallel_size, "data-parallel rank")
-        return f"{counted(self.global_size, 'sequence')} = micro-batch {micro} x accumulation {self.accumulation} x {ranks}"
+        less = f" - {counted(self.fillers, 'filler')} ({self.wasted:.1%} of the work)" if self.fillers else ""
+        size = counted(self.global_size, "sequence")
+        return f"{size} = micro-batch {micro} x accumulation {self.accumulation} x {ranks}{less}"
 
 
 def batch_arithmetic(
@@ -35,35 +48,36 @@ def batch_arithmetic(
 ) -> Batch:
     """Fill accumulation (and an "auto" micro-batch) so that the global batch stays what the recipe says.
 
-    fits, why: the largest micro-batch that "auto" may take, and who says so. One above a rank's whole share becomes that share.
+    fits, why: the largest micro-batch that "auto" may take, and who says so; of those with the fewest fillers it takes the
+    largest. One above a rank's whole share becomes that share.
     Learning-rate scaling (Goyal et al. 2017, linear; Krizhevsky 2014, sqrt): lr x (global / reference) or its root.
-    Raises UserError at `place` when micro-batch x ranks does not divide the global batch.
+    Raises UserError at `place` where there are more ranks than sequences: some would never have any.
     """
     size, ranks, wanted = training.global_batch_size, data_parallel_size, training.per_device_train_batch_size
-    if size % ranks:
-        unit = ranks if wanted == "auto" else ranks * wanted
-        near = sorted({max(unit, size // unit * unit), math.ceil(size / unit) * unit})
+    if size < ranks:
         raise UserError(
             place,
-            f"global_batch_size {size} does not divide over {ranks} data-parallel ranks",
-            f"set it to {' or '.join(map(str, near))}, or use a number of ranks that divides {size}",
+            f"global_batch_size {size} does not give each of {ranks} data-parallel ranks a sequence",
+            f"set it to {ranks} or more, or use at most {counted(size, 'rank')}",
         )
-    share = size // ranks
+    share = math.ceil(size / ranks)
     if wanted == "auto":
         micro = max(m for m in range(1, min(fits, share) + 1) if share % m == 0)
     else:
         micro, why = min(wanted, share), f"not {wanted}: a rank has no more" if wanted > share else ""
-    if share % micro:
-        choices = [str(m) for m in range(1, min(share, 1024) + 1) if share % m == 0]
-        raise UserError(
-            place,
-            f"global_batch_size {size} is not micro-batch {micro} x {counted(ranks, 'rank')} x a whole number of "
-            "accumulation steps",
-            f"set per_device_train_batch_size to {'one of ' if len(choices) > 1 else ''}{', '.join(choices[:8])}",
-        )
     factor = size / (training.reference_batch_size or size)
     scale = {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[training.learning_rate_scaling]
-    return Batch(size, micro, share // micro, ranks, training.learning_rate * scale, why)
+    return Batch(size, micro, math.ceil(size / (micro * ranks)), ranks, training.learning_rate * scale, why)
+
+
+def without_filler(batch: Batch) -> str:
+    """What to change so that nothing of a step is wasted, in words."""
+    unit = batch.micro * batch.data_parallel_size
+    near = sorted({max(unit, batch.global_size // unit * unit), math.ceil(batch.global_size / unit) * unit})
+    share, rest = divmod(batch.global_size, batch.data_parallel_size)
+    other = max((micro for micro in range(1, batch.micro) if share % micro == 0), default=0)
+    micro = f"set per_device_train_batch_size to {other}, or " if other and not rest else ""
+    return f"{micro}set global_batch_size to {' or '.join(map(str, near))}"
 
 
 def length(training: Mapping[str, Any]) -> tuple[str, Any]:

@@ -17,8 +17,7 @@ def run_length(run: Run, train_samples: int) -> float:
     training, batch = run.settings.recipe.training, run.batch
     if training.max_steps > 0:
         return training.max_steps
-    epoch = GlobalBatches(train_samples, batch.micro, batch.accumulation, 0, batch.data_parallel_size).steps
-    return epoch * training.num_train_epochs
+    return GlobalBatches(train_samples, batch.global_size, 1, 0, 1).steps * training.num_train_epochs
 
 
 def warmup(run: Run, total: float) -> int:

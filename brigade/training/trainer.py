@@ -102,15 +102,16 @@ class Trainer(EvaluatingTrainer):
         self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None) -> Loader:
+    def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
         shape = (len(rows), micro, accumulation, self.world.rank, self.world.size, seed)
-        batches = StreamBatches(*shape) if rows.streamed else GlobalBatches(*shape, rows.supervised())
+        supervised = None if rows.streamed else rows.supervised()
+        batches = (StreamBatches if rows.streamed else GlobalBatches)(*shape, supervised, size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
         args = self.args
         micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        return self._loader(self.train_dataset, micro, accumulation, args.seed)
+        return self._loader(self.train_dataset, micro, accumulation, args.seed, self.run.batch.global_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
         return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, None)

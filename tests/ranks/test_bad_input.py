@@ -321,8 +321,6 @@ MISTAKES = {
     "key twice in YAML": (ON_RECIPE, RECIPE % "" + "data: {max_length: 8}\n", ["FILE, line 5", "'data'", "twice"]),
     "block that is no table": (ON_DS_CONFIG, ZERO % (', "offload_optimizer": "cpu"', ""),
                                ["FILE: zero_optimization.offload_optimizer", "'cpu'"]),
-    "batch that does not divide": (["--global_batch_size", "6", "--per_device_train_batch_size", "4"], None,
-                                   ["--global_batch_size", "6", "micro-batch 4", "1, 2, 3, 6"]),
     "missing data file": (["--dataset_name=", "--train_file", "nowhere.jsonl"], None,
                           ["--train_file", "'nowhere.jsonl'"]),
     "data file that is a directory": (["--dataset_name=", "--train_file", "elsewhere"], None,

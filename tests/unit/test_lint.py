@@ -132,7 +132,8 @@ EXAMPLES = {
     "recipe-strategy": (
         {"r.yaml": recipe(cluster={"ds_config": ZERO3, "accelerate_config": "accelerate_configs/ddp_1x2.yaml"})},
         "r.yaml:1: cluster"),
-    "recipe-batch": ({"r.yaml": recipe(), "hosts": "node1 slots=5\n"}, "r.yaml:8: training.global_batch_size"),
+    "recipe-batch": ({"r.yaml": recipe(), "hosts": "node1 slots=33\n"}, "r.yaml:8: training.global_batch_size"),
+    "recipe-filler": ({"r.yaml": recipe(), "hosts": "node1 slots=5\n"}, "r.yaml:8: training.global_batch_size"),
     "recipe-moe-zero3": (
         {"r.yaml": recipe(cluster={"ds_config": "ds_configs/zero3.json"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 128}},
@@ -245,7 +246,7 @@ def test_named_files_take_the_place_of_the_recipes_own(check):
     assert check({"r.yaml": own}).findings == []
     assert names(check({"r.yaml": own, "ds.json": ds(fp16={"enabled": True})})) == {"ds-contradicts-recipe"}
     report = check({"r.yaml": own, "hosts": "node1 slots=32\n"})
-    assert names(report) == {"recipe-batch"} and "(hosts)" in report.findings[0].problem
+    assert names(report) == {"recipe-filler"} and "25.0% of each step is filler (hosts)" in report.findings[0].problem
     mesh = fsdp({"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8})
     assert check({"r.yaml": own, "a.yaml": mesh | {"num_processes": 16}}).findings == []
     assert check({"r.yaml": own, "a.yaml": mesh}).findings == []  # the recipe's own 16 slots
@@ -256,7 +257,7 @@ def test_several_recipes_and_hostfiles_are_not_mixed(check):
     files = {"r.yaml": recipe(), "s.yaml": recipe(), "hosts": "a slots=8\n", "other": "a slots=5\n"}
     assert check(files).findings == []
     del files["hosts"]
-    assert names(check(files)) == {"recipe-batch"}
+    assert names(check(files)) == {"recipe-filler"}
 
 
 def test_what_a_file_refers_to_is_linted_too(check):

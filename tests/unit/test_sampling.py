@@ -75,6 +75,25 @@ def test_order_depends_on_seed_and_epoch(n, micro, world, seed, epoch):
     assert flat(seed, epoch) != flat(seed + 1, epoch)
 
 
+@given(st.data(), samples, seeds, st.integers(0, 3))
+def test_a_global_batch_that_does_not_divide_is_filled_up_in_its_last_micro_step(data, n, seed, epoch):
+    micro, world, size = data.draw(st.tuples(sizes, sizes, st.integers(1, 40)))
+    accumulation = -(-size // (micro * world))
+    ranks = [GlobalBatches(n, micro, accumulation, rank, world, seed, global_size=size) for rank in range(world)]
+    for rank in ranks:
+        rank.set_epoch(epoch)
+    every, alone = [list(rank) for rank in ranks], step_sets(n, size, 1, 1, seed, epoch)
+    assert {len(rank) for rank in every} == {len(alone) * accumulation}
+    for number, whole in enumerate(alone):
+        step = [batch for rank in every for batch in rank[number * accumulation : (number + 1) * accumulation]]
+        assert sorted(s for batch in step for s in batch if s != FILLER) == [s for s in whole if s != FILLER]
+        if FILLER not in whole:  # of all but an epoch's last step
+            before = [
+                batch for rank in every for batch in rank[number * accumulation : (number + 1) * accumulation - 1]
+            ]
+            assert all(FILLER not in batch for batch in before)
+
+
 def test_order_does_not_touch_the_global_random_state():
     np.random.seed(1)
     before = np.random.get_state()[1].copy()

@@ -79,6 +79,9 @@ def describe_recipe(plan: RecipePlan) -> None:
     if not recipe.cluster.hostfile and header.divides(plan, 8):
         ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
     say("batch", " = ".join([f"{size} {what}", *ways]))
+    if filler := size - recipe.training.global_batch_size:
+        wasted = f"{filler / size:.1%} of the work is wasted"
+        say("", f"{filler} of them filler, for the recipe's {size - filler} do not divide: {wasted}")
     rehearsal = f"python train.py --recipe {shlex.quote(plan.path)} --rehearse  # tiny shapes, any machine"
     for number, command in enumerate([*header.commands(plan), rehearsal]):
         say("" if number else "start", command)
