@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from brigade.distributed import stop
+
 from .cluster import PROJECT, Cluster
 
 SMALL = "/run/small"  # a disk of each host; node2's holds one checkpoint of the tiny recipe, and not two
@@ -224,3 +226,59 @@ def only_whole_checkpoints(attempt: Attempt) -> None:
     there = sorted((attempt.folder / "run").glob("checkpoint-*"))
     wrong = {path.name: manifest.flaw(path) or manifest.damage(path) for path in there}
     assert there and not any(wrong.values()), wrong
+
+
+def sigterm_rank(attempt: Attempt) -> None:
+    os.kill(training_process(attempt.cluster, "node2"), signal.SIGTERM)
+
+
+def sigterm_rank_twice(attempt: Attempt) -> None:
+    """The other rank is held fast, so that the ranks cannot agree; and the second signal is none that a launcher hands on."""
+    held = training_process(attempt.cluster, "node1")
+    os.kill(held, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            sigterm_rank(attempt)
+            time.sleep(stop.AGAIN + 0.5)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(held, signal.SIGCONT)
+
+
+def sigterm_launcher(attempt: Attempt) -> None:
+    os.kill(attempt.cluster["node2"].find("torchrun")[0], signal.SIGTERM)
+
+
+def sigterm_all(attempt: Attempt) -> None:
+    """As Slurm does: every process of the job."""
+    for host in attempt.cluster:
+        for pid in host.find("train.py"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def stop_file(attempt: Attempt) -> None:
+    (attempt.folder / "run" / stop.FILE).touch()
+
+
+def saved_a_checkpoint(attempt: Attempt) -> None:
+    """Of the very step at which it stopped: nothing is lost."""
+    run = attempt.folder / "run"
+    marker = json.loads((run / "stopped.json").read_text())
+    assert marker["checkpoint"] == f"checkpoint-{marker['step']}" and (run / marker["checkpoint"]).is_dir(), marker
+    assert f"at step {marker['step']}" in attempt.said and not (run / stop.FILE).exists()
+
+
+def launch_again(attempt: Attempt) -> None:
+    launch = attempt.cluster["node1"].find("-m brigade launch")[-1]
+    words = Path(f"/proc/{launch}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    command = [word.replace(f"{attempt.folder}/logs", f"{attempt.folder}/logs-2") for word in words]
+    done = attempt.cluster["node2"].run(command, check=False, timeout=120, OMP_NUM_THREADS="1")
+    (attempt.folder / "second").write_text(f"{done.returncode}\n{done.stdout}{done.stderr}")
+    signal_launch(signal.SIGINT)(attempt)
+
+
+def refused_the_second(attempt: Attempt) -> None:
+    saved_a_checkpoint(attempt)
+    code, _, said = (attempt.folder / "second").read_text().partition("\n")
+    assert code == "2" and re.search(r"another run is using it: process \d+ on node1", said), said

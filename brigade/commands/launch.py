@@ -59,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--restart_pause", type=tries[2], default=10.0, metavar="SECONDS", help=doubled)
     silence = "without a word of a host, or there of launch, after which it is lost (default: 60)"
     add("--silence", type=tries[3], default=60.0, metavar="SECONDS", help=silence)
+    limit = "MiB of a log; of a longer one its first and its last parts are kept"
+    add("--log_limit", type=numeric("log_limit", 1, float), default=64, metavar="MIB", help=limit)
+    detach = "go on in the background, without this terminal; `attach` shows the output, and `status` how far it is"
+    add("--detach", action="store_true", help=detach)
     more = "hand on one more variable of this shell; HF_*, WANDB_*, NCCL_*, ... travel anyway (default: none)"
     add("--env", action="append", default=[], metavar="NAME", help=more)
 
@@ -114,7 +118,7 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
 
 
 def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
-    from ..launch import launchers
+    from ..launch import background, launchers
     from ..launch.job import make
     from ..launch.restarts import Policy, Restarts
     from ..launch.supervisor import Options, allow_open_files
@@ -129,7 +133,7 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")
     address, port = options.master_addr, options.master_port
-    how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence)
+    how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence, options.log_limit)
     policy = Policy(options.restarts, options.min_hosts, tuple(options.spare), options.restart_pause)
 
     def remake(hosts: dict[str, int]) -> "Job":
@@ -139,7 +143,8 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
             check_memory(again)
         return again
 
-    return asyncio.run(Restarts(job, how, directory, policy, remake).run())
+    work = lambda: asyncio.run(Restarts(job, how, directory, policy, remake).run())  # noqa: E731
+    return background.run(work, directory, job.output_dir, options.detach, options.log_limit)
 
 
 def check_restarts(job: "Job", options: argparse.Namespace) -> None:

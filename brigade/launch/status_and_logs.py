@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..errors.console import counted
 
+LIMIT = 64  # MiB of a log, then a new one is begun
 SHOWN = 12  # hosts with a line of their own; of more, those that stand out
 TAIL = 15  # lines of a failed rank that the verdict quotes
 PAUSE = 5.0  # seconds between two summaries of many hosts where there is no terminal
@@ -23,13 +24,14 @@ PAUSE = 5.0  # seconds between two summaries of many hosts where there is no ter
 class Output:
     """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed, of many
     hosts a summary now and then. The directory and its logs are the user's alone: ranks print samples.
+    limit: MiB of one log. Of a longer one three parts are kept: NAME.first.log, NAME.before.log and NAME.log, the newest.
 
     A thread writes: a terminal that is stopped, or a file system that hangs, must not keep launch from its hosts.
     """
 
-    def __init__(self, hosts: list[str], directory: Path) -> None:
+    def __init__(self, hosts: list[str], directory: Path, limit: float = LIMIT) -> None:
         self.status = dict.fromkeys(hosts, "connecting")
-        self.directory = directory
+        self.directory, self._limit = directory, limit * 2**20
         self._tails: dict[str, deque[str]] = {}
         self._live: Any = None
         self._width = max(map(len, hosts))
@@ -95,6 +97,10 @@ class Output:
         try:  # not kept open: 1,000 hosts have 8,000 logs
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", errors="replace") as file:
                 print(text, file=file)
+                grown = file.tell()
+            if grown > self._limit:
+                first = path.with_suffix(".first.log")
+                path.rename(path.with_suffix(".before.log") if first.exists() else first)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
 

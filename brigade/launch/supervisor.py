@@ -22,7 +22,7 @@ from .connection import Channel, transport
 from .first_failure import Failure, Judge
 from .job import Job
 from .silence import SILENCE
-from .status_and_logs import Output
+from .status_and_logs import LIMIT, Output
 
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops
 TRY_LATER = 75  # EX_TEMPFAIL of sysexits.h: stopped by somebody else, and the same command goes on
@@ -37,7 +37,7 @@ class Options:
     """How to launch; None lets launch choose.
 
     start_timeout: seconds from the first rank's readiness to the last one's; silence: seconds without a word of a host, or of
-    launch, after which that is lost
+    launch, after which that is lost; log_limit: MiB of a log
     """
 
     launcher: str
@@ -46,6 +46,7 @@ class Options:
     master_port: int | None = None
     start_timeout: float = 300.0
     silence: float = SILENCE
+    log_limit: float = LIMIT
 
 
 class Launch:

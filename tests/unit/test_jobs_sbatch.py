@@ -15,6 +15,7 @@ from torch.distributed.run import get_args_parser
 
 from brigade.launch.job import make
 from brigade.launch.write import text
+from brigade.run import events
 
 ROOT = Path(__file__).parents[2]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -60,9 +61,14 @@ if mode == "hang":
     time.sleep(60)
 if mode == "fail" and node == "1":
     sys.exit(3)
+if node == "0" and mode != "end quietly":
+    output.mkdir(parents=True, exist_ok=True)
+    pathlib.Path("job").write_text(os.environ["BRIGADE_JOB"])
 if mode == "succeed" and node == "0":
-    output.mkdir(parents=True)
     (output / "success.json").write_text("{{}}")
+if mode.startswith("stopped by ") and node == "0":
+    (output / "stopped.json").write_text(json.dumps({{"step": 4, "by": mode.removeprefix("stopped by ")}}, indent=2))
+    sys.exit(0 if "file" in mode else 143)
 """
 
 
@@ -238,6 +244,30 @@ def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=30)
     assert process.returncode == 0 and not any("requeue" in call for call in batch.calls)
+
+
+@pytest.mark.parametrize("by, again", [("SIGTERM to rank 1", True), ("SIGUSR1", True), ("the file stop", False)])
+def test_a_run_that_was_stopped_is_queued_again_unless_somebody_wrote_the_file(batch, by, again):
+    code, output = batch.run(script(), f"stopped by {by}")
+    assert code == 0 and ("scontrol requeue 41234" in batch.calls) is again, output
+    assert (batch.directory / "job").read_text() == "slurm-41234", "train.py counts the starts of one job"
+
+
+def test_what_stopped_an_earlier_start_does_not_count(batch):
+    output = batch.directory / "outputs/tiny-full-ddp"
+    output.mkdir(parents=True)
+    (output / "stopped.json").write_text('{"by": "SIGTERM"}')
+    code, _ = batch.run(script(), "fail")
+    assert code == 3 and not any("requeue" in call for call in batch.calls)
+
+
+def test_the_notice_is_as_long_as_the_run_has_measured_and_says_so(batch, tmp_path, monkeypatch):
+    flags = ["--output_dir", str(tmp_path / "run")]
+    assert "--signal=B:USR1@120" in script(*flags) and "nothing is measured yet" in script(*flags)
+    (tmp_path / "run").mkdir()
+    events.add(tmp_path / "run", "grace", step=7, seconds=433.2)
+    written = script(*flags)
+    assert "--signal=B:USR1@434" in written and "take up to 433 s" in written and "--shutdown_timeout 404" in written
 
 
 def test_a_requeue_that_slurm_refuses_is_a_failure(batch):

@@ -1,0 +1,67 @@
+"""How a run stands, from the files in its directory: for `status`, and whoever else looks from outside."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..recipe.files import read_yaml
+from . import directory as runs
+from . import events, owner
+
+LAST = 5  # events that are shown
+
+
+def of(directory: Path) -> dict[str, Any]:
+    """{"directory", "state", "owner", "step", "steps", "loss", "checkpoint", ...}; what is not known is left out.
+
+    state: running, succeeded, stopped, or ended: neither marker is there, so it failed or was killed
+    """
+    record, told = read_yaml(directory / runs.RECORD).get("run") or {}, events.read(directory)
+    held = owner.holder(directory)
+    known: dict[str, Any] = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
+    known |= {key: record[key] for key in ("ranks", "hosts", "started") if key in record}
+    marker = next((name for name in (runs.SUCCESS, runs.STOPPED) if (directory / name).exists()), None)
+    states = {runs.SUCCESS: "succeeded", runs.STOPPED: "stopped", None: "ended"}
+    known["state"] = "running" if held else states[marker]
+    known["owner"] = held
+    if marker and not held:
+        with suppress(OSError, ValueError):
+            known["marker"] = json.loads((directory / marker).read_text())
+    for line in told:  # the last one that says it
+        known |= {
+            key: line[key] for key in ("step", "steps", "loss", "tokens_per_second", "held_out_loss") if line.get(key)
+        }
+    checkpoints = runs.whole_checkpoints(directory)
+    if checkpoints:
+        known["checkpoint"] = checkpoints[max(checkpoints)].name
+    if grace := events.slowest(directory, "grace"):
+        known["grace"] = grace
+    return known | {"events": told[-LAST:]}
+
+
+def lines(known: dict[str, Any], in_full: bool) -> list[str]:
+    """For people: one line, or with `in_full` what else is known."""
+    state, marker = known["state"], known.get("marker", {})
+    if held := known["owner"]:
+        state += f" ({held['host']}, process {held['pid']})"
+    elif known["state"] == "stopped":
+        state += f" by {marker.get('by', '?')} at {marker.get('time', '?')}"
+    elif known["state"] == "ended":
+        state += " before its end"
+    parts = [state, f"step {known.get('step', 0)}/{known.get('steps', '?')}"]
+    parts += [f"loss {known['loss']:.4f}"] if "loss" in known else []
+    parts += [known.get("checkpoint", "no checkpoint yet")]
+    summary = f"{known['directory']}: {', '.join(parts)}"
+    if not in_full:
+        return [summary]
+    hosts = ", ".join(map(str, known.get("hosts", ()))) or "?"
+    more = [f"  {known.get('ranks', '?')} ranks on {hosts}, {known['strategy']}, since {known.get('started', '?')}"]
+    if "grace" in known:
+        more += [f"  to stop, a step and a checkpoint take up to {known['grace']:.0f} s"]
+    for event in known["events"]:
+        said = ", ".join(
+            f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value is not None
+        )
+        more += [f"  {event.get('time', '')[:19]}  {event.get('event')}: {said}"]
+    return [summary, *more]
