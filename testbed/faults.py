@@ -166,7 +166,7 @@ FAULTS: dict[str, Fault] = {
                               strike=strikes.kill_deepspeed, launcher="deepspeed"),
     "launch-killed": Fault("kill -9 of launch itself", (), -9, strike=strikes.signal_launch(signal.SIGKILL), gone=True),
     "launching-host-killed": Fault("the launching host is switched off", (), -9, strike=strikes.power_off_node1, gone=True),
-    "ctrl-c": Fault("Ctrl-C", (r"stopped by SIGINT at step \d+",), 130, strike=strikes.signal_launch(signal.SIGINT), **_STOPS),
+    "ctrl-c": Fault("Ctrl-C", (r"stopped by SIGINT at step",), 130, strike=strikes.signal_launch(signal.SIGINT), **_STOPS),
     "ctrl-c-twice": Fault("Ctrl-C, and again at once", (r"ended at once by the second SIGINT",), 130,
                           strike=strikes.ctrl_c_twice),
     "host-killed-spare": Fault(
@@ -189,18 +189,18 @@ FAULTS: dict[str, Fault] = {
                     (r"node2, rank 1 failed first: killed", r"attempt 2 on node1, node2", *_WENT_ON), 0,
                     strikes.other_clock, strikes.signal_rank, repair=strikes.right_clock,
                     words="--restarts 1" + _SOON, **_EVERY_SECOND),
-    "sigterm": Fault("SIGTERM to launch", (r"stopped by SIGTERM at step \d+",), 143,
+    "sigterm": Fault("SIGTERM to launch", (r"stopped by SIGTERM at step",), 143,
                      strike=strikes.signal_launch(signal.SIGTERM), **_STOPS),
-    "sigterm-rank": Fault("SIGTERM to one rank", (r"Stopped by SIGTERM to rank 1 at step", r"stopped at step \d+"), 75,
+    "sigterm-rank": Fault("SIGTERM to one rank", (r"Stopped by SIGTERM to rank 1 at step", r"stopped at step"), 75,
                           strike=strikes.sigterm_rank, **_STOPS),
     "sigterm-rank-twice": Fault("SIGTERM to one rank, and again while it cannot finish its step", (
         r"stopped when rank 1 on node2 was ended by SIGTERM",), 75, strike=strikes.sigterm_rank_twice),
     "sigterm-launcher": Fault("SIGTERM to a host's launcher", (
-        r"Stopped by SIGTERM to rank 1 at step", r"stopped at step \d+"), 75, strike=strikes.sigterm_launcher, **_STOPS),
-    "sigterm-all": Fault("SIGTERM to the launchers and ranks of all hosts", (r"Stopped by SIGTERM", r"stopped at step \d+"), 75,
+        r"Stopped by SIGTERM to rank 1 at step", r"stopped at step"), 75, strike=strikes.sigterm_launcher, **_STOPS),
+    "sigterm-all": Fault("SIGTERM to the launchers and ranks of all hosts", (r"Stopped by SIGTERM", r"stopped at step"), 75,
                          strike=strikes.sigterm_all, **_STOPS),
-    "stop-file": Fault("a file `stop` in the output directory", (r"Stopped by the file stop", r"stopped at step \d+"), 75,
+    "stop-file": Fault("a file `stop` in the output directory", (r"Stopped by the file stop", r"stopped at step"), 75,
                        strike=strikes.stop_file, **_STOPS),
-    "two-runs": Fault("a second launch on the same output directory, from another host", (r"stopped by SIGINT at step \d+",), 130,
+    "two-runs": Fault("a second launch on the same output directory, from another host", (r"stopped by SIGINT at step",), 130,
                       strike=strikes.launch_again, after=strikes.refused_the_second, lost="nothing: the first run goes on"),
 }  # fmt: skip

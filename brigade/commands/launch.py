@@ -144,7 +144,7 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
         return again
 
     work = lambda: asyncio.run(Restarts(job, how, directory, policy, remake).run())  # noqa: E731
-    return background.run(work, directory, job.output_dir, options.detach, options.log_limit)
+    return background.run(work, directory, job.output_dir, options.detach)
 
 
 def check_restarts(job: "Job", options: argparse.Namespace) -> None:

@@ -17,30 +17,28 @@ from typing import Any
 from ..data.cache import cache_directory
 from ..errors import UserError
 from ..run.directory import now, write_whole
+from .status_and_logs import LAUNCH_LOG
 
-LOG = "launch.log"  # of a launch without a terminal: what it would print, rank 0's output among it
 TAIL = 2**16  # bytes that `attach` shows of what was there before
 
 
-def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, limit: float) -> int:
-    """Do the work of a launch under a record; with `detach` in a process of its own, while this one says how to follow it.
-
-    limit: MiB of its log
-    """
-    output, logs = output.absolute(), logs.absolute()
+def run(work: Callable[[], int], logs: Path, output: Path, detach: bool) -> int:
+    """Do the work of a launch under a record; with `detach` in a process of its own, while this one says how to follow it."""
+    output, logs = output.resolve(), logs.resolve()
     record: dict[str, Any] = {"output": str(output), "logs": str(logs), "host": socket.gethostname(), "started": now()}
     path = _path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if detach:
         logs.mkdir(0o700, parents=True, exist_ok=True)
         if child := os.fork():
             words = f"{sys.executable} -m brigade"
-            print(f"launch goes on as process {child} on {record['host']}; what it prints is in {logs / LOG}.")
+            print(f"launch goes on as process {child} on {record['host']}; what it prints is in {logs / LAUNCH_LOG}.")
             print(f"Follow it (Ctrl-C leaves it running): {words} attach {output}")
             print(f"How far it is: {words} status {output}\nStop it, with a checkpoint: kill {child}", flush=True)
             return 0
-        _leave_the_terminal(logs / LOG)
-    write_whole(path, json.dumps(record | {"pid": os.getpid()}))
+        _leave_the_terminal(logs / LAUNCH_LOG)
+    with suppress(OSError):  # without a record it can be followed by its logs alone
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(record | {"pid": os.getpid()}))
     code = 1
     try:
         code = work()
@@ -69,7 +67,7 @@ def _leave_the_terminal(log: Path) -> None:
 
 def find(named: Path) -> dict[str, Any]:
     """The record of the last launch with this output or log directory. Raises UserError where there is none."""
-    wanted = str(named.absolute())
+    wanted = str(named.resolve())
     for path in sorted((cache_directory() / "launches").glob("*.json")):
         with suppress(OSError, ValueError):
             record = json.loads(path.read_text())
@@ -113,7 +111,7 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
 def _log(logs: Path) -> Path | None:
     newest = sorted(logs.rglob("rank-0*.log"), key=lambda path: path.stat().st_mtime)
     whole = [path for path in newest if not path.stem.endswith((".first", ".before"))]
-    return logs / LOG if (logs / LOG).exists() else whole[-1] if whole else None
+    return logs / LAUNCH_LOG if (logs / LAUNCH_LOG).exists() else whole[-1] if whole else None
 
 
 def _path(output: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shutil
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from ..errors import UserError
 from ..errors.console import counted
 
 LIMIT = 64  # MiB of a log, then a new one is begun
+LAUNCH_LOG = "launch.log"  # of a launch without a terminal: what it would print, rank 0's output among it
 SHOWN = 12  # hosts with a line of their own; of more, those that stand out
 TAIL = 15  # lines of a failed rank that the verdict quotes
 PAUSE = 5.0  # seconds between two summaries of many hosts where there is no terminal
@@ -37,7 +39,7 @@ class Output:
         self._width = max(map(len, hosts))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
-        self._failed = False
+        self._failed = self._without_terminal = False
         self._summed_up, self._due = "", 0.0
 
     def __enter__(self) -> "Output":
@@ -49,6 +51,7 @@ class Output:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
+        self._without_terminal = (self.directory / LAUNCH_LOG).exists()
         if sys.stdout.isatty():
             from rich.live import Live
 
@@ -78,7 +81,7 @@ class Output:
 
     def say(self, text: str, stream: Any = None) -> None:
         """Rank 0's output, or words of our own."""
-        self._work.put(lambda: print(text, file=stream or sys.stdout, flush=True))
+        self._work.put(lambda: self._print(text, stream or sys.stdout))
 
     def keep(self, name: str, text: str) -> None:
         """Add output to the log file of a rank or launcher."""
@@ -91,6 +94,16 @@ class Output:
     def tail(self, name: str) -> list[str]:
         """The last lines of a rank or launcher."""
         return list(self._tails.get(name, ()))
+
+    def _print(self, text: str, stream: Any) -> None:
+        print(text, file=stream, flush=True)
+        log = os.fstat(stream.fileno()) if self._without_terminal else None
+        if (
+            log and log.st_size > self._limit
+        ):  # the file stays this process's standard output: its older half goes aside
+            path = self.directory / LAUNCH_LOG
+            shutil.copyfile(path, path.with_suffix(".before.log"))
+            os.truncate(path, 0)
 
     def _append(self, name: str, text: str) -> None:
         path = self.path(name)

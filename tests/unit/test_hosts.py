@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from brigade.launch.job import make
 from brigade.launch.status_and_logs import Output
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = tempfile.TemporaryDirectory()  # of launches
 SECRET = "hf_neverInAFileOrOnACommandLine"
 
 
@@ -33,7 +35,7 @@ def hostfile(tmp_path):
 def launch(*words, open_files=4096, **variables):
     limited = ["bash", "-c", 'ulimit -n "$0" && exec "$@"', str(open_files)]
     command = [*limited, sys.executable, "-m", "brigade", "launch", *words]
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"} | variables
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "BRIGADE_CACHE": CACHE.name} | variables
     return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
 
 
@@ -157,6 +159,32 @@ def test_of_many_hosts_a_summary_is_printed_and_logs_are_the_users_alone(launch_
     assert len(logs) == 40 and logs[0].read_text().startswith("ready\n")
     assert {oct(path.stat().st_mode & 0o777) for path in logs} == {"0o600"}
     assert oct((tmp_path / "logs").stat().st_mode & 0o777) == "0o700"
+
+
+def test_a_launch_goes_on_without_its_terminal_and_is_followed(launch_there, tmp_path):
+    done = launch_there(2, "--detach", "--output_dir", str(tmp_path / "run"))
+    assert done.returncode == 0 and f"attach {tmp_path / 'run'}" in done.stdout and "kill " in done.stdout, done.stderr
+    for named in ("run", "logs"):
+        follow = [sys.executable, "-m", "brigade", "attach", str(tmp_path / named)]
+        env = {"BRIGADE_CACHE": CACHE.name}
+        said = subprocess.run(follow, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0 and "\ntrained\n" in said.stdout and "succeeded: " in said.stdout, said
+    assert oct((tmp_path / "logs/launch.log").stat().st_mode & 0o777) == "0o600"
+    said = subprocess.run(
+        [*follow[:-1], str(tmp_path)], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert said.returncode == 2 and "no launch of it is known here" in said.stderr
+
+
+def test_of_a_long_log_the_beginning_and_the_end_are_kept(tmp_path):
+    with Output(["node1"], tmp_path / "logs", limit=0.001) as output:  # about 1,000 bytes
+        for number in range(200):
+            output.keep("rank-0-node1", f"line {number:03d} of a rank that talks")
+    logs = {path.name: path.read_text().splitlines() for path in (tmp_path / "logs").iterdir()}
+    assert sorted(logs) == ["rank-0-node1.before.log", "rank-0-node1.first.log", "rank-0-node1.log"]
+    assert logs["rank-0-node1.first.log"][0].startswith("line 000")
+    assert (logs["rank-0-node1.before.log"] + logs["rank-0-node1.log"])[-1].startswith("line 199")
+    assert sum(map(len, logs.values())) < 200
 
 
 def test_more_hosts_than_open_files_are_refused(launch_there):

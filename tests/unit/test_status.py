@@ -1,0 +1,65 @@
+"""What a run's directory says of it to whoever looks from outside."""
+
+import json
+
+import pytest
+
+from brigade.__main__ import main
+from brigade.run import events, owner
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = tmp_path / "run"
+    (directory / "checkpoint-4").mkdir(parents=True)
+    (directory / "checkpoint-4/trainer_state.json").write_text("{}")
+    (directory / "run.yaml").write_text(
+        "run: {ranks: 2, hosts: [node1, node2], strategy: {name: zero3}, started: today}\n"
+    )
+    events.add(directory, "started", step=0, steps=10, checkpoint=None)
+    events.add(directory, "grace", step=2, seconds=33.4)
+    events.add(directory, "step", step=5, loss=2.5)
+    (directory / "events.jsonl").open("a").write('{"half a li')
+    return directory
+
+
+def said(capsys, *words):
+    assert main(["status", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_names_its_owner(run, capsys, monkeypatch):
+    monkeypatch.setattr(owner, "holder", lambda directory: {"host": "node1", "pid": 17})
+    shown = said(capsys, run)
+    assert "running (node1, process 17), step 5/10, loss 2.5000, checkpoint-4" in shown
+    assert (
+        "2 ranks on node1, node2, zero3" in shown and "take up to 33 s" in shown and "step: step 5, loss 2.5" in shown
+    )
+
+
+@pytest.mark.parametrize(
+    "marker, words",
+    [
+        (None, "ended before its end"),
+        ({"stopped.json": {"step": 5, "by": "SIGTERM", "time": "noon"}}, "stopped by SIGTERM at noon"),
+        ({"success.json": {"steps": 10}}, "succeeded"),
+    ],
+)
+def test_how_a_run_ended(run, capsys, marker, words):
+    for name, content in (marker or {}).items():
+        (run / name).write_text(json.dumps(content))
+    assert f"{run}: {words}, step 5/10" in said(capsys, run)
+
+
+def test_all_runs_of_the_usual_place_a_line_each_or_as_json(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    assert said(capsys) == "There is no run in outputs/.\n"
+    run.parent.joinpath("outputs").mkdir()
+    run.rename("outputs/tiny")
+    assert said(capsys).count("\n") == 1
+    known = json.loads(said(capsys, "--json"))
+    assert (known["state"], known["step"], known["checkpoint"], known["owner"]) == ("ended", 5, "checkpoint-4", None)
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["status", str(tmp_path)]) == 2 and "there is no run.yaml" in capsys.readouterr().err
