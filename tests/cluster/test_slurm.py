@@ -8,6 +8,7 @@ import pytest
 
 from brigade.launch.job import make
 from brigade.launch.write import text
+from brigade.run import events
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from tests.cluster.conftest import SHORT, losses, train_alone
@@ -82,12 +83,13 @@ def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
 
 
 def test_job_goes_on_after_more_urgent_work_took_its_hosts(slurm, tmp_path):
-    flags = [*SHORT, "--max_steps", "12", "--save_steps", "4"]
+    """And loses no step, though it would never come to a checkpoint of its own."""
+    flags = [*SHORT, "--max_steps", "12", "--save_steps", "5000"]
     slow = slurm.cluster["node2"]
     slow.throttle("100mbit")  # so that it is still training when the other job comes, on any machine
     job, output, log = submit(slurm, "pre-empted", flags)
     deadline = time.monotonic() + 60
-    while not list(output.glob("checkpoint-*/trainer_state.json")):
+    while not log.exists() or "\nstep 2/" not in log.read_text():
         assert time.monotonic() < deadline and slurm.job(job)["JobState"] in ("PENDING", "RUNNING"), log.read_text()
         time.sleep(0.05)
     slurm.cluster["node1"].run("sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 1'")
@@ -96,7 +98,10 @@ def test_job_goes_on_after_more_urgent_work_took_its_hosts(slurm, tmp_path):
     slow.throttle(None)
     fields = wait(slurm, job, log)
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), log.read_text()[-3000:]
-    assert re.search(r"continues +from .*checkpoint-4", log.read_text())
+    stopped = next(event for event in events.read(output) if event["event"] == "stopped")
+    assert stopped["checkpoint"] == f"checkpoint-{stopped['step']}" and stopped["by"].startswith("SIGTERM to rank ")
+    assert re.search(rf"continues +from .*{stopped['checkpoint']}\b", log.read_text())
+    assert [event["step"] for event in events.read(output) if event["event"] == "step"] == list(range(1, 13))
     assert losses(output) == pytest.approx(train_alone(flags, tmp_path / "run"), rel=1e-5)
 
 
