@@ -1,6 +1,7 @@
 """A run's directory: who it belongs to, what was resolved (run.yaml), where it stands, and whether it succeeded."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -22,12 +23,14 @@ from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import computed, difference, identity, recorded
 from ..strategy import Strategy
-from . import events, leftovers, owner, starts
+from . import events, leftovers, owner
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
 STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
+STARTS = ".starts"  # how often a job has begun at the same step: starts.py
+JOB = "BRIGADE_JOB"  # in the environment, set by the files of `launch --write`: the same at each start of one job, and no other's
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _ASIDE = "--fresh begins anew and moves"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
@@ -67,8 +70,10 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
     Raises UserError when its directory holds another run, or something that is no run, and when its job gets no further.
     """
     run = _open(settings, strategy, world, batch)
-    if world.is_main_rank and not run.finished:
-        starts.count(run.directory, max(whole_checkpoints(run.directory), default=0))
+    if world.is_main_rank and not run.finished and (job := os.environ.get(JOB)):
+        from . import starts
+
+        starts.count(run.directory / STARTS, job, max(whole_checkpoints(run.directory), default=0))
     return run
 
 
@@ -164,6 +169,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
             raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
         if run.settings.fresh and occupied:
             number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
+            run.owned.released.set()  # its file moves away, and is nobody's
             run.aside = directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
             directory.mkdir()
             before, run.owned = run.owned, owner.take(directory)
@@ -196,7 +202,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
 
 
 def _occupied(directory: Path) -> bool:
-    return any(path.name not in (owner.FILE, starts.FILE) for path in directory.iterdir())
+    return any(path.name not in (owner.FILE, STARTS) for path in directory.iterdir())
 
 
 def _kept_before(run: Run) -> dict[str, Any]:

@@ -38,3 +38,37 @@ def test_that_no_rank_starts_is_found_too(judge):
     NOW[0] += first_failure.READY + 1
     judge.check_start()
     assert judge.failures[0].kind == "hang"
+
+
+# ---- stopped from outside ----------------------------------------------------------------------------------------
+def test_ranks_that_were_stopped_have_not_failed_in_whatever_order_it_is_heard(judge):
+    first, second = judge.channels
+    judge.on_rank(second, 1, exit=-15)  # its host's line is quicker
+    judge.on_rank(first, 0, marker="stopped", step=7)
+    judge.on_rank(first, 0, exit=-15)
+    assert not judge.failures and not judge.decided(), "the hosts' launchers have not ended"
+    for channel in judge.channels:
+        judge.on_ended(channel, code=1)
+    assert judge.decided() and not judge.failures and judge.stopped == "at step 7" and not judge.reached_end
+
+
+def test_a_rank_that_somebody_ended_at_once_is_named_and_nobody_is_blamed(judge):
+    first, second = judge.channels
+    judge.on_rank(second, 1, ended="SIGTERM")
+    judge.on_rank(second, 1, exit=-15)
+    judge.on_rank(first, 0, follows=True, exit=1)
+    assert judge.decided() and not judge.failures
+    assert judge.stopped == "when rank 1 on node1 was ended by SIGTERM"
+
+
+def test_what_a_launcher_ends_after_a_failure_is_no_stop(judge):
+    judge.on_rank(judge.channels[1], 1, told="ValueError", code=1)
+    judge.on_rank(judge.channels[0], 0, ended="SIGTERM")
+    assert [failure.rank for failure in judge.failures] == [1] and not judge.stopped
+
+
+def test_a_checkpoint_is_asked_for_when_all_ranks_are_there(judge):
+    judge.on_rank(judge.channels[0], 0, pid=1, stage="joined")
+    assert not judge.trains()
+    judge.on_rank(judge.channels[1], 1, pid=2, stage="joined", grace=400.5)
+    assert judge.trains() and judge.grace == 400.5

@@ -105,20 +105,32 @@ def test_a_data_reader_ends_when_its_parent_says_so_and_not_when_all_are_signall
 
 
 # ---- a job that comes back -----------------------------------------------------------------------------------------
-def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, monkeypatch, mistake):
-    monkeypatch.setenv(starts.JOB, "slurm-7")
+def test_a_job_without_progress_comes_back_so_often_and_no_more(tmp_path, mistake):
+    file = tmp_path / "run" / "starts"
     for _ in range(starts.MOST):
-        starts.count(tmp_path / "run", 40)
-    said = mistake(starts.count, tmp_path / "run", 40)
-    assert "started 3 times from step 40" in said and "--save_steps" in said
-    starts.count(tmp_path / "run", 80)  # it got further
-    monkeypatch.setenv(starts.JOB, "slurm-8")
+        starts.count(file, "slurm-7", 40)
+    said = mistake(starts.count, file, "slurm-7", 40)
+    assert "started 3 times from step 40" in said and "--save_steps" in said and str(tmp_path / "run") in said
+    starts.count(file, "slurm-7", 80)  # it got further
     for _ in range(starts.MOST):
-        starts.count(tmp_path / "run", 80)  # another job may try as often
+        starts.count(file, "slurm-8", 80)  # another job may try as often
 
 
-def test_what_a_person_starts_is_not_counted(tmp_path, monkeypatch):
-    monkeypatch.delenv(starts.JOB, raising=False)
+def test_train_py_counts_what_a_job_file_starts_and_nothing_else(tmp_path, monkeypatch, mistake):
+    from brigade.cluster import world_from_environment
+    from brigade.recipe import flags
+    from brigade.recipe.batch import batch_arithmetic
+    from brigade.run import directory as runs
+    from brigade.strategy import choose
+
+    settings, world = flags.load(["--output_dir", str(tmp_path / "run")]), world_from_environment({})
+    batch = batch_arithmetic(settings.recipe.training, 1, "here")
+    asked = (settings, choose(settings, world), world, batch)
+    monkeypatch.delenv(runs.JOB, raising=False)
     for _ in range(2 * starts.MOST):
-        starts.count(tmp_path, 0)
+        runs.open_run(*asked)
     assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(runs.JOB, "slurm-7")
+    for _ in range(starts.MOST):
+        runs.open_run(*asked)
+    assert "started 3 times from step 0" in mistake(runs.open_run, *asked)
