@@ -122,7 +122,7 @@ def note(**what: Any) -> None:
 
 def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:
     """Hand on what the child writes until it ends; end as it ended."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda received, _: os.kill(child, received))
     rank = int(os.environ["RANK"])
     pending = {out: b"", notes: b""}  # the beginning of a line whose end is still to come
