@@ -137,7 +137,7 @@ def suspend_launch(seconds: float) -> Callable[[Attempt], None]:
     def strike(attempt: Attempt) -> None:
         signal_launch(signal.SIGSTOP)(attempt)
         time.sleep(seconds)
-        signal_launch(signal.SIGCONT)(attempt)
+        attempt.process.send_signal(signal.SIGCONT)  # nsenter stops with its child, and wakes it when it wakes itself
 
     return strike
 

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     job = make(options.recipe, options.rest, options.hostfile, hosts)
     check_restarts(job, options)
     if options.write:
-        write.write(job, options.write, options.to)
+        write.write(job, options.write, options.to, handed_to_slurm(options))
         return 0
     launcher = launchers.choose(job, options.launcher, hosts is not None)
     handed_on = environment.forwarded(os.environ, options.env)
@@ -145,6 +145,19 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
 
     work = lambda: asyncio.run(Restarts(job, how, directory, policy, remake).run())  # noqa: E731
     return background.run(work, directory, job.output_dir, options.detach)
+
+
+def handed_to_slurm(options: argparse.Namespace) -> tuple[str, ...]:
+    """The flags with which a written sbatch script starts again by itself."""
+    if not options.restarts:
+        return ()
+    if options.write != "sbatch":
+        raise UserError("flag --restarts", "only a written sbatch script starts again by itself", "leave it out")
+    if options.spare:
+        problem = "a job is given its hosts when it starts"
+        raise UserError("flag --spare", problem, "ask for more hosts (--nodes), and give --min_hosts")
+    least = ("--min_hosts", str(options.min_hosts)) if options.min_hosts else ()
+    return ("--restarts", str(options.restarts), *least)
 
 
 def check_restarts(job: "Job", options: argparse.Namespace) -> None:

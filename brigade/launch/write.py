@@ -44,12 +44,14 @@ NOT_TWICE = {
 ACCELERATORS: dict[str, str] = table(TEMPLATES / "skypilot_gpus.yaml")
 
 
-def write(job: Job, kind: str, to: str | Path | None = None) -> Path:
-    """Write the job file of that kind, and say so; to: default is RECIPE-TOPOLOGY here, "-" prints it instead.
+def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str, ...] = ()) -> Path:
+    """Write the job file of that kind, and say so.
+
+    to: default is RECIPE-TOPOLOGY here, "-" prints it instead; restarts: see text()
 
     Raises UserError when a file with other content is there: it may be a user's, edited since.
     """
-    content, suffix = text(kind, job), SUFFIXES[kind]
+    content, suffix = text(kind, job, restarts=restarts), SUFFIXES[kind]
     path = Path(name(job) + suffix if to is None else to)
     if str(path) == "-":
         print(content, end="")
@@ -71,8 +73,11 @@ def write(job: Job, kind: str, to: str | Path | None = None) -> Path:
     return path
 
 
-def text(kind: str, job: Job, launched: bool = False) -> str:
-    """The job file. launched: accelerate's configuration as `launch` hands it to accelerate on every host.
+def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] = ()) -> str:
+    """The job file.
+
+    launched: accelerate's configuration as `launch` hands it to accelerate on every host
+    restarts: flags of `launch` (--restarts 3 --min_hosts 2), which then runs inside Slurm's allocation
 
     Raises UserError for hosts of different sizes, flags that must not be said twice, and what the kind cannot express.
     """
@@ -84,7 +89,7 @@ def text(kind: str, job: Job, launched: bool = False) -> str:
     engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote}
     suffix = "sh" if kind == "sbatch" else "yaml"
     written = ["python", "-m", "brigade", "launch", job.recipe]
-    written += [*(["--hostfile", job.hostfile] if job.hostfile else []), "--write", kind, *job.flags]
+    written += [*(["--hostfile", job.hostfile] if job.hostfile else []), "--write", kind, *restarts, *job.flags]
     hosts = f"{counted(len(job.hosts), 'host')} of {slots(job)}: {counted(job.world_size, 'rank')}"
     values = {
         "title": _comment(f"{job.settings.name}, {job.strategy.name}, {hosts}."),
@@ -101,6 +106,7 @@ def text(kind: str, job: Job, launched: bool = False) -> str:
         "notice_says": _comment(notice(job)[1]),
         "torchrun_options": shlex.join(torchrun_options(job)),
         "secrets": secrets(job),
+        "restarts": shlex.join([*restarts, job.recipe, *train_words(job)[3:]]) if restarts else "",
     }
     values |= _of_accelerate(job, launched) if kind == "accelerate" else _of_scheduler(job, kind)
     return engine.get_template(f"{kind}.{suffix}.jinja").render(values)

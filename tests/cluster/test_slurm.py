@@ -1,6 +1,8 @@
 """A real Slurm on two hosts: the script that the project writes for it trains, and goes on after a pre-emption."""
 
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from brigade.launch.write import text
 from brigade.run import events
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
+from testbed.strikes import training_process
 from tests.cluster.conftest import SHORT, losses, train_alone
 
 RECIPE = "recipes/tiny/full.yaml"
@@ -24,12 +27,16 @@ def slurm():
         yield slurm
 
 
-def submit(slurm: Slurm, name: str, flags: list[str]) -> tuple[str, Path, Path]:
+def submit(slurm: Slurm, name: str, flags: list[str], restarts: tuple[str, ...] = ()) -> tuple[str, Path, Path]:
     """Write the script for one rank on each host and hand it in; the job's number, its output directory and its log."""
     shared = slurm.cluster.shared
     script, output, log = shared / f"{name}.sbatch", shared / name, shared / f"{name}.out"
     script.write_text(
-        text("sbatch", make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1}))
+        text(
+            "sbatch",
+            make(RECIPE, [*flags, "--output_dir", str(output)], None, {"node1": 1, "node2": 1}),
+            restarts=restarts,
+        )
     )
     said = slurm.cluster["node1"].run(f"sbatch --parsable --output={log} {script}", **SETTINGS)
     return said.stdout.strip(), output, log
@@ -103,6 +110,21 @@ def test_job_goes_on_after_more_urgent_work_took_its_hosts(slurm, tmp_path):
     assert re.search(rf"continues +from .*{stopped['checkpoint']}\b", log.read_text())
     assert [event["step"] for event in events.read(output) if event["event"] == "step"] == list(range(1, 13))
     assert losses(output) == pytest.approx(train_alone(flags, tmp_path / "run"), rel=1e-5)
+
+
+def test_script_with_restarts_starts_again_inside_its_allocation(slurm):
+    flags = [*SHORT, "--max_steps", "8", "--save_steps", "2"]
+    job, output, log = submit(slurm, "restarted", flags, ("--restarts", "2"))
+    deadline = time.monotonic() + 90
+    while not (log.exists() and "step 5/" in log.read_text()):
+        assert time.monotonic() < deadline and slurm.job(job)["JobState"] in ("PENDING", "RUNNING"), log.read_text()
+        time.sleep(0.05)
+    os.kill(training_process(slurm.cluster, "node2"), signal.SIGKILL)
+    fields = wait(slurm, job, log)
+    said = log.read_text()
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), said[-3000:]
+    assert "attempt 2 on node1, node2" in said and re.search(r"continues +from .*checkpoint-", said), said[-3000:]
+    assert len(losses(output)) == 8
 
 
 def test_nothing_of_slurm_stays_on_the_hosts():
