@@ -9,14 +9,13 @@ between ranks. Where hosts have output directories of their own, all this happen
 
 import errno
 import itertools
-import json
 import os
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +23,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from ..distributed import ranks
+from ..distributed.board import Board, board
 from ..errors import UserError, of_disk
 from ..recipe.files import read_yaml
 from ..run import directory as runs
@@ -79,7 +79,8 @@ class Saving:
         began = time.perf_counter()
         self.wait()
         stage, in_memory = self._stage(step)
-        write(stage)
+        with _no_second_checksum():
+            write(stage)
         ranks.barrier()
         lead = self.world.local_rank == 0
         found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
@@ -152,11 +153,11 @@ class Saving:
     def _settle(self, job: _Job) -> None:
         """Bring this rank's share; close the checkpoint if that is this rank's to do; learn how it ended."""
         try:
-            board = _board(self.world.size)
-            board.put(f"{job.key}/{self.world.rank}", self._brought(job))
+            notes = board(self.world.size)
+            notes.put(f"{job.key}/{self.world.rank}", self._brought(job))
             if self._closes:
-                board.put(f"{job.key}/closed-{self.world.rank}", self._close(job, board))
-            ended = [board.get(f"{job.key}/closed-{closer}") for closer in self.closers]
+                notes.put(f"{job.key}/closed-{self.world.rank}", self._close(job, notes))
+            ended = [notes.get(f"{job.key}/closed-{closer}") for closer in self.closers]
             job.failure = next((end for end in ended if "error" in end), None)
         except BaseException as error:  # the store is gone, and with it rank 0
             job.failure = self._failed(error, job)
@@ -176,11 +177,11 @@ class Saving:
                 if not isinstance(source, Path):
                     source.close()
 
-    def _close(self, job: _Job, board: "_Board") -> dict[str, Any]:
+    def _close(self, job: _Job, notes: Board) -> dict[str, Any]:
         """Give the checkpoint its name when all parts are there; or return what failed."""
         files: dict[str, Any] = {}
         for rank in self.group:
-            said = board.get(f"{job.key}/{rank}")
+            said = notes.get(f"{job.key}/{rank}")
             if "error" in said:
                 return said
             files |= said["files"]
@@ -235,6 +236,19 @@ class Saving:
         return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure]}
 
 
+@contextmanager
+def _no_second_checksum() -> Iterator[None]:
+    """torch.save takes a CRC-32 of everything, a quarter of its time in memory; nothing of torch's reads it."""
+    from torch import serialization
+
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
+
+
 def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:
     """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -265,41 +279,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(number)
-
-
-class _Board:
-    """Where the threads of all ranks leave what each has done. One process needs no store."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, Any] = {}
-
-    def put(self, key: str, value: Mapping[str, Any]) -> None:
-        self.said[key] = value
-
-    def get(self, key: str) -> Any:
-        return self.said[key]
-
-
-class _Store(_Board):
-    """torch's. Looked at again and again: a waiting get() would keep it from this process's main thread."""
-
-    def __init__(self, store: Any) -> None:
-        self.store = store
-
-    def put(self, key: str, value: Mapping[str, Any]) -> None:
-        self.store.set(key, json.dumps(value))
-
-    def get(self, key: str) -> Any:
-        pause = 0.002
-        while not self.store.check([key]):
-            time.sleep(pause)
-            pause = min(2 * pause, 0.2)
-        return json.loads(self.store.get(key))
-
-
-def _board(world_size: int) -> _Board:
-    if world_size == 1:
-        return _Board()
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _Store(_get_default_store())
