@@ -57,7 +57,7 @@ def problem_together(run: runs.Run, folder: Path | None, folders: list[str | Non
     size, rank = (run.world.size, run.world.rank) if together else (run.world.local_size, run.world.local_rank)
     names = shares(sizes(recorded(folder)), size)[rank]
     problem = damage(folder, names)
-    return problem and (folder.name, problem)
+    return (folder.name, problem) if problem else None
 
 
 def how_to_continue(run: runs.Run, state: Any) -> str:

@@ -213,8 +213,8 @@ class Saving:
         newer ones are whole. One that is removed loses its name first."""
         limit = self.run.settings.recipe.training.save_total_limit
         kept = {newest} | ({best} if best else set())
-        for path in runs.checkpoints(self.run.directory) if limit else ():
-            if path in kept:
+        for path in runs.checkpoints(self.run.directory):
+            if limit is None or path in kept:
                 continue
             if len(kept) < limit and manifest.flaw(path) is None:
                 kept.add(path)
