@@ -1,23 +1,99 @@
 """The cases of resuming: every strategy continues what every strategy wrote, on as many ranks or on others.
 
-Each case is a run of 14 steps, ten of them after the checkpoint that it continues from: fp32, AdamW with weight decay at a rate
-that moves the loss by more than 20 %, a cosine schedule, clipped gradients; the checkpoint lies in the middle of an epoch.
+Each is a run of 14 steps, ten of them after the checkpoint that it continues from: fp32, AdamW with weight decay at a rate that
+moves the loss by more than 20 %, a cosine schedule, clipped gradients. The checkpoint lies in the middle of an epoch.
 """
 
-from .parity import STRATEGIES
+import ctypes.util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .parity import DDP, STRATEGIES
+from .runs import GLOBAL_BATCH
 
 STEPS, SAVED = 14, 4  # an epoch has five steps
 TOLERANCE = 1e-5  # relative, over the ten further steps
-METHODS: dict[str, list[str]] = {
-    "full": [],
-    "LoRA": ["--use_peft", "--learning_rate", "2e-2"],
-}
 SHARED = [
     *["--optim", "adamw_torch", "--learning_rate", "3e-3", "--weight_decay", "0.1", "--max_grad_norm", "1"],
     *["--lr_scheduler_type", "cosine", "--max_steps", str(STEPS), "--eval_steps", "7", "--eval_answers", "0"],
-    *["--save_steps", str(SAVED), "--save_total_limit", "1"],
+    *["--save_steps", str(SAVED), "--save_total_limit", "9"],
 ]
+METHODS = {
+    "full": [],
+    "LoRA": ["--use_peft", "--learning_rate", "3e-2"],
+    "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "3e-2"],
+    "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
+}
+HAS_LIBAIO = ctypes.util.find_library("aio") is not None
 
 
-def flags(strategy: str, method: str = "full") -> list[str]:
-    return [*SHARED, *METHODS[method], *STRATEGIES.get(strategy, [])]
+class Side(NamedTuple):
+    """One side of a resume: a strategy on so many ranks."""
+
+    strategy: str
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.strategy} on {self.ranks}"
+
+
+class Resume(NamedTuple):
+    method: str
+    before: Side
+    after: Side
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}, {self.before} to {self.after}"
+
+
+def run_of(method: str, side: Side) -> dict[str, Any]:
+    """The case of an undisturbed run, for testing.runs."""
+    micro = max(1, min(4, -(-GLOBAL_BATCH // side.ranks)))
+    flags = [*SHARED, *METHODS[method], *STRATEGIES[side.strategy], "--per_device_train_batch_size", str(micro)]
+    return {"name": f"{method}, {side}", "flags": flags}
+
+
+def checkpoint_of(method: str, side: Side, folder: Path) -> Path:
+    """The one that an undisturbed run in `folder` left after SAVED steps."""
+    return folder / "outputs" / run_of(method, side)["name"] / f"checkpoint-{SAVED}"
+
+
+def continued(resume: Resume, folder: Path) -> dict[str, Any]:
+    """The case of a run that goes on from what an undisturbed one in `folder` left."""
+    whole = run_of(resume.method, resume.after)
+    checkpoint = checkpoint_of(resume.method, resume.before, folder)
+    return {"name": resume.name, "flags": [*whole["flags"], "--resume_from_checkpoint", str(checkpoint)]}
+
+
+def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
+    """The largest relative difference of the ten further steps' losses and of the held-out losses."""
+    pairs = [*zip(result["loss"][SAVED:], reference["loss"][SAVED:], strict=True)]
+    pairs += zip(result["eval_loss"], reference["eval_loss"], strict=True)
+    if len(pairs) < STEPS - SAVED:
+        raise ValueError(f"{len(pairs)} losses of {STEPS - SAVED}")
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+# ---- exact: the same strategy on the same ranks -------------------------------------------------------------------------------
+# Each dies in the middle of an epoch and right after an evaluation, and goes on twice; LoRA has dropout, whose random numbers
+# belong to a rank.
+STOPS = (4, 7)
+_LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
+_BEST = ["--load_best_model_at_end", "--early_stopping_patience", "2", "--eval_steps", "2", "--save_steps", "2"]
+EXACT: dict[str, list[str]] = {
+    **{name: flags for name, flags in STRATEGIES.items() if name != "zero3_nvme" or HAS_LIBAIO},
+    **{f"{name}+lora": [*STRATEGIES[name], *_LORA] for name in ("ddp", "zero2", "zero3", "fsdp2")},
+    **{f"{name}+qlora": [*STRATEGIES[name], *_LORA, "--load_in_4bit"] for name in ("ddp", "zero3", "fsdp2")},
+    **{f"{name}+packing": [*STRATEGIES[name], "--packing", "true"] for name in ("zero2", "fsdp2")},
+    **{f"{name}+best": [*STRATEGIES[name], *_BEST, "--learning_rate", "3e-2"] for name in ("ddp", "zero2", "zero3", "fsdp2")},
+    **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
+    "ddp+lamb": [*DDP, "--optim", "lamb"],
+    "zero2+8bit": [*STRATEGIES["zero2"], "--optim", "adamw_8bit"],
+}  # fmt: skip
+
+
+def exact(name: str) -> list[dict[str, Any]]:
+    """Two cases: undisturbed, and with STOPS."""
+    flags = [*SHARED, *EXACT[name], "--per_device_train_batch_size", "4"]
+    return [{"name": name, "flags": flags}, {"name": f"{name}, stopped", "flags": flags, "stops": STOPS}]

@@ -89,7 +89,8 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each.
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
-    gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step.
+    gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
+    gradients on rank 1 that are 1 % too large; one with "stops" dies after each of these steps, with a checkpoint, and goes on.
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder)
@@ -143,6 +144,8 @@ def _work(job: Path) -> None:
     rank = int(os.environ["RANK"])
     for case in todo["cases"]:
         said = io.StringIO()
+        for step in case.get("stops", ()):
+            _interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
             trainer = train.main(case["flags"], callbacks=_stops(*case["stop"], rank) if "stop" in case else ())
         if rank == 0:
@@ -166,6 +169,38 @@ def _stops(who: int, step: int, rank: int) -> tuple[Any, ...]:
                 stop.ask(15)
 
     return (Stops(),)
+
+
+def _interrupted(flags: list[str], step: int) -> None:
+    """A run that writes a checkpoint after this step, and dies."""
+    from transformers import TrainerCallback
+
+    import train
+    from brigade.distributed import ranks
+
+    class Stopped(Exception):
+        pass
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save |= state.global_step == step
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == step:
+                raise Stopped
+
+        on_epoch_end = on_step_begin
+
+    def fail(error: BaseException, *_: Any) -> None:
+        raise error
+
+    end, ranks.fail = ranks.fail, fail  # it would end this process
+    try:
+        with contextlib.suppress(Stopped), contextlib.redirect_stdout(io.StringIO()):
+            train.main(flags, callbacks=(Stop(),))
+    finally:
+        ranks.fail = end
+    gc.collect()
 
 
 @contextlib.contextmanager

@@ -144,6 +144,9 @@ class DeepSpeed(OneProcess):
             from ..upstream import nvme_resume
 
             nvme_resume.restore(trainer.deepspeed, checkpoint)
+        from ..upstream import cpu_adam
+
+        cpu_adam.repeat_steps(trainer.deepspeed.optimizer.optimizer)
 
 
 class FSDP2(OneProcess):

@@ -13,6 +13,8 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+from . import cpu_adam
+
 Share = tuple[torch.nn.Parameter, int, int, torch.Tensor, int]
 
 
@@ -47,6 +49,7 @@ def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
                 kept["step"] = form(kept["step"])
             state[number] = kept
     inside.load_state_dict({"state": state, "param_groups": inside.state_dict()["param_groups"]})
+    cpu_adam.repeat_steps(inside)
     if by_parts:
         optimizer._clear_fp32_optimizer_param_groups()
     else:

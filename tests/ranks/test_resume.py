@@ -1,0 +1,77 @@
+"""A run that died goes on bit for bit; on other ranks or under another strategy with the losses of the undisturbed run."""
+
+import pytest
+
+from testing import resume, runs
+from testing.resume import Resume, Side
+
+EXACT_ONCE = {"zero2_offload", "fsdp2+best"}
+CARRIED = [
+    *(
+        Resume("full", Side(before, a), Side(after, b))
+        for before, after in (
+            ("zero2", "zero2"), ("zero3", "zero3"), ("fsdp2", "fsdp2"), ("ddp", "ddp"), ("zero1", "zero2"), ("zero2", "zero3"),
+            ("zero3", "fsdp2"), ("fsdp2", "zero2"), ("zero3_offload", "ddp"), ("ddp", "zero3_offload"),
+        )
+        for a, b in ((2, 4), (2, 1), (2, 3))
+    ),
+    *(
+        Resume(method, Side(before, 2), Side(after, 4))
+        for method in ("LoRA", "QLoRA")
+        for before, after in (("zero2", "zero2"), ("zero3", "fsdp2"), ("fsdp2", "zero3"), ("ddp", "zero2"), ("zero3", "ddp"))
+    ),
+    Resume("LAMB", Side("ddp", 2), Side("fsdp2", 4)),
+    Resume("LAMB", Side("fsdp2", 2), Side("ddp", 4)),
+]  # fmt: skip
+BY_NAME = {case.name: case for case in CARRIED}
+ONCE = {"full, zero2 on 2 to zero2 on 3", "full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
+
+
+def marked(names, once):
+    return [pytest.param(name, marks=() if name in once else pytest.mark.slow) for name in names]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory, asked_for):
+    """Undisturbed and stopped runs, one group of ranks for all that two ranks can do."""
+    names, found = asked_for("name"), {}
+    for ranks, possible in ((4, {"hsdp"}), (2, resume.EXACT.keys() - {"hsdp"})):
+        if cases := [case for name in sorted(names & possible) for case in resume.exact(name)]:
+            folder = tmp_path_factory.mktemp(f"exact{ranks}")
+            for name, result in runs.run_cases(ranks, cases, folder).items():
+                found[name] = result | {"model": folder / "outputs" / name}
+    return found
+
+
+@pytest.mark.parametrize("name", marked(resume.EXACT, EXACT_ONCE))
+def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
+    whole, stopped = exact[name], exact[f"{name}, stopped"]
+    for figure in ("loss", "grad_norm", "eval_loss"):
+        assert stopped[figure] == whole[figure] and len(whole[figure]) > 2
+    files = sorted(path.name for path in whole["model"].glob("*model*.safetensors"))
+    assert files and all(
+        (stopped["model"] / file).read_bytes() == (whole["model"] / file).read_bytes() for file in files
+    )
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory, asked_for):
+    """(what undisturbed runs on two ranks logged, what runs logged that went on from their checkpoints)."""
+    folder = tmp_path_factory.mktemp("carried")
+    cases = [BY_NAME[name] for name in sorted(asked_for("carry"))]
+    sources = {case.before: resume.run_of(case.method, case.before) for case in cases}
+    sources = {source["name"]: source for source in (resume.run_of(case.method, case.before) for case in cases)}
+    whole, further = runs.run_cases(2, list(sources.values()), folder), {}
+    for ranks in sorted({case.after.ranks for case in cases}):
+        todo = [resume.continued(case, folder) for case in cases if case.after.ranks == ranks]
+        further |= runs.run_cases(ranks, todo, folder)
+    return whole, further
+
+
+@pytest.mark.parametrize("carry", marked(BY_NAME, ONCE))
+def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(carry, carried):
+    whole, further = carried
+    case = BY_NAME[carry]
+    reference = whole[resume.run_of(case.method, case.before)["name"]]
+    assert reference["loss"][-1] < 0.99 * reference["loss"][0]
+    assert resume.worst(further[carry], reference) <= resume.TOLERANCE
