@@ -90,7 +90,7 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
     gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
-    gradients on rank 1 that are 1 % too large; one with "stops" dies after each of these steps, with a checkpoint, and goes on.
+    one with "stops" dies after each of these steps, with a checkpoint, and goes on.
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder)
