@@ -14,7 +14,7 @@ OWNS = """
 import socket, sys, time
 from pathlib import Path
 from brigade.run import owner
-owner.BEAT, owner.DEAD, owner.DEAD_UNLOCKED = 0.1, 1.0, 1.0
+owner.BEAT = 0.1
 socket.gethostname = lambda: sys.argv[2]
 {prepare}
 taken = owner.take(Path(sys.argv[1]))
@@ -49,8 +49,13 @@ def elsewhere(tmp_path):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name, seconds in {"BEAT": 0.1, "DEAD": 1.0, "DEAD_UNLOCKED": 1.0}.items():
-        monkeypatch.setattr(owner, name, seconds)
+    monkeypatch.setattr(owner, "BEAT", 0.1)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """From here on an owner that is not seen is dead at once."""
+    return lambda: [monkeypatch.setattr(owner, name, 0.3) for name in ("DEAD", "DEAD_UNLOCKED")]
 
 
 def without_locks(*_):
@@ -65,7 +70,9 @@ def locked_by_a_dead_host(file, how):
 
 
 @pytest.mark.parametrize("lock", [None, without_locks], ids=["locks", "no locks"])
-def test_a_run_on_another_host_is_named_and_once_it_is_dead_taken_over(elsewhere, tmp_path, mistake, monkeypatch, lock):
+def test_a_run_on_another_host_is_named_and_once_it_is_dead_taken_over(
+    elsewhere, tmp_path, mistake, monkeypatch, impatient, lock
+):
     first = elsewhere("node2", NO_LOCKS if lock else "")
     if lock:
         monkeypatch.setattr(fcntl, "lockf", lock)
@@ -73,6 +80,7 @@ def test_a_run_on_another_host_is_named_and_once_it_is_dead_taken_over(elsewhere
     assert f"another run is using it: process {first.pid} on node2" in said
     first.kill()
     first.wait()
+    impatient()
     mine = owner.take(tmp_path)
     assert owner.holder(tmp_path) is None, "asked from this process itself, which no lock of its own keeps out"
     owner.release(mine, tmp_path)
@@ -88,7 +96,8 @@ def test_whoever_looks_sees_the_owner_and_takes_nothing(elsewhere, tmp_path):
     assert owner.holder(tmp_path) is None
 
 
-def test_the_lock_of_a_host_that_was_switched_off_is_taken_over(tmp_path, monkeypatch, capsys):
+def test_the_lock_of_a_host_that_was_switched_off_is_taken_over(tmp_path, monkeypatch, capsys, impatient):
+    impatient()
     (tmp_path / owner.FILE).write_text("node2 17 beats")
     monkeypatch.setattr(fcntl, "lockf", locked_by_a_dead_host)
     mine = owner.take(tmp_path)
