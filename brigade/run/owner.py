@@ -7,9 +7,7 @@ one keeps the lock of a host that was switched off, another host goes by that: b
 import errno
 import fcntl
 import os
-import secrets
 import socket
-import struct
 import sys
 import threading
 import time
@@ -21,11 +19,7 @@ from ..errors import UserError
 
 FILE = ".owner"  # "HOST PID beats" of who runs here, locked as long as it runs
 BEAT = 4.0  # seconds between two touches of the owner
-DEAD, DEAD_UNLOCKED = (
-    60.0,
-    10.0,
-)  # seconds without one after which it is dead: while its lock is there, and when that is gone
-_NOW_YOURS = "another run has taken this directory over, for nothing was seen of this one for {:.0f} s: {}"
+_NOW_YOURS = "another run has taken this directory over, for nothing was seen of this one for long: {}"
 
 
 class Owned:
@@ -45,7 +39,7 @@ class Owned:
             except (OSError, ValueError):  # a file system that is away comes back, or fails the run elsewhere
                 continue
             if not mine and not self.released.is_set():
-                print(_NOW_YOURS.format(DEAD, self.path.parent), file=sys.stderr, flush=True)
+                print(_NOW_YOURS.format(self.path.parent), file=sys.stderr, flush=True)
                 os._exit(1)
 
 
@@ -62,18 +56,28 @@ def take(directory: Path) -> Owned:
         locked = _lock(file)
         file.seek(0)
         before = file.read()
-        lives = locked is False if not before else before != owner and _lives(path, file, before, locked)
-        if not lives and locked:  # looking at the file has let go of the lock: fcntl
-            locked = _lock(file)
+        lives = locked is False and not before  # it has not written its name yet
+        if before and before != owner:
+            from . import other_owner
+
+            lives = other_owner.lives(path, file, before, locked, BEAT)
         if lives:
             file.close()
             raise _taken(directory, before)
+        if (
+            locked and _lock(file) is False
+        ):  # looking at the file has let go of the lock (fcntl), and somebody has it now
+            file.close()
+            continue
         if locked is False:  # of a dead host
-            _set_aside(path, file)
+            from . import other_owner
+
+            other_owner.set_aside(path, file)
         with suppress(OSError):
-            if locked is not False and os.path.samestat(
+            still_there = os.path.samestat(
                 path.stat(), os.fstat(file.fileno())
-            ):  # else it was removed just now
+            )  # its last owner may just have removed it
+            if still_there and locked is not False:
                 break
         file.close()
     file.truncate(0)
@@ -96,23 +100,6 @@ def release(owned: Owned | None, directory: Path) -> None:
         owned.file.close()
 
 
-def holder(directory: Path) -> dict[str, Any] | None:
-    """{"host", "pid"} of the process that runs in a directory now; None: nobody, as far as locks, this host's processes and the
-    last beat tell. Asks, and takes nothing. Not for the owner itself: closing the file would let go of its lock."""
-    with suppress(OSError), (directory / FILE).open("r+") as file:
-        host, _, rest = file.read().partition(" ")
-        pid = rest.partition(" ")[0]
-        try:
-            asked = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
-            held = struct.unpack("hhqqi4x", asked)[0] != fcntl.F_UNLCK
-        except OSError:  # no locks here
-            recent = abs(time.time() - os.fstat(file.fileno()).st_mtime) < DEAD
-            held = _runs_here(host, pid) if host == socket.gethostname() else recent
-        if held:
-            return {"host": host, "pid": int(pid) if pid.isdigit() else None}
-    return None
-
-
 def _lock(file: Any) -> bool | None:
     """Whether this process has the file's lock now; None on a file system without locks."""
     try:
@@ -120,47 +107,6 @@ def _lock(file: Any) -> bool | None:
     except OSError as error:
         return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
     return True
-
-
-def _lives(path: Path, file: Any, owner: str, locked: bool | None) -> bool:
-    """Whether the owner whom the file names is there. Of another host: whether it touches the file while we look. Also where we
-    have the lock, which a host may keep to itself (NFS mounted with nolock)."""
-    host, pid, *beats = owner.split()
-    if host == socket.gethostname():
-        return locked is False or (locked is None and _runs_here(host, pid))
-    if not beats:  # of an earlier version, which touches nothing
-        return locked is False
-    most = DEAD if locked is False else DEAD_UNLOCKED
-    seen, until = os.fstat(file.fileno()).st_mtime_ns, time.monotonic() + most
-    print(
-        f"{path.parent} is owned by process {pid} on {host}: waiting up to {most:.0f} s for a sign of it",
-        file=sys.stderr,
-    )
-    while time.monotonic() < until:
-        time.sleep(min(1.0, BEAT / 5))
-        try:
-            with path.open() as again:  # opened anew, NFS asks its server
-                if os.fstat(again.fileno()).st_mtime_ns != seen:
-                    return True
-        except FileNotFoundError:  # it has ended
-            return False
-    print(f"{path.parent}: no sign of process {pid} on {host}: this run takes the directory over", file=sys.stderr)
-    return False
-
-
-def _set_aside(path: Path, file: Any) -> None:
-    """Remove the file of a dead owner, whose lock its file system keeps; unless somebody else has just done that."""
-    aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
-    with suppress(FileNotFoundError):
-        path.rename(aside)
-        if os.path.samestat(aside.stat(), os.fstat(file.fileno())):
-            aside.unlink()
-        else:
-            aside.rename(path)
-
-
-def _runs_here(host: str, pid: str) -> bool:
-    return host == socket.gethostname() and pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()
 
 
 def _taken(directory: Path, owner: str) -> UserError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..recipe.files import read_yaml
 from . import directory as runs
-from . import events, owner
+from . import events, other_owner, owner
 
 LAST = 5  # events that are shown
 
@@ -18,7 +18,7 @@ def of(directory: Path) -> dict[str, Any]:
     state: running, succeeded, stopped, or ended: neither marker is there, so it failed or was killed
     """
     record, told = read_yaml(directory / runs.RECORD).get("run") or {}, events.read(directory)
-    held = owner.holder(directory)
+    held = other_owner.holder(directory / owner.FILE)
     known: dict[str, Any] = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
     known |= {key: record[key] for key in ("ranks", "hosts", "started") if key in record}
     marker = next((name for name in (runs.SUCCESS, runs.STOPPED) if (directory / name).exists()), None)

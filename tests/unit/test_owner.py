@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from brigade.run import owner
+from brigade.run import other_owner, owner
 
 OWNS = """
 import socket, sys, time
@@ -55,7 +55,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """From here on an owner that is not seen is dead at once."""
-    return lambda: [monkeypatch.setattr(owner, name, 0.3) for name in ("DEAD", "DEAD_UNLOCKED")]
+    return lambda: [monkeypatch.setattr(other_owner, name, 0.3) for name in ("DEAD", "DEAD_UNLOCKED")]
 
 
 def without_locks(*_):
@@ -82,18 +82,20 @@ def test_a_run_on_another_host_is_named_and_once_it_is_dead_taken_over(
     first.wait()
     impatient()
     mine = owner.take(tmp_path)
-    assert owner.holder(tmp_path) is None, "asked from this process itself, which no lock of its own keeps out"
+    assert other_owner.holder(tmp_path / owner.FILE) is None, (
+        "asked from this process itself, which no lock of its own keeps out"
+    )
     owner.release(mine, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_whoever_looks_sees_the_owner_and_takes_nothing(elsewhere, tmp_path):
-    assert owner.holder(tmp_path) is None
+    assert other_owner.holder(tmp_path / owner.FILE) is None
     first = elsewhere("node2")
-    assert owner.holder(tmp_path) == {"host": "node2", "pid": first.pid}
+    assert other_owner.holder(tmp_path / owner.FILE) == {"host": "node2", "pid": first.pid}
     first.kill()
     first.wait()
-    assert owner.holder(tmp_path) is None
+    assert other_owner.holder(tmp_path / owner.FILE) is None
 
 
 def test_the_lock_of_a_host_that_was_switched_off_is_taken_over(tmp_path, monkeypatch, capsys, impatient):

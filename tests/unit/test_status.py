@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brigade.__main__ import main
-from brigade.run import events, owner
+from brigade.run import events, other_owner
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def said(capsys, *words):
 
 
 def test_a_run_that_goes_on_names_its_owner(run, capsys, monkeypatch):
-    monkeypatch.setattr(owner, "holder", lambda directory: {"host": "node1", "pid": 17})
+    monkeypatch.setattr(other_owner, "holder", lambda path: {"host": "node1", "pid": 17})
     shown = said(capsys, run)
     assert "running (node1, process 17), step 5/10, loss 2.5000, checkpoint-4" in shown
     assert (
