@@ -147,7 +147,7 @@ def _work(job: Path) -> None:
         for step in case.get("stops", ()):
             _interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
-            trainer = train.main(case["flags"], callbacks=_stops(*case["stop"], rank) if "stop" in case else ())
+            trainer = train.main(case["flags"], callbacks=_stops(case["stop"], rank) if "stop" in case else ())
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
             temporary = Path(f".{case['name']}.json")
@@ -157,8 +157,9 @@ def _work(job: Path) -> None:
         del trainer
 
 
-def _stops(who: int, step: int, rank: int) -> tuple[Any, ...]:
-    """A callback by which rank `who` is asked to stop in this step, as by a SIGTERM to it alone."""
+def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
+    """A callback by which one rank is asked to stop in one step, as by a SIGTERM to it alone. when: (rank, step)"""
+    who, step = when
     from transformers import TrainerCallback
 
     from brigade.distributed import stop
