@@ -138,8 +138,9 @@ def batch(tmp_path):
     return Batch(tmp_path)
 
 
-def script(*flags, recipe=TINY, hosts=2, slots=8):
-    return text("sbatch", make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)}))
+def script(*flags, recipe=TINY, hosts=2, slots=8, restarts=()):
+    job = make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)})
+    return text("sbatch", job, restarts=restarts)
 
 
 def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
@@ -160,6 +161,19 @@ def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
         ]
     assert "2 hosts of 8 ranks, node1:21234" in output and "start 1" in output
     assert not any("requeue" in call for call in batch.calls)
+
+
+def test_with_restarts_launch_runs_inside_the_allocation(batch):
+    written = script("--tokenizer_name_or_path", "it's", restarts=("--restarts", "3", "--min_hosts", "1"))
+    code, output = batch.run(written, SLURM_NODEID="0", SLURM_GPUS_PER_NODE="h100:4")
+    assert code == 0, output
+    ((*launch, hostfile), rest) = batch.started()[0][:7], batch.started()[0][7:]
+    assert launch == ["-m", "brigade", "launch", "--launcher", "slurm", "--hostfile"]
+    assert Path(hostfile).read_text() == "node1 slots=4\nnode2 slots=4\n"
+    Path(hostfile).unlink()
+    restarts = ["--restarts", "3", "--min_hosts", "1"]
+    assert rest == [*restarts, TINY, "--tokenizer_name_or_path", "it's", "--output_dir", "outputs/tiny-full-ddp"]
+    assert "#SBATCH --no-kill\n" in written and "#SBATCH --no-kill\n" not in script()
 
 
 def test_options_of_sbatch_win(batch):
@@ -314,9 +328,10 @@ def test_what_slurm_is_asked_for(recipe, gpus):
     ([], "style"), (["--gpu", "H100"], "style"),
     ([f"--model_name_or_path={shlex.join(NASTY)}"], "warning"),  # it would only remark that '$HOME' is not expanded
 ])  # fmt: skip
-def test_shellcheck_finds_nothing(flags, severity, tmp_path):
+@pytest.mark.parametrize("restarts", [(), ("--restarts", "3")], ids=["", "restarts"])
+def test_shellcheck_finds_nothing(flags, severity, restarts, tmp_path):
     path = tmp_path / "job.sbatch"
-    path.write_text(script(*flags))
+    path.write_text(script(*flags, restarts=restarts))
     subprocess.run(["bash", "-n", path], check=True)
     done = subprocess.run([SHELLCHECK, "--severity", severity, path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
