@@ -8,13 +8,14 @@ JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
-.PHONY: help setup demo skypilot test test-all test-cluster lint clean
+.PHONY: help setup demo skypilot test test-all test-cluster soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
 	@echo "make test-all       the other tests that need no root"
 	@echo "make test-cluster   tests on real hosts, as root (docs/launching.md)"
+	@echo "make soak    a run struck by a fault every 60 to 90 s: MINUTES=30 SEED=0, as root; it takes twice that long"
 	@echo "make lint    ruff and mypy"
 
 setup: $(VENV)/.complete
@@ -49,6 +50,12 @@ test-all: setup skypilot
 # Two clusters side by side; the tests of one file share one.
 test-cluster: setup
 	$(PYTEST) tests/cluster
+
+# No test: it writes its time line into docs/soak.md.
+MINUTES ?= 30
+SEED ?= 0
+soak: setup
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED)
 
 lint: setup
 	$(BIN)/ruff check .
