@@ -181,7 +181,10 @@ class Restarts:
             )
             return 128 + self.signal
         finally:
-            if len(self.story) > 2:
+            if self.policy.restarts and len(self.story) > 2:
+                if len(self.runs) > 1:
+                    lost = f"lost: {counted(self.lost, 'step')}, and {self.idle:.0f} s between attempts"
+                    self.story.append(lost)
                 print(f"time line of {counted(len(self.runs), 'attempt')}:", *self.story, sep="\n  ", file=sys.stderr)
 
     # ---- one attempt ---------------------------------------------------------------------------------------------
@@ -203,11 +206,12 @@ class Restarts:
                 return 2, Fault("start", f"{error.place}: {error.problem}", at_fault, 2)
             finally:
                 self._listen()
-        given_up = time.monotonic()
-        left = [channel.host for channel in launch.channels if launch.started and not channel.stopped]
-        self.orphans |= dict.fromkeys(left, given_up + ORPHANED)
+        self.since = time.monotonic()
+        for channel in launch.channels if launch.started else ():
+            if not channel.stopped:
+                silent = channel.hearing.seconds()
+                self.orphans[channel.host] = self.since - silent + self.how.silence + ORPHANED
         self.reference = self.reference or (launch.channels[0].host, launch.channels[0].hello)
-        self.since = given_up
         if code == 0 or launch.stop_signal:
             self._note("succeeded" if code == 0 else f"stopped by {signal.Signals(launch.stop_signal).name}")
             return code, None
@@ -254,7 +258,7 @@ class Restarts:
                     f"restart {len(self.faults)} of {self.policy.restarts}", "restart", hosts=list(self.job.hosts)
                 )
                 return True
-            self.faults.append(Fault("start", "too few hosts"))
+            self.faults.append(Fault("start", "too few hosts", step=fault.step, checkpoint=fault.checkpoint))
         self._note(f"no restart: {counted(self.policy.restarts, 'restart')} used up")
         return False
 

@@ -27,7 +27,9 @@ from .status_and_logs import LIMIT, Output
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops
 TRY_LATER = 75  # EX_TEMPFAIL of sysexits.h: stopped by somebody else, and the same command goes on
 ANSWERS = 15.0  # seconds within which a host that is there answers
-ORPHANED = 10.0  # seconds after a host is given up within which its agent gives us up too, and has killed its ranks
+# Seconds, beyond those that silence may last, from the last word of a host to the end of its ranks: our last beats to it, and the
+# time that its agent gives the ranks.
+ORPHANED = 15.0
 SUSPENDED = 3600.0  # seconds that ranks go on without a launch that was suspended by Ctrl-Z
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 
@@ -77,7 +79,7 @@ class Launch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, starting)
-        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._on_suspend)
         try:
             with suppress(asyncio.CancelledError):  # a signal came before the start was done
@@ -88,6 +90,7 @@ class Launch:
             await self._let_them_save()
             await self._stop(STOPPED_GRACE if self.stop_signal else FAILED_GRACE)
         finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTSTP)
             await asyncio.gather(*(channel.close() for channel in self.channels))
         return self._conclude()
 
