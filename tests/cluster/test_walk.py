@@ -11,6 +11,7 @@ PAGE = REPOSITORY / "docs" / "launching.md"
 NOT_HERE = {
     "--launcher slurm": "test_slurm.py",  # wants an allocation
     "-m testbed": "test_testbed.py",  # builds hosts of its own
+    "--restarts": "test_faults.py",  # something has to fail
 }
 
 
