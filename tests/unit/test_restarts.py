@@ -1,15 +1,26 @@
-"""What follows from a failure: does it repeat, which hosts carry the next attempt, and after what pause. No processes, but for
-the last test, whose hosts testbed/stand_in/ssh plays."""
+"""What follows from a failure: does it repeat, which hosts carry the next attempt, and after what pause. Of whole launches
+testbed/stand_in/ssh plays the hosts."""
 
+import asyncio
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from brigade.launch import silence
+from brigade.commands.launch import check_memory, check_restarts
+from brigade.launch import host_facts, silence
 from brigade.launch.first_failure import Failure
+from brigade.launch.host_facts import RUN, progress
+from brigade.launch.job import make
 from brigade.launch.restarts import Fault, Policy, fault_of, next_hosts, pause, would_repeat
-from tests.unit.test_hosts import hostfile, launch_there  # noqa: F401  fixtures
+from brigade.launch.status_and_logs import Output
+from brigade.launch.supervisor import Launch, Options
+from tests.unit.test_hosts import hostfile, launch_there, talk  # noqa: F401  fixtures
 
 THREE = {"node1": 8, "node2": 8, "node3": 4}
 
@@ -155,12 +166,70 @@ def test_a_users_mistake_ends_all_at_once(launch_there):  # noqa: F811
     assert "a mistake that somebody has to correct" in done.stderr
 
 
-def test_what_restarts_cannot_keep_is_refused(launch_there):  # noqa: F811
-    for words, part in (
-        (("--spare", "node3"), "add --restarts"),
-        ((*RESTART, "--spare", "node1"), "in the hostfile already"),
-        ((*RESTART, "--min_hosts", "3"), "more than the 2"),
-        ((*RESTART, "--fresh"), "each start of the job would begin anew"),
+# ---- what is asked of hosts --------------------------------------------------------------------------------------
+def test_what_restarts_cannot_keep_is_refused(hostfile, mistake):  # noqa: F811
+    for flags, given, part in (
+        ([], {"restarts": 0, "spare": ["node3"]}, "add --restarts"),
+        ([], {"spare": ["node1"]}, "in the hostfile already"),
+        ([], {"min_hosts": 3}, "more than the 2"),
+        (["--fresh"], {}, "each start of the job would begin anew"),
     ):
-        done = launch_there(2, *words)
-        assert done.returncode == 2 and part in done.stderr, done.stderr
+        job = make("recipes/tiny/full.yaml", flags, hostfile(node1=1, node2=1))
+        options = SimpleNamespace(**{"restarts": 2, "spare": [], "min_hosts": None} | given)
+        assert part in mistake(check_restarts, job, options)
+
+
+def test_a_smaller_cluster_that_cannot_hold_the_model_is_refused(hostfile, mistake):  # noqa: F811
+    words = ["--ds_config", "ds_configs/zero3.json", "--per_device_train_batch_size", "1"]
+    check_memory(make("recipes/llama-3.1-70b/full.yaml", words, hostfile(**{f"node{n}": 8 for n in range(8)})))
+    small = make("recipes/llama-3.1-70b/full.yaml", words, hostfile(node1=8))
+    message = mistake(check_memory, small)
+    assert "1 host" in message and "GiB on each H100" in message
+
+
+def test_an_agent_leaves_when_it_hears_nothing_for_as_long_as_it_was_told():
+    lines, _ = talk({"do": "beat", "patience": 0.5}, seconds=3)
+    assert {"is": "leaving", "why": "its agent heard nothing from launch for 0 s"} in lines
+
+
+def test_an_agent_clears_its_host_of_earlier_runs_and_says_how_far_they_came(tmp_path):
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-40").mkdir()  # was being written
+    (tmp_path / "events.jsonl").write_text('{"event": "step", "step": 38}\n{"event": "fault", "what": "x"}\n{"ev')
+    token = f"test-{time.monotonic_ns()}"
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={RUN: token})
+    orders = {"do": "clean", "runs": [token]}, {"do": "progress", "directory": str(tmp_path)}
+    lines, _ = talk(*(order | {"id": number} for number, order in enumerate(orders)), seconds=1.5)
+    assert left.wait(5) == -signal.SIGKILL
+    answers = {line["id"]: line for line in lines if line["is"] == "answer"}
+    assert answers[0] == {"is": "answer", "id": 0}
+    assert (answers[1]["step"], answers[1]["checkpoint"]) == (38, 20) and "finished" not in answers[1]
+    (tmp_path / "success.json").write_text("{}")
+    assert progress(tmp_path)["finished"] == progress(tmp_path)["finished"]
+
+
+@pytest.mark.slow  # imports torch
+def test_devices_that_a_host_lists_and_torch_does_not_see_are_a_fault(monkeypatch):
+    monkeypatch.setattr(host_facts, "gpus", lambda: 1)
+    assert host_facts.devices_fail() == "torch sees 0 of its 1 GPUs"
+    monkeypatch.setattr(host_facts, "gpus", lambda: 0)
+    assert host_facts.devices_fail() == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "succeeded"), [("old", "new", True), ("old", "old", False), (None, None, False)]
+)
+def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, tmp_path, before, after, succeeded):  # noqa: F811
+    job = make("recipes/tiny/full.yaml", [], hostfile(node1=1))
+    launch = Launch(job, Options("torchrun", {}), Output(["node1"], tmp_path))
+
+    async def ask(*_, **__):
+        return {"finished": after} if after else {}
+
+    launch.channels = [SimpleNamespace(host="node1", ranks=range(1), transport=["false"], open=True, stopped=True,
+                                       tell=lambda *_, **__: None, ask=ask)]  # fmt: skip
+    launch.started, launch.before = True, {"finished": before} if before else {}
+    launch.judge.failures = [Failure(0.0, "lost", "node1", text="nothing heard of it")]
+    asyncio.run(launch._stop(0))
+    assert launch.succeeded == succeeded
