@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, markdown
+from brigade.errors.console import counted
 from testbed.cluster import Cluster
 from testbed.needs import missing
 
@@ -219,7 +220,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     last = rows[-1]
     whole = (
-        f"{last['steps']} steps in {_clock(float(last['took']))} and {last['attempts']} attempts; undisturbed they took "
+        f"{last['steps']} steps in {_clock(float(last['took']))} and {counted(int(last['attempts']), 'attempt')}; undisturbed they took "
         f"{_clock(float(last['undisturbed']))}. Loss of the last ten steps: {last['loss']}, undisturbed {last['expected']}. "
         f"Seed {last['seed']}, {last['machine']}."
     )
