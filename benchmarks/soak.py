@@ -220,8 +220,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     last = rows[-1]
     whole = (
-        f"{last['steps']} steps in {_clock(float(last['took']))} and {counted(int(last['attempts']), 'attempt')}; undisturbed they took "
-        f"{_clock(float(last['undisturbed']))}. Loss of the last ten steps: {last['loss']}, undisturbed {last['expected']}. "
+        f"{last['steps']} steps in {_clock(float(last['took']))} and {counted(int(last['attempts']), 'attempt')}; "
+        f"undisturbed they took {_clock(float(last['undisturbed']))}. "
+        f"Loss of the last ten steps: {last['loss']}, undisturbed {last['expected']}. "
         f"Seed {last['seed']}, {last['machine']}."
     )
     head = ["minute", "what was done to it", "at step", "what `launch` said", "further after"]
