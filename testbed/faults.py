@@ -142,6 +142,10 @@ FAULTS: dict[str, Fault] = {
     "raises-among-others": Fault("one of several ranks of a host raises", (
         r"error: node1, rank 1 failed first\n", r"ValueError: the third step fails on this rank"), slots=2,
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "step", "BRIGADE_TEST_FAILED_AT": "/dev/null"}),
+    "nan": Fault("NaN in one rank's batch", (
+        r"error: node\d, rank \d failed first", r"step 3\n.*the loss is nan in micro-batch 1 of rank 1 on node2, and no weight",
+        r"train\S* row \d+", r"cure: look at these samples, or continue with --nonfinite skip"), 2,
+        lost="the steps since the last checkpoint", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "nan"}),
     "no-marker": Fault("all ranks end with exit code 0, but train.py did not reach its end", (r"no success\.json",),
                        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leave"}),
     "disk-full": Fault("a host's disk is full", (r"error: node2, rank 1 failed first", r"No space left on device",

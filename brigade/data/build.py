@@ -13,6 +13,7 @@ from ..errors import UserError, console
 from ..recipe.flags import Settings
 from . import cache, chat_template, encode, mixing, packing, sources
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
+from .places import files_of
 from .rows import Files, Rows
 from .tokenise import encoded, encoder_of
 from .writer import Writer
@@ -131,7 +132,7 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
         "format": FORMAT,
         "sequences": len(sequences),
         "by_source": [len(part) for part in used],
-        "files": sources.names(found),
+        "files": files_of(data),
         "shared": writer.shared(np.concatenate(heldout), chosen),
     }
 

@@ -52,16 +52,6 @@ def origins(settings: Settings) -> list[Origin]:
     return found
 
 
-def names(found: list[Origin]) -> list[str]:
-    """What the training rows of all sources are called: their files, or the data set."""
-    return [str(name) for origin in found for name in getattr(origin.train, "paths", [origin.train.place])]
-
-
-def moved(prepared: dict[str, Any], settings: Settings) -> dict[str, str]:
-    """Of prepared data, which lies in the cache by its content, what each file was called then -> and is now."""
-    return dict(zip(prepared.get("files", []), names(origins(settings)), strict=False))
-
-
 def _origin(settings: Settings, source: Source, index: str) -> Origin:
     def place(key: str) -> str:
         return f"{settings.place('datasets')}{index}.{key}" if index else settings.place(key)

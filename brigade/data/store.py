@@ -3,11 +3,8 @@
 A row is one sequence of global_batch_size: a sample, or the samples packed into it.
 """
 
-import json
-from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,8 +36,7 @@ class Samples(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        samples = self._samples[self._rows[index] : self._rows[index + 1]]
-        parts = [slice(self._begins[s], self._begins[s + 1]) for s in samples]
+        parts = [slice(self._begins[s], self._begins[s + 1]) for s in self.samples_of(index)]
         tokens = np.concatenate([self._tokens[part] for part in parts])
         mask = np.concatenate([self._mask[part] for part in parts])
         return {
@@ -49,23 +45,9 @@ class Samples(Sequence[Row]):
             "lengths": np.array([part.stop - part.start for part in parts], dtype=np.int64),
         }
 
-    def places(self, index: int, moved: dict[str, str]) -> list[dict[str, Any]]:
-        """Where each sample of a row stands: {"source": file or data set, "row": line of a .jsonl file, else the number from 1,
-        or None where the file is gone}. moved: of files, what they were called when they were prepared -> and are now."""
-        from .rows import Where
-
-        found = []
-        chunks, row_of = json.loads((self.folder / "chunks.json").read_text()), np.load(self.folder / "row_of.npy", "r")
-        for sample in self._samples[self._rows[index] : self._rows[index + 1]]:
-            row = int(row_of[sample])
-            begin, source, *where = chunks[bisect_right(chunks, row, key=lambda chunk: chunk[0]) - 1]
-            source = moved.get(source, source)
-            try:
-                number = Where(source, *where).row(row - begin)
-            except OSError:
-                number = None
-            found.append({"source": source, "row": number})
-        return found
+    def samples_of(self, index: int) -> np.ndarray:
+        """The numbers in the store of the samples that make up a row; int64 (samples,)."""
+        return self._samples[self._rows[index] : self._rows[index + 1]]
 
     def supervised(self) -> np.ndarray:
         """Supervised tokens of each row; int64 (rows,)."""

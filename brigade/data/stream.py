@@ -257,13 +257,13 @@ class Stream:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def __getitem__(self, row: int) -> Row:
-        first, _, samples, _ = self._at(row)
-        return samples[row - first]
+        samples, number = self.in_window(row)
+        return samples[number]
 
-    def places(self, row: int, moved: dict[str, str]) -> list[dict[str, Any]]:
-        """Samples.places()"""
+    def in_window(self, row: int) -> tuple[Samples, int]:
+        """The window that holds a row, and the row's number there."""
         first, _, samples, _ = self._at(row)
-        return samples.places(row - first, moved)
+        return samples, row - first
 
     def reach(self, row: int) -> None:
         """Say that this rank begins the step whose first row this is: what lies before may go."""

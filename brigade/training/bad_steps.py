@@ -19,11 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import upstream
-from ..data import sources
+from ..data import places
 from ..data.collate import FILLER
 from ..distributed import ranks
 from ..errors import UserError
-from ..errors.console import counted
 from ..model.base_weights import first_not_finite
 from ..run import directory as runs
 from ..run import events
@@ -113,7 +112,7 @@ def _treat(
     action, cure = policy, ""
     if policy != "stop" and guard.left_out >= training.nonfinite_limit:
         action = "stop"
-        cure = f"{counted(guard.left_out, 'step')} were left out already, as many as nonfinite_limit allows; look at {FILE}"
+        cure = f"look at {FILE}: as many steps were left out as nonfinite_limit allows ({guard.left_out})"
     elif policy == "rollback" and back_to is None:
         action = "stop" if norm is None else "none"
         cure = "there is no checkpoint to go back to: set save_steps lower, or nonfinite: skip"
@@ -184,10 +183,10 @@ def _record(
 ) -> str:
     """Write the step into FILE, with the samples of these micro-batches, and add an event. Returns who they are, in words."""
     of_step = trainer.callback_handler.train_dataloader.batch_sampler.of_step(step - 1)
-    written, moved = [], sources.moved(trainer.data.facts, trainer.run.settings)
+    written = []
     for each in micro_batches:
         rows = [int(row) for row in of_step[each["micro_batch"] - 1, each["rank"]] if row != FILLER]
-        samples = [place for row in rows for place in trainer.train_dataset.places(row, moved)]
+        samples = places.of(trainer.data, rows, trainer.run.settings)
         loss = each["loss"] if math.isfinite(each["loss"]) else str(each["loss"])
         written.append(each | {"loss": loss, "samples": samples})
     samples = [place for each in written for place in each["samples"]]

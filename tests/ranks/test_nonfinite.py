@@ -17,6 +17,11 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+import train
+from brigade.distributed import ranks
+from brigade.errors import UserError
+from brigade.training import bad_steps
+from brigade.training.trainer import Trainer
 from testing import parity, runs
 from testing.ranks import run_ranks
 
@@ -37,7 +42,17 @@ STRATEGIES = parity.STRATEGIES | {
     "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
     "single": [],
 }
-ONE_EACH = ("single", "ddp", "zero2", "zero3", "fsdp2")  # in `make test`; its other strategies, in make test-all
+# The first few are in `make test`, the others in make test-all.
+SKIPPED = [
+    f"{name} skip loss" for name in sorted(STRATEGIES, key=lambda name: name not in ("ddp", "zero2", "zero3", "fsdp2"))
+]
+SKIPPED += [f"{name} skip gradient" for name in ("single", "ddp", "zero2", "zero3")]
+GONE_BACK = [f"{name} rollback loss" for name in ("zero3", "fsdp2", "ddp", "zero2_offload", "zero3_nvme", "hsdp", "ddp+lora",
+             "zero3+lora", "fsdp2+lora", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
+SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2")]
+
+
+SPIKE = {"spike": ("--loss_spike", "3")}
 
 
 class Watch(TrainerCallback):
@@ -88,9 +103,7 @@ def poisoned_steps(steps=STEPS):
 
 
 def poison(kind):
-    """Trainer.compute_loss where the poisoned sample is NaN: its loss, or its `gradient` alone."""
-    from brigade.training.trainer import Trainer
-
+    """Trainer.compute_loss where the poisoned sample's loss is NaN, or its `gradient` alone, or the loss is a `spike`."""
     sound = Trainer.compute_loss
 
     def compute_loss(self, model, inputs, *args, **options):
@@ -100,7 +113,7 @@ def poison(kind):
         if kind == "gradient":
             loss.register_hook(lambda gradient: gradient * math.nan)
             return loss
-        return loss * math.nan
+        return loss * (50 if kind == "spike" else math.nan)
 
     Trainer.compute_loss = compute_loss
     return lambda: setattr(Trainer, "compute_loss", sound)
@@ -112,11 +125,9 @@ def holds(ids, sample):
 
 
 def work(folder):
-    import train
-    from brigade.distributed import ranks
     from brigade.training import sample_answers
 
-    sample_answers.LONGEST = runs.LONGEST_ANSWER
+    sample_answers.LONGEST, bad_steps.FEWEST = runs.LONGEST_ANSWER, 3
     rank = int(os.environ["RANK"])
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         watch, said, output = Watch(), io.StringIO(), folder / "outputs" / name
@@ -145,29 +156,28 @@ def results(tmp_path_factory, asked_for):
         *f"--per_device_train_batch_size {MICRO} --save_steps 2 --save_total_limit 9".split(),
     ]
     wanted = {"single skip nothing", *asked_for("case")}
-    for ranks in (1, 2, 4):
+    for size in (1, 2, 4):
         cases = {
-            case: {"flags": [*shared, *STRATEGIES[strategy], "--nonfinite", policy], "poison": poison}
+            case: {
+                "flags": [*shared, *STRATEGIES[strategy], "--nonfinite", policy, *SPIKE.get(poison, ())],
+                "poison": poison,
+            }
             for case in sorted(wanted)
             for strategy, policy, poison in [case.split()]
-            if ranks == {"single": 1, "hsdp": 4}.get(strategy, 2)
+            if size == {"single": 1, "hsdp": 4}.get(strategy, 2)
         }
         if cases:
             (folder / "cases.json").write_text(json.dumps(cases))
-            done = run_ranks("tests.ranks.test_nonfinite", str(folder), ranks=ranks, timeout=900)
+            done = run_ranks("tests.ranks.test_nonfinite", str(folder), ranks=size, timeout=900)
             assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
     return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
 
 
-def each(policy):
-    cases = [f"{strategy} {policy} loss" for strategy in STRATEGIES] + [
-        f"{name} {policy} gradient" for name in ONE_EACH
-    ]
-    quick = [f"{name} {policy} loss" for name in (ONE_EACH if policy == "skip" else ("zero3", "fsdp2"))]
-    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+def quick(cases, count):
+    return [pytest.param(case, marks=() if number < count else pytest.mark.slow) for number, case in enumerate(cases)]
 
 
-@pytest.mark.parametrize("case", each("skip"))
+@pytest.mark.parametrize("case", quick(SKIPPED, 4))
 def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     found, output = results(case)
     steps = poisoned_steps()
@@ -187,7 +197,7 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     assert [line.split(":")[0] for line in told] == [f"step {step}" for step in steps]
     named = [json.loads(line) for line in (output / "bad_steps.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in named] == steps
-    ranks = len(found["held"])
+    size = len(found["held"])
     for entry in named:
         samples = [sample for part in entry["micro_batches"] for sample in part["samples"]]
         assert {Path(sample["source"]).name for sample in samples} == {"train.jsonl"}
@@ -195,7 +205,7 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
         assert len(samples) <= (MICRO if case.endswith(" loss") else BATCH)
     first = named[0]["micro_batches"]
     if case.endswith(" loss"):
-        assert [(part["rank"], part["micro_batch"]) for part in first] == [(ranks - 1, BATCH // MICRO // ranks)]
+        assert [(part["rank"], part["micro_batch"]) for part in first] == [(size - 1, BATCH // MICRO // size)]
         assert {sample["row"] - 1 for sample in first[0]["samples"]} == set(ORDER[STEP - 1, -1].tolist())
     else:
         assert len(first) == BATCH // MICRO
@@ -204,7 +214,7 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     assert [(fault["step"], fault["action"]) for fault in faults] == [(step, "skip") for step in steps]
 
 
-@pytest.mark.parametrize("case", each("rollback"))
+@pytest.mark.parametrize("case", [*quick(GONE_BACK, 2), *quick(SPIKES, 0)])
 def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
     found, output = results(case)
     for held in found["held"]:
@@ -213,13 +223,62 @@ def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
     reference, _ = results("single skip nothing")
     assert found["rates"] == reference["rates"]
     named = json.loads((output / "bad_steps.jsonl").read_text().splitlines()[0])
+    assert named["kind"] == ("loss_spike" if case.endswith("spike") else "nonfinite")
     assert named["action"] == "rollback" and Path(named["back_to"]).name == "checkpoint-2"
     assert f"without the data of steps 3 to {STEP}" in found["said"]
     assert all(map(math.isfinite, found["loss"].values()))
     assert (output / "success.json").exists()
 
 
-if __name__ == "__main__":
-    from brigade.distributed import ranks
+# ---- one process ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """call(kind, *flags): a run of the poisoned data in this process; raises what it ends with."""
+    shared = runs.write_inputs(tmp_path)
+    shared += (
+        f"--max_steps {STEPS} --eval_steps null --eval_answers 0 --save_steps 2 --output_dir {tmp_path / 'run'}".split()
+    )
 
+    def fail(error, *_):
+        raise error
+
+    monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
+    monkeypatch.setattr(bad_steps, "FEWEST", 3)
+
+    def call(kind, *flags):
+        sober = poison(kind)
+        try:
+            return train.main([*shared, *flags])
+        finally:
+            sober()
+
+    return call
+
+
+def actions(folder):
+    return [json.loads(line)["action"] for line in (folder / "run" / "bad_steps.jsonl").read_text().splitlines()]
+
+
+def test_a_step_more_than_the_limit_stops_the_run_that_a_checkpoint_continues(run, tmp_path):
+    second = poisoned_steps()[1]
+    with pytest.raises(UserError, match=f"step {second}\n.*the loss is nan") as caught:
+        run("loss", "--nonfinite", "skip", "--nonfinite_limit", "1")
+    assert "as nonfinite_limit allows (1)" in caught.value.cure
+    assert actions(tmp_path) == ["skip", "stop"]
+    with pytest.raises(UserError, match=f"step {second}\n"):  # the checkpoint knows how many there were
+        run("loss", "--nonfinite", "skip", "--nonfinite_limit", "1")
+    assert actions(tmp_path) == ["skip", "stop", "stop"]
+    run("loss", "--nonfinite", "skip")
+    assert actions(tmp_path) == ["skip", "stop", "stop", "skip"]
+    assert (tmp_path / "run" / "success.json").exists()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(run, tmp_path):
+    with pytest.raises(UserError, match="no checkpoint to go back to"):
+        run("loss", "--nonfinite", "rollback", "--save_steps", "null")
+    assert run("spike", "--loss_spike", "3", "--save_steps", "null").state.global_step == STEPS
+    assert actions(tmp_path) == ["stop", "none", "none"][: 1 + len(poisoned_steps())]
+
+
+if __name__ == "__main__":
     ranks.run_to_the_end(lambda: work(Path(sys.argv[1])))

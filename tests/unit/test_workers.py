@@ -30,6 +30,9 @@ def serial(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as train.py does: this process may have tokenised before
 
 
+WHERE = Where("chunks", 1, of_lines=False)
+
+
 @dataclass(frozen=True)
 class Text:
     """A chunk of one text; kills: the signal that ends the process that reads it."""
@@ -38,7 +41,7 @@ class Text:
     kills: int = 0
     size: int = 1
     after: None = None
-    where: Where = Where("chunks", 1, of_lines=False)
+    where: Where = WHERE
 
     def rows(self):
         if self.kills:

@@ -5,6 +5,7 @@ BRIGADE_TEST_FAULT:
     slow       rank 0 begins four seconds late
     elsewhere  rank 1 begins in the directory ./elsewhere
     step       rank 1 raises in its third training step
+    nan        rank 1's loss is NaN in its third training step
     hang       rank 1 never gets beyond importing torch
     leave      every rank ends with exit code 0 instead of importing torch
 """
@@ -20,7 +21,7 @@ FAULT, RANK = os.environ.get("BRIGADE_TEST_FAULT"), os.environ.get("RANK")
 
 
 class _ThirdStep(importlib.abc.MetaPathFinder):
-    """Lets brigade.training.trainer be imported, then gives its Trainer a training_step that fails the third time."""
+    """Lets brigade.training.trainer be imported, then gives its Trainer a compute_loss that fails the third time in training."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "brigade.training.trainer":
@@ -31,16 +32,18 @@ class _ThirdStep(importlib.abc.MetaPathFinder):
 
         def load_and_break(module):
             load(module)
-            whole, steps = module.Trainer.training_step, []
+            whole, steps = module.Trainer.compute_loss, []
 
-            def training_step(*args, **kwargs):
-                steps.append(1)
-                if len(steps) == 3:
-                    Path(os.environ.get("BRIGADE_TEST_FAILED_AT", "failed_at")).write_text(str(time.time()))
-                    raise ValueError("the third step fails on this rank")
-                return whole(*args, **kwargs)
+            def compute_loss(self, model, *args, **kwargs):
+                steps.extend([1] * model.training)
+                if not model.training or len(steps) != 3:
+                    return whole(self, model, *args, **kwargs)
+                if FAULT == "nan":
+                    return whole(self, model, *args, **kwargs) * float("nan")
+                Path(os.environ.get("BRIGADE_TEST_FAILED_AT", "failed_at")).write_text(str(time.time()))
+                raise ValueError("the third step fails on this rank")
 
-            module.Trainer.training_step = training_step
+            module.Trainer.compute_loss = compute_loss
 
         spec.loader.exec_module = load_and_break
         return spec
@@ -60,7 +63,7 @@ if FAULT == "slow" and RANK == "0":
     time.sleep(4)
 elif FAULT == "elsewhere" and RANK == "1":
     os.chdir("elsewhere")
-elif FAULT == "step" and RANK == "1":
+elif FAULT in ("step", "nan") and RANK == "1":
     sys.meta_path.insert(0, _ThirdStep())
 elif (FAULT == "hang" and RANK == "1") or (FAULT == "leave" and RANK):
     sys.meta_path.insert(0, _NoTorch())
