@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from ..errors import UserError
 from ..recipe.flags import Settings
-from ..recipe.schema import DataSection
+from ..recipe.schema import DataSection, Source
 from .layout import paths_of
 from .rows import Where
 
 
 def files_of(data: DataSection) -> list[str]:
     """The training files of all sources, in order. Raises UserError where there are none of a name."""
-    files = (source.train_file for source in data.datasets or [data] if source.train_file)
+    sources: Sequence[Source] = data.datasets or [data]
+    files = (source.train_file for source in sources if source.train_file)
     return [str(path) for name in files for path in paths_of(name)]
 
 
