@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from brigade.cluster import world_from_environment
-from brigade.distributed import ranks, stop
+from brigade.distributed import heartbeat, ranks, stop
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.run import directory as runs
@@ -75,6 +75,11 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
+    heartbeat.begin(settings.recipe.training.hang_timeout)
+    if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
+        from brigade.training import watching
+
+        watching.begin(run)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
@@ -109,6 +114,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         data.close()
         ranks.barrier()
         runs.succeed(run, trainer.state, held_out_loss)
+        heartbeat.end()
         return trainer
     except BaseException as error:  # torch's CheckpointException is no Exception
         ranks.fail(error, world, run.directory)

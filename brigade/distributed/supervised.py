@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import heartbeat
+
 DOOR = "BRIGADE_DOOR"
 PR_SET_PDEATHSIG = 1
 _notes: int | None = None  # where this process writes what the agent should know
@@ -64,7 +66,7 @@ def supervise() -> None:
     os.dup2(out_end, 2)
     os.close(out_end)
     os.set_inheritable(notes_end, False)
-    _notes = notes_end
+    _notes, heartbeat.shared = notes_end, True
     faulthandler.register(signal.SIGQUIT, all_threads=True)  # as a JVM does: the agent asks a rank that hangs
 
 
@@ -114,14 +116,21 @@ def owner(end: socket.socket) -> int:
 
 
 def note(**what: Any) -> None:
-    """Let the agent know something of this rank: told, follows, stage, marker. Without `launch`: nothing."""
+    """Let the agent know something of this rank: told, follows, stage, marker, waits. Without `launch`: nothing."""
     if _notes is not None:
         with suppress(OSError):
             os.write(_notes, json.dumps(what).encode() + b"\n")
 
 
+def is_watched() -> bool:
+    """Whether `launch` started this rank, and watches it."""
+    return _notes is not None
+
+
 def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:
-    """Hand on what the child writes until it ends; end as it ended."""
+    """Hand on what the child writes until it ends, and when it falls silent; end as it ended."""
+    from .silence import LOOK, Observer
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda received, _: os.kill(child, received))
     rank = int(os.environ["RANK"])
@@ -153,8 +162,9 @@ def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) ->
     for source in (out, notes, wake, agent.fileno()):
         poll.register(source, select.POLLIN)
     ended = status = 0
+    observer, silent = Observer(child), False
     while not ended:
-        for source, _ in poll.poll():
+        for source, _ in poll.poll(1000 * LOOK):
             if source == wake:
                 os.read(wake, 512)
                 ended, status = os.waitpid(child, os.WNOHANG)
@@ -163,6 +173,9 @@ def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) ->
                 ended, status = os.waitpid(child, 0)
             elif not hand_on(source):
                 poll.unregister(source)
+        if observer.look() != silent:  # launch hears of silences that are too long, and of their ends
+            silent = not silent
+            send(silent=observer.seen() if silent else None)
     os.set_blocking(notes, False)
     for source in (out, notes):
         with suppress(BlockingIOError):

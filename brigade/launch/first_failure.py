@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..distributed import hangs
 from ..errors.console import counted
 from .connection import CURES, Channel
 from .status_and_logs import Output
@@ -18,6 +19,7 @@ _CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 RACE = 5.0  # seconds within which a lost host or a killed rank explains what other ranks then report
 READY = 300.0  # seconds within which one rank has imported its packages, from the slowest file system
 GRACE = 120.0  # seconds in which ranks that are asked to stop save a checkpoint, where they have not measured it
+HEARD = 5.0  # seconds to wait after the last rank fell silent: each says then which collective it waits in
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
 
 
@@ -40,7 +42,7 @@ class Failure:
 
     def in_words(self) -> str:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
-        if self.kind == "unfinished":
+        if self.kind in ("unfinished", "hang"):
             return self.text
         if self.kind == "follows":
             return f"{where} stopped because another rank failed first, but it is not known which"
@@ -90,13 +92,19 @@ def report(failure: Failure, tail: list[str], log: Path) -> list[str]:
 
 @dataclass
 class Rank:
-    """What is known of one rank. stage: "", "started", "waiting" (at the rendezvous), "joined"."""
+    """What is known of one rank. stage: "", "started", "waiting" (at the rendezvous), "joined".
+
+    silent: heartbeat.Observer.seen() of a rank that is silent for longer than its steps explain, else None
+    waits: the collective that it then waits in (upstream/flight_records.py); None where it has not said
+    """
 
     host: str
     stage: str = ""
     exit: int | None = None
     follows: bool = False
     reported: bool = False
+    silent: dict[str, Any] | None = None
+    waits: dict[str, Any] | None = None
 
 
 class Judge:
@@ -116,13 +124,15 @@ class Judge:
         self.stopped, self.grace, self._gone = "", GRACE, False
         self.since = time.monotonic()  # of the start; then of the first rank's readiness
         self._one_waits = False
+        self._silent_since: float | None = None
+        self._records = ""  # where ranks keep their stacks and collectives once they are silent
 
     def log(self, rank: int) -> str:
         """The name of a rank's log."""
         return f"rank-{rank:0{len(str(len(self.ranks) - 1))}d}-{self.ranks[rank].host}"
 
     def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
-        """Something of one rank: pid, out, stage, told (its error), follows, marker or exit."""
+        """Something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
         one = self.ranks[rank]
         if "out" in what:
             self.output.keep(self.log(rank), what["out"])
@@ -140,6 +150,10 @@ class Judge:
             self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
             self._gone = True
         one.follows |= "follows" in what
+        one.waits, self._records = what.get("waits", one.waits), what.get("records", self._records)
+        if "silent" in what:
+            one.silent = what["silent"]
+            one.waits = one.waits if one.silent else None
         if "told" in what and not one.follows:
             one.reported = True
             self._fail("reported", channel, what["told"], rank, what.get("code"))
@@ -204,9 +218,39 @@ class Judge:
             return
         for channel in self.channels:
             channel.tell("stacks", ranks=[rank for rank in late if rank in channel.ranks])
-        names = f"rank {', '.join(map(str, late[:8]))}"
+        names, host = f"rank {', '.join(map(str, late[:8]))}", self.ranks[late[0]].host
         text = f"{names} did not get to the rendezvous within {limit:.0f} s (--start_timeout)"
-        self._fail("hang", next(channel for channel in self.channels if late[0] in channel.ranks), text, late[0])
+        self._fail("hang", self._channel(late[0]), f"{host}, rank {late[0]} failed first: {text}", late[0])
+
+    def check_hang(self) -> None:
+        """A run hangs when each rank is silent for longer than its own steps explain, or one that is stopped is.
+
+        Silence is counted on the ranks' hosts. So a launch that was suspended itself judges by what it reads then, in order.
+        """
+        alive = {rank: one for rank, one in self.ranks.items() if one.exit is None}
+        silent = {rank: one for rank, one in alive.items() if one.silent}
+        stopped = {rank for rank, one in silent.items() if one.silent and one.silent["stopped"]}
+        if self.failures or not silent or (len(silent) < len(alive) and not stopped):
+            self._silent_since = None
+            return
+        self._silent_since = self._silent_since or time.monotonic()
+        told = all(one.silent and (one.waits is not None or rank in stopped) for rank, one in alive.items())
+        if not told and time.monotonic() - self._silent_since < HEARD:
+            return
+        seen = [
+            hangs.Silent(rank, one.host, answers=one.waits is not None, **(one.silent or {}), **(one.waits or {}))
+            for rank, one in silent.items()
+        ]
+        late = hangs.culprits(seen)
+        first = min(late or seen, key=lambda one: (one.step, one.rank)).rank
+        for channel in self.channels:
+            asked = [one.rank for one in late[:8] if one.rank in channel.ranks and not one.stopped]
+            channel.tell("stacks", ranks=asked)
+        kept = f"\n  stacks and collectives of all ranks: {self._records}" if self._records else ""
+        self._fail("hang", self._channel(first), hangs.sentence(seen) + kept, first)
+
+    def _channel(self, rank: int) -> Channel:
+        return next(channel for channel in self.channels if rank in channel.ranks)
 
     def decided(self) -> bool:
         """Whether nothing is left to wait for: all hosts ended, or something failed and its cause had time to come in."""

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
+from ..distributed.heartbeat import Phase
+
 # Escape sequences (colours, titles, links), then every other control character but tab and line feed.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\))|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -32,6 +34,8 @@ def _message(required: dict[str, Any], optional: dict[str, Any] | None = None, *
     return create_model("Message", __config__=options, **fields)
 
 
+_SILENT = _message({"phase": Phase, "step": Count, "seconds": float, "stopped": bool})
+_WAITS = _message({}, {"collective": Text, "number": int, "group": Text})
 # what a host says -> its fields
 KINDS = {
     "hello": _message(
@@ -59,6 +63,9 @@ KINDS = {
             "grace": float,
             "exit": Code,
             "unwatched": bool,
+            "silent": _SILENT | None,
+            "waits": _WAITS,
+            "records": Text,
         },
     ),
     "launcher": _message({"out": Text}),

@@ -87,6 +87,7 @@ class Launch:
             while not self.stop_signal and not self.judge.decided():
                 await self._hear()
                 self.judge.check_start()
+                self.judge.check_hang()
             await self._let_them_save()
             await self._stop(STOPPED_GRACE if self.stop_signal else FAILED_GRACE)
         finally:

@@ -220,6 +220,9 @@ class TrainingSection(Section):
     """How many checkpoints are kept. The newest whole one and the best one always are."""
     async_save: bool = True
     """Copy a checkpoint to host memory, and write it from there while training goes on. false: training waits for the disk."""
+    hang_timeout: AtLeastZero | Literal["auto"] = "auto"
+    """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: ten times the
+    longest so far, at least 180. 0: never (docs/troubleshooting.md)."""
     report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = ["tensorboard"]
     """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -254,7 +257,7 @@ SECTION_OF = {key: section for section, model in SECTIONS.items() for key in mod
 NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "dataloader_num_workers",
-    "nonfinite", "nonfinite_limit", "loss_spike",
+    "hang_timeout", "nonfinite", "nonfinite_limit", "loss_spike",
 }  # fmt: skip
 
 # Keys that say which part or version of a data set is meant; files have none.

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from ..data.store import IGNORED
-from ..distributed import ranks
+from ..distributed import heartbeat, ranks
 from ..run.directory import Run
 from .throughput import Meter
 
@@ -25,7 +25,7 @@ class EvaluatingTrainer(transformers.Trainer):
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Measure, log and, but for the untrained model, answer questions; returns what was logged. A collective."""
-        with self.meter.pause():
+        with heartbeat.within(heartbeat.EVALUATION), self.meter.pause():
             metrics = self.held_out()
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -100,6 +100,10 @@ class EvaluatingTrainer(transformers.Trainer):
         if best:
             self.state.best_model_checkpoint = str(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
         return best
+
+    def _load_best_model(self) -> None:
+        with heartbeat.within(heartbeat.LOADING):
+            super()._load_best_model()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # A run that ended with its last checkpoint, and died before its model was saved, has no step left to train.

@@ -11,7 +11,7 @@ import torch
 
 from ..cluster import World
 from ..data.store import IGNORED
-from ..distributed import ranks
+from ..distributed import heartbeat, ranks
 from ..errors.console import console
 
 FILE = "answers.jsonl"
@@ -68,10 +68,21 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
                 eos_token_id=ends,
                 pad_token_id=tokenizer.pad_token_id,
                 synced_gpus=world.size > 1,
+                streamer=_Beat(),
             )
             mine[index] = tokens[0, prompt.shape[1] :].tolist()
     given = {index: answer for of_rank in ranks.gather(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
+
+
+class _Beat:
+    """As a streamer of Transformers: each token is a sign of life."""
+
+    def put(self, _: Any) -> None:
+        heartbeat.enter(heartbeat.EVALUATION)
+
+    def end(self) -> None:
+        pass
 
 
 def stops(model: Any, tokenizer: Any, questions: list[Question]) -> set[int]:

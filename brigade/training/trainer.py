@@ -13,7 +13,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 from .. import upstream
 from ..data.collate import ABOUT, Collate, WithFiller
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
-from ..distributed import ranks
+from ..distributed import heartbeat, ranks
 from ..errors import UserError
 from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
@@ -122,6 +122,7 @@ class Trainer(EvaluatingTrainer):
         if self.saving:
             self.saving.check()
         nonfinite.guard_of(self).begin(self)
+        heartbeat.enter(heartbeat.WINDOW if self.train_dataset.streamed else heartbeat.DATA, self.state.global_step + 1)
         first = self.state.global_step * self.run.batch.global_size
         if self.train_dataset.streamed:
             self.train_dataset.reach(first)
@@ -164,13 +165,16 @@ class Trainer(EvaluatingTrainer):
             outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
             END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
+        heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
         loss = nonfinite.spread(outputs.loss, self.world.size) if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        heartbeat.enter(heartbeat.FORWARD)
         self.engine.before_micro_step(self, model)
         loss = super().training_step(model, inputs, num_items_in_batch)
         nonfinite.guard_of(self).micro_losses.append(loss)
+        heartbeat.enter(heartbeat.OPTIMIZER)  # under DeepSpeed it was a part of the backward pass
         return loss
 
     def _init_training_state(self, max_steps: int, *rest: Any) -> Any:
@@ -274,7 +278,7 @@ class Trainer(EvaluatingTrainer):
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
         from . import bad_steps
 
-        with self.meter.pause():
+        with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause():
             bad_steps.check_weights(self, nonfinite.guard_of(self))
             if self.saving is None:
                 from ..checkpoint.saving import Saving
@@ -328,6 +332,7 @@ class Trainer(EvaluatingTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. Checkpoints stay as their engine shards them; a model asked for by name is whole."""
+        heartbeat.enter(heartbeat.CHECKPOINT)
         whole = None if _internal_call else self.engine.whole_state(self)
         if whole is None:
             super().save_model(output_dir, _internal_call)

@@ -1,4 +1,4 @@
-"""Which rank is blamed for a start that hangs."""
+"""Which rank is blamed for a start that hangs, and for a run that does."""
 
 from types import SimpleNamespace
 
@@ -72,3 +72,42 @@ def test_a_checkpoint_is_asked_for_when_all_ranks_are_there(judge):
     assert not judge.trains()
     judge.on_rank(judge.channels[1], 1, pid=2, stage="joined", grace=400.5)
     assert judge.trains() and judge.grace == 400.5
+
+
+SILENT = {"phase": "backward", "step": 41, "seconds": 200.0, "stopped": False}
+
+
+def test_a_hang_is_judged_once_all_ranks_are_silent_and_have_said_where_they_wait(judge):
+    judge.on_rank(judge.channels[0], 0, silent=SILENT)
+    judge.on_rank(judge.channels[0], 0, waits={"collective": "gloo:all_reduce", "number": 7}, records="/out/heartbeats")
+    judge.check_hang()
+    assert not judge.failures, "rank 1 still moves: it computes, evaluates or writes for longer"
+    judge.on_rank(judge.channels[1], 1, silent=SILENT | {"phase": "data"})
+    judge.check_hang()
+    assert not judge.failures
+    judge.on_rank(judge.channels[1], 1, waits={"collective": ""})
+    judge.check_hang()
+    (failure,) = judge.failures
+    assert (failure.kind, failure.host, failure.rank) == ("hang", "node1", 1)
+    said = "rank 1 on node1 has waited in data loading since step 41; rank 0 waits for it in all-reduce"
+    assert failure.in_words() == f"{said}\n  stacks and collectives of all ranks: /out/heartbeats"
+
+
+def test_a_rank_that_moves_again_takes_everything_back(judge):
+    """As a launch reads it that was itself suspended: what came first, first."""
+    for rank in (0, 1):
+        judge.on_rank(judge.channels[rank], rank, silent=SILENT)
+    judge.on_rank(judge.channels[1], 1, silent=None)
+    NOW[0] += 3600
+    judge.check_hang()
+    assert not judge.failures
+
+
+def test_a_rank_that_says_nothing_has_been_stopped_or_is_stuck(judge):
+    judge.on_rank(judge.channels[0], 0, silent=SILENT, waits={"collective": "gloo:all_reduce", "number": 7})
+    judge.on_rank(judge.channels[1], 1, silent=SILENT)
+    judge.check_hang()
+    assert not judge.failures
+    NOW[0] += first_failure.HEARD + 1
+    judge.check_hang()
+    assert judge.failures[0].text.startswith("rank 1 on node1 has not answered since step 41")

@@ -159,6 +159,7 @@ ZERO_IS_ONE = {
     "seed",
     "eval_answers",
     "dataloader_num_workers",
+    "hang_timeout",
 }
 
 

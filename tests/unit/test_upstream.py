@@ -58,6 +58,8 @@ DEFINED = {
     ],
     "deepspeed/runtime/zero/stage_1_and_2.py": ["_link_all_hp_params", "update_lp_params"],
     "deepspeed/utils/mixed_precision_linkage.py": ["_hp_mapping"],
+    "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": ["dump_fr_trace_json"],
+    "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/nn/modules/module.py": ["_buffers", "_non_persistent_buffers_set"],
     "torch/utils/file_baton.py": ["try_acquire", "release"],

@@ -1,0 +1,135 @@
+"""Which rank all others wait for, from what each says of itself after a long silence; and the sentence that tells it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .heartbeat import PHASES
+
+# As they stand after "in".
+_WORDS = {
+    "starting": "the start",
+    "loading": "loading the model",
+    "window": "preparing a window of data",
+    "data": "data loading",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's step",
+    "evaluation": "the evaluation",
+    "checkpoint": "saving",
+}
+_READS = ("loading", "window", "data", "checkpoint")  # where a rank waits for files more often than it computes
+# Of gloo:all_reduce, nccl:_allgather_base, nccl:reduce_scatter_tensor_coalesced, ...
+_COLLECTIVES = {
+    re.sub("-", "_?", name): name
+    for name in ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "barrier", "send", "recv", "reduce",
+                 "gather", "scatter")
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Silent:
+    """What is known of one rank in a hang.
+
+    phase: of heartbeat.PHASES, in this step; seconds: of its silence; stopped: its process was, by SIGSTOP for one
+    answers: whether anything in it still runs; collective: that it waits in, as torch's flight recorder calls it ("": in none;
+    None: not known); number: that collective's, counted by its process group
+    """
+
+    rank: int
+    host: str
+    phase: str
+    step: int
+    seconds: float = 0.0
+    stopped: bool = False
+    answers: bool = True
+    collective: str | None = None
+    number: int = 0
+    group: str = ""
+
+
+def culprits(ranks: list[Silent]) -> list[Silent]:
+    """Those that the others wait for; [] where all wait for each other in one collective, and none can be told apart.
+
+    A process that is stopped, or in which nothing runs any more, goes first. Then who is in no collective while others are; who
+    is in an earlier one, or in another; and where nothing is known of collectives, who has come least far.
+    """
+    others = len(ranks) - 1
+    for group in (
+        [one for one in ranks if one.stopped],
+        [one for one in ranks if not one.answers],
+        [one for one in ranks if one.collective == ""],
+    ):
+        if group and len(group) <= max(others, 1):
+            return group
+    if all(one.collective for one in ranks) and len({one.group for one in ranks}) == 1:
+        places = [(one.number, collective_in_words(one.collective)) for one in ranks]
+        if len({number for number, _ in places}) == 1:
+            ((usual, _),) = Counter(places).most_common(1)
+            return [one for one, place in zip(ranks, places, strict=True) if place != usual]
+        return _least(ranks, [number for number, _ in places])
+    return _least(ranks, [(one.step, PHASES.index(one.phase)) for one in ranks])
+
+
+def _least(ranks: list[Silent], places: list) -> list[Silent]:
+    """Those at the earliest place; [] where all are at one."""
+    if len(set(places)) == 1:
+        return []
+    return [one for one, place in zip(ranks, places, strict=True) if place == min(places)]
+
+
+def sentence(ranks: list[Silent]) -> str:
+    """`rank 3 on node2 has waited in data loading since step 41; ranks 0-2 wait for it in reduce-scatter`"""
+    late = culprits(ranks)
+    if not late:
+        one = ranks[0]
+        where = f"{collective_in_words(one.collective)}, number {one.number}," if one.collective else _WORDS[one.phase]
+        if len(ranks) == 1:
+            return f"{_named(ranks)} {_what(one)}"
+        text = f"{names(one.rank for one in ranks)} have waited for each other in {where} since step {one.step}"
+        return f"{text}: the network between them, or a device, has stopped without an error"
+    waiting = [one for one in ranks if one not in late]
+    first = min(late, key=lambda one: (one.step, one.rank))
+    text = f"{_named(late)} {_what(first, len(late) > 1)}"
+    if waiting:
+        verb, them = "waits" if len(waiting) == 1 else "wait", "it" if len(late) == 1 else "them"
+        places = Counter(collective_in_words(one.collective) or _WORDS[one.phase] for one in waiting)
+        text += f"; {names(one.rank for one in waiting)} {verb} for {them} in {places.most_common(1)[0][0]}"
+    return text
+
+
+def _what(one: Silent, several: bool = False) -> str:
+    has, since = "have" if several else "has", f"since step {one.step}"
+    if one.stopped:
+        return f"{has} been stopped (SIGSTOP, or a debugger) {since}"
+    if not one.answers:
+        return f"{has} not answered {since}; last seen in {_WORDS[one.phase]}"
+    if one.collective:
+        return f"{has} waited in {collective_in_words(one.collective)}, number {one.number}, {since}"
+    return f"{has} {'waited' if one.phase in _READS else 'hung'} in {_WORDS[one.phase]} {since}"
+
+
+def _named(ranks: list[Silent]) -> str:
+    hosts = list(dict.fromkeys(one.host for one in ranks))
+    more = f" and {len(hosts) - 3} more hosts" if len(hosts) > 4 else ""
+    return f"{names(one.rank for one in ranks)} on {', '.join(hosts[: 3 if more else 4])}{more}"
+
+
+def names(numbers: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2`, `ranks 0-2, 5`"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"rank{'s' * (len(runs) > 1 or runs[0][0] != runs[0][1])} {', '.join(words)}"
+
+
+def collective_in_words(name: str | None) -> str:
+    """`reduce-scatter` for nccl:_reduce_scatter_base; what is none of the usual ones as it is."""
+    return next(
+        (words for pattern, words in _COLLECTIVES.items() if re.search(pattern, (name or "").lower())), name or ""
+    )

@@ -1,0 +1,79 @@
+"""A rank's heartbeat: the step and the phase it is in, in memory that others may read while it hangs.
+
+A switch of phase is a few stores into a page of shared memory, about a microsecond and no system call
+(`python -m benchmarks.watching`). Who watches: under `launch` the rank's watching process, which shares the page by fork; a
+thread of the rank (training/watching.py) everywhere. Silence is counted by who watches, on that process's own clock and in
+looks: one that was suspended itself has not seen the time go by.
+
+The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), then the longest visit of each phase.
+"""
+
+import mmap
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Literal, get_args
+
+Phase = Literal["starting", "loading", "window", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECKPOINT = range(len(PHASES))
+BEATS, PHASE, STEP, TIMEOUT, LONGEST = range(5)
+AUTO = -1.0
+FADES = 0.99  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
+
+page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast(
+    "d"
+)  # anonymous and shared: a forked child writes, its parent reads
+page[TIMEOUT] = AUTO
+shared = False  # whether this process's parent reads it; else a fork of ranks would share one page
+seconds = [0.0] * len(PHASES)  # spent in each phase since begin(), of this process
+_phase, _since = STARTING, monotonic()
+watch: Any = None  # the thread that watches this run (training/watching.py)
+
+
+def begin(timeout: float | Literal["auto"]) -> None:
+    """A run's model is about to be loaded in this process. timeout: the recipe's hang_timeout"""
+    global page
+    end()
+    if not shared:
+        page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+    for phase in range(len(PHASES)):
+        page[LONGEST + phase] = seconds[phase] = 0.0
+    page[TIMEOUT] = AUTO if timeout == "auto" else timeout
+    enter(LOADING, 0)
+
+
+def end() -> None:
+    """The run has reached its end: what follows may take as long as it likes."""
+    global watch
+    if watch:
+        watch.end()
+        watch = None
+    enter(STARTING)
+
+
+def enter(phase: int, step: int | None = None) -> None:
+    """This rank goes into a phase, or shows that it moves on within it. step: the one that begins here"""
+    global _phase, _since
+    now = monotonic()
+    took = now - _since
+    seconds[_phase] += took
+    if took > page[LONGEST + _phase]:
+        page[LONGEST + _phase] = took
+    _phase, _since = phase, now
+    page[PHASE] = phase
+    if step is not None:
+        page[STEP] = step
+        for one in (DATA, FORWARD, BACKWARD, OPTIMIZER):
+            page[LONGEST + one] *= FADES
+    page[BEATS] += 1.0  # last: who sees the others without it looks again in a second
+
+
+@contextmanager
+def within(phase: int):
+    """Of work between two steps: this rank is in `phase`, and then where it was."""
+    before = _phase
+    enter(phase)
+    try:
+        yield
+    finally:
+        enter(before)

@@ -1,0 +1,160 @@
+"""A thread of each rank that watches its heartbeat, and those of all others where no `launch` does.
+
+    OUTPUT/heartbeats/rank-R.json             phase, step, silence; written every few seconds, and at once when it hangs
+    OUTPUT/heartbeats/rank-R.stacks           once it hangs: what each of its threads does
+    OUTPUT/heartbeats/rank-R.collectives      torch's flight record of its collectives (JSON)
+
+The lowest rank that still runs judges: when each rank is silent for longer than its own steps explain, it says who all others
+wait for, and ends; so do the others when they read that. A stopped process runs no thread: its file does not change any more.
+What is compared is never a time of two hosts: each counts how often it has looked. Where hosts do not share the output
+directory, each judges by its own ranks.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..distributed import hangs, heartbeat, ranks, supervised
+from ..distributed.silence import LOOK, Observer, is_stopped
+from ..errors.console import counted
+from ..run import events
+from ..run.directory import Run
+from ..upstream import flight_records
+
+FOLDER = "heartbeats"
+EVERY = 5.0  # seconds between two writings of a file; more for many ranks, that all of them together make ten a second
+
+
+def begin(run: Run) -> None:
+    """Watch this run from here on, until heartbeat.end()."""
+    heartbeat.watch = Watch(run)
+    heartbeat.watch.start()
+
+
+class Watch(threading.Thread):
+    def __init__(self, run: Run) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.world, self.run_directory, self.folder = run.world, run.directory, run.directory / FOLDER
+        self.ended = threading.Event()
+        self.observer = Observer(os.getpid())
+        self.every = max(EVERY, run.world.size / 10)
+        self.written, self.writings = 0.0, 0
+        self.waits: dict[str, Any] | None = None  # once it hangs: in which collective
+        self.peers: dict[int, Peer] = {}
+
+    def end(self) -> None:
+        self.ended.set()
+        self.join(timeout=2 * LOOK)
+
+    def run(self) -> None:
+        while not self.ended.wait(LOOK):
+            with suppress(Exception):  # who watches a run must not be what ends it
+                self.look()
+
+    def look(self) -> None:
+        silent, knew = self.observer.look(), self.waits is not None
+        if silent and not knew:
+            found = flight_records.records()
+            self.waits = flight_records.waits_in(found)
+            self.record(found)
+            supervised.note(waits=self.waits, records=str(self.folder.absolute()))
+        elif not silent:
+            self.waits, self.peers = None, {}
+        if silent != knew or time.monotonic() - self.written > self.every:
+            self.write()
+        if silent and not supervised.is_watched():  # else launch judges
+            self.judge()
+
+    def record(self, collectives: dict[str, Any]) -> None:
+        """Keep what this rank's threads do, and its collectives; what a full disk takes."""
+        with suppress(OSError):
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / f"rank-{self.world.rank}.collectives").write_text(json.dumps(collectives))
+            with (self.folder / f"rank-{self.world.rank}.stacks").open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+
+    def write(self, **more: Any) -> None:
+        """This rank's file; replaced, so that nobody reads half of it."""
+        self.written, self.writings = time.monotonic(), self.writings + 1
+        time_ = datetime.now(UTC).isoformat(timespec="seconds")
+        says = {"rank": self.world.rank, "host": self.world.host, "pid": os.getpid(), "writings": self.writings}
+        says |= {"time": time_, **self.observer.seen(), "waits": self.waits, **more}
+        temporary = self.folder / f".rank-{self.world.rank}"
+        with suppress(OSError):
+            self.folder.mkdir(exist_ok=True)
+            temporary.write_text(json.dumps(says))
+            temporary.replace(self.folder / f"rank-{self.world.rank}.json")
+
+    # ---- without launch ------------------------------------------------------------------------------------------
+    def judge(self) -> None:
+        """End the run if all ranks hang, and this is the lowest that still runs; or if another has done so."""
+        me = self.world.rank
+        for rank in range(self.world.size):
+            if rank == me:
+                continue
+            peer = self.peers.setdefault(rank, Peer(self.world.host, 2 * self.every + LOOK))
+            peer.read(self.folder / f"rank-{rank}.json")
+            if verdict := peer.says.get("verdict"):
+                self.leave(f"rank {me} on {self.world.host} stops: {verdict}")
+            if not peer.gone and (rank < me or peer.says.get("waits") is None):
+                return  # that rank judges; or it moves on, or may stay longer where it is
+        own = hangs.Silent(me, self.world.host, **self.observer.seen(), **(self.waits or {}))  # type: ignore[arg-type]
+        known = [own, *(peer.silent(rank, own.step) for rank, peer in self.peers.items() if peer.says)]
+        unseen = self.world.size - len(known)
+        verdict = hangs.sentence(sorted(known, key=lambda one: one.rank))
+        if unseen:
+            verdict += f"; of {counted(unseen, 'other rank')} nothing is seen in {self.folder} of {self.world.host}"
+        self.write(verdict=verdict)
+        events.add(self.run_directory, "fault", kind="hang", step=own.step, text=verdict)
+        self.leave(f"error: {verdict}\n  stacks and collectives of all ranks: {self.folder}")
+
+    def leave(self, message: str) -> None:
+        """End this process; and those of this host that are stopped, for they hear no launcher's SIGTERM."""
+        print(message, file=sys.stderr, flush=True)
+        ranks.tell_launcher(message.removeprefix("error: ").splitlines()[0])
+        for peer in self.peers.values():
+            if peer.stopped:
+                with suppress(OSError):
+                    os.kill(peer.says["pid"], signal.SIGKILL)
+        os._exit(1)
+
+
+class Peer:
+    """Another rank, by what its file says; this process's host is `host`. unchanged: seconds since the file changed, as far as
+    this rank saw; patience: after how many nothing runs there any more."""
+
+    def __init__(self, host: str, patience: float) -> None:
+        self.host, self.patience, self.says = host, patience, {}  # type: ignore[var-annotated]
+        self.unchanged, self.looked = 0.0, time.monotonic()
+
+    def read(self, file: Path) -> None:
+        now = time.monotonic()
+        self.unchanged += min(now - self.looked, 2 * LOOK)
+        self.looked = now
+        with suppress(OSError, ValueError):
+            says = json.loads(file.read_text())
+            if (says["pid"], says["writings"]) != (self.says.get("pid"), self.says.get("writings")):
+                self.says, self.unchanged = says, 0.0
+
+    @property
+    def stopped(self) -> bool:
+        here = bool(self.says) and self.says["host"] == self.host
+        return here and is_stopped(self.says["pid"])
+
+    @property
+    def gone(self) -> bool:
+        return self.unchanged >= self.patience or self.stopped
+
+    def silent(self, rank: int, step: int) -> hangs.Silent:
+        """step: that the others wait in; a file of a process that is stopped is some seconds older"""
+        says, seen = self.says, {key: self.says[key] for key in ("phase", "seconds")}
+        seen |= {"step": max(says["step"], step) if self.gone else says["step"], "stopped": self.stopped}
+        return hangs.Silent(rank, says["host"], answers=not self.gone, **seen, **(says["waits"] or {}))

@@ -1,0 +1,38 @@
+"""torch's flight recorder: which collectives a process has begun, and which of them are done.
+
+It keeps 2,000 entries by default (TORCH_FR_BUFFER_SIZE; c10d/FlightRecorder.hpp:111), gloo's in one buffer and NCCL's in
+another (ProcessGroupNCCL.hpp:1516, in torch's CUDA builds alone; not tried here). torch's own debug server hands both out
+(distributed/debug), but no documentation promises the functions. Its `torchfrtrace` fails on gloo's records: an operation of
+gloo stays "scheduled" for ever, and `retired` says that it is done.
+"""
+
+import json
+import sys
+from typing import Any
+
+BUFFERS = ("nccl", "fr")  # fr: gloo's
+
+
+def records() -> dict[str, Any]:
+    """buffer -> what torch has recorded in this process. May be called while the main thread hangs in C."""
+    if "torch.distributed" not in sys.modules:
+        return {}
+    from torch._C import _distributed_c10d
+
+    dumps = {name: getattr(_distributed_c10d, f"_dump_{name}_trace_json", None) for name in BUFFERS}
+    return {name: json.loads(dump(includeCollectives=True, onlyActive=False)) for name, dump in dumps.items() if dump}
+
+
+def waits_in(found: dict[str, Any]) -> dict[str, Any]:
+    """The first collective of records() that is not done: {"collective", "number", "group"}; collective "" where all are.
+    {} where nothing was recorded, and hence nothing is known."""
+    known: dict[str, Any] = {}
+    for buffer in found.values():
+        entries = buffer.get("entries", [])
+        unfinished = [entry for entry in entries if not entry["retired"] and entry["state"] != "completed"]
+        if unfinished:
+            first = min(unfinished, key=lambda entry: entry["record_id"])
+            number = first["p2p_seq_id" if first["is_p2p"] else "collective_seq_id"]
+            return {"collective": first["profiling_name"], "number": number, "group": first["process_group"][0]}
+        known |= {"collective": ""} if entries else {}
+    return known

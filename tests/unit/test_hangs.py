@@ -1,0 +1,133 @@
+"""Who is blamed for a hang, in which words, and from how long a silence on."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from brigade.distributed import heartbeat, silence
+from brigade.distributed.hangs import Silent, names, sentence
+
+REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
+
+
+def ranks(*others, **last):
+    """Ranks on two hosts in step 41, of which the last one is told apart."""
+    told = [*others, last]
+    return [
+        Silent(rank, f"node{1 + rank // 2}", **{"phase": "backward", "step": 41, **one})
+        for rank, one in enumerate(told)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ({"phase": "data", "collective": ""},
+         "rank 3 on node2 has waited in data loading since step 41; ranks 0-2 wait for it in reduce-scatter"),
+        ({"phase": "forward", "step": 40, "stopped": True, "answers": False},
+         "rank 3 on node2 has been stopped (SIGSTOP, or a debugger) since step 40; ranks 0-2 wait for it in reduce-scatter"),
+        ({"answers": False},
+         "rank 3 on node2 has not answered since step 41; last seen in the backward pass; "
+         "ranks 0-2 wait for it in reduce-scatter"),
+        (REDUCE | {"number": 811}, "rank 3 on node2 has waited in reduce-scatter, number 811, since step 41; "
+                                   "ranks 0-2 wait for it in reduce-scatter"),
+        (REDUCE | {"collective": "nccl:all_reduce"},
+         "rank 3 on node2 has waited in all-reduce, number 812, since step 41; ranks 0-2 wait for it in reduce-scatter"),
+        (REDUCE, "ranks 0-3 have waited for each other in reduce-scatter, number 812, since step 41: the network between them, "
+                 "or a device, has stopped without an error"),
+    ],
+    ids=["data", "stopped", "dumb", "behind", "elsewhere", "nobody"],
+)  # fmt: skip
+def test_the_culprit_is_who_is_not_where_the_others_wait(last, says):
+    assert sentence(ranks(REDUCE, REDUCE, REDUCE, **last)) == says
+
+
+def test_without_records_the_one_that_has_come_least_far_is_the_culprit():
+    assert sentence(ranks({}, {}, {}, phase="forward")).startswith(
+        "rank 3 on node2 has hung in the forward pass since step 41"
+    )
+
+
+def test_one_rank_that_waits_while_all_others_compute_is_not_to_blame():
+    """Three ranks sleep in their data loaders: the one in a collective waits for them."""
+    asleep = {"phase": "data", "collective": ""}
+    said = sentence(ranks(asleep, asleep, asleep, **REDUCE))
+    assert (
+        said
+        == "ranks 0-2 on node1, node2 have waited in data loading since step 41; rank 3 waits for them in reduce-scatter"
+    )
+
+
+def test_names():
+    assert [names([3]), names([2, 0, 1]), names([0, 1, 5])] == ["rank 3", "ranks 0-2", "ranks 0-1, 5"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of the heartbeat and of who looks at it, that the test moves; a run that has trained two steps of a second."""
+    now = [1000.0]
+    for module in (heartbeat, silence):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    heartbeat.begin("auto")
+    for step in (1, 2):
+        for phase in (heartbeat.DATA, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.OPTIMIZER):
+            heartbeat.enter(phase, step if phase == heartbeat.DATA else None)
+            now[0] += 1
+    heartbeat.enter(heartbeat.DATA, 3)
+    yield now
+    heartbeat.end()
+
+
+def silent_after(observer, clock, seconds):
+    """Whether the rank is judged silent after so many seconds of looking."""
+    for _ in range(int(seconds)):
+        clock[0] += 1
+        found = observer.look()
+    return found
+
+
+def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
+    observer = silence.Observer(os.getpid())
+    observer.look()
+    assert not silent_after(observer, clock, 170) and silent_after(observer, clock, 20)
+    assert observer.seen() | {"seconds": 0} == {"phase": "data", "step": 3, "seconds": 0, "stopped": False}
+    heartbeat.enter(heartbeat.FORWARD)  # so this run's data may take three minutes
+    assert not silent_after(observer, clock, 2)
+    heartbeat.enter(heartbeat.DATA, 4)
+    assert not silent_after(observer, clock, 900)
+    with heartbeat.within(heartbeat.CHECKPOINT):  # the first one has no limit of its own yet
+        assert not silent_after(observer, clock, 3000)
+    assert not silent_after(observer, clock, 2)
+
+
+def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
+    observer = silence.Observer(os.getpid())
+    for timeout, patience, late in ((7.0, 6, True), (0.0, 6, False)):
+        heartbeat.page[heartbeat.TIMEOUT] = timeout
+        heartbeat.enter(heartbeat.FORWARD)
+        observer.look()
+        assert not silent_after(observer, clock, patience)
+        assert silent_after(observer, clock, 10_000) == late
+
+
+def test_who_was_suspended_has_not_seen_the_time_go_by(clock):
+    """A laptop that slept, a launch after Ctrl-Z: an hour passed between two looks."""
+    observer = silence.Observer(os.getpid())
+    observer.look()
+    clock[0] += 3600
+    assert not observer.look() and observer.silent < 3
+
+
+def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_take_hours(clock):
+    heartbeat.enter(heartbeat.STARTING)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        observer = silence.Observer(process.pid)
+        observer.look()
+        assert not silent_after(observer, clock, 10_000)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert silent_after(observer, clock, 1) and observer.seen()["stopped"]
+        process.kill()
+    assert not silence.is_stopped(process.pid)
