@@ -31,6 +31,7 @@ class Meter:
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
         self.resumed: float | None = time.monotonic()  # when the last pause ended; None in a pause
+        self.slow: Any = None  # slow_ranks.SlowRanks, of several ranks alone
         self._reset()
 
     def _reset(self) -> None:
@@ -94,12 +95,14 @@ class Meter:
         peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
         reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
         attended_length: mean over tokens of their sample's length
+        slowest_rank_score: of several ranks, over the last steps (slow_ranks.py)
         mfu: percent (estimate.hardware.flops_per_token states the convention); only where the GPU is known
         """
         now = time.perf_counter()
         seconds, steps = max(now - (self.began or now) - self.paused, 1e-9), max(self.steps, 1)
         self._see_memory(training=True)
-        rows = ranks.gather(self.sums | {"waited": self.waited, "peak": self._peak, "reserved": self._reserved})
+        own = {"slow": self.slow.sample()} if self.slow else {}
+        rows = ranks.gather(self.sums | own | {"waited": self.waited, "peak": self._peak, "reserved": self._reserved})
         tokens, squared_lengths, supervised, slots = (sum(row[key] for row in rows) for key in COUNTED)
         figures = {
             "tokens_per_second": tokens / seconds,
@@ -113,6 +116,8 @@ class Meter:
         if len(rows) > 1:
             spread = max(row["tokens"] for row in rows) - min(row["tokens"] for row in rows)
             figures["token_spread"] = 100 * spread * len(rows) / max(tokens, 1)
+        if self.slow:
+            figures |= self.slow.take([row["slow"] for row in rows], seconds, steps)
         if torch.cuda.is_available():
             figures["reserved_memory_gib"] = max(row["reserved"] for row in rows)
         if tokens:

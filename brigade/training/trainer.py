@@ -99,6 +99,10 @@ class Trainer(EvaluatingTrainer):
         self.meter = Meter(parameter_count(model), *model_shape(model.config))
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
+        if run.world.size > 1:
+            from .slow_ranks import SlowRanks
+
+            self.meter.slow = SlowRanks(run)
         self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
 
     # ---- batches -------------------------------------------------------------------------------------------------

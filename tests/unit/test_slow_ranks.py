@@ -1,0 +1,56 @@
+"""Which rank keeps the others waiting."""
+
+from types import SimpleNamespace
+
+from brigade.distributed import heartbeat
+from brigade.run import events
+from brigade.training.slow_ranks import SlowRanks, scores, seconds_of_a_product
+
+EVEN = [1.0] * 4
+
+
+def test_a_score_is_the_share_of_a_step_that_is_not_waiting_for_the_rank():
+    found = scores({"data loading": (0.1, 0.1, 5.1, 0.1), "forward pass": (3.0, 3.1, 2.9, 3.0)}, 10.0, EVEN)
+    assert [round(score, 2) for score, _ in found] == [1.0, 0.99, 0.5, 1.0]
+    assert found[2][1] == "the others wait for its data loading 50 % of the time"
+
+
+def test_who_waits_for_a_late_rank_in_its_forward_pass_is_not_slow():
+    """DDP sends buffers at the beginning of the forward pass: two of three ranks wait there."""
+    found = scores({"data loading": (0.0, 5.0, 0.0), "forward pass": (8.0, 3.0, 8.0)}, 10.0, EVEN[:3])
+    assert [round(score, 1) for score, _ in found] == [1.0, 0.5, 1.0]
+
+
+def test_a_slow_device_shows_where_all_ranks_wait_in_each_layer():
+    found = scores({"data loading": EVEN}, 10.0, [0.002, 0.002, 0.005, 0.0])
+    assert [score for score, _ in found] == [1.0, 1.0, 0.4, 1.0]
+    assert found[2][1] == "its device needs 2.5 times as long as others for the same product"
+
+
+def test_a_device_is_measured():
+    assert 0 < seconds_of_a_product() < 1
+
+
+def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_more(tmp_path, capsys):
+    world = SimpleNamespace(host="node1", size=2, is_main_rank=True)
+    run = SimpleNamespace(world=world, strategy=SimpleNamespace(kind="zero3"), directory=tmp_path)
+    ranks, logged = SlowRanks(run), []
+    for late in (9.0, 9.0, 9.0, 0.0):  # seconds of 20 steps in 10 seconds; the first are not judged
+        rows = [{"own": [wait], "device": None, "host": host} for host, wait in (("node1", 0.0), ("node2", late))]
+        logged.append(dict(ranks.take(rows, 10.0, 20)))
+    assert [round(one.get("slowest_rank_score", -1), 1) for one in logged] == [-1, 0.1, 0.1, 1.0]
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 1 on node2 is slow, score 0.10: the others wait for its data loading 90 % of the time",
+        "no rank is slow any more",
+    ]
+    (event,) = events.read(tmp_path)
+    assert (event["event"], event["rank"], event["host"], event["score"]) == ("slow", 1, "node2", 0.1)
+
+
+def test_what_a_rank_says_is_what_passed_since_the_last_time():
+    run = SimpleNamespace(world=SimpleNamespace(host="node1", size=2), strategy=SimpleNamespace(kind="ddp"))
+    ranks = SlowRanks(run)
+    heartbeat.seconds[heartbeat.DATA] += 2.0
+    first, second = ranks.sample(), ranks.sample()
+    assert first["own"][0] >= 2.0 and second["own"] == [0.0, 0.0]
+    assert first["device"] and second["device"] is None, "once a minute"
