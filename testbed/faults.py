@@ -18,6 +18,8 @@ from .strikes import Attempt
 INJECTED = PROJECT / "tests" / "ranks" / "bad_input"  # its sitecustomize.py lets ranks fail
 RUNNING = "step 2/"
 LATER = 5  # seconds that a rank may come to the rendezvous after the first; how long the first takes is the machine's affair
+SILENCE = "--hang_timeout 8"  # seconds; no step of the tiny model takes that long, on however busy a machine
+SINCE_CHECKPOINT = "the steps since the last checkpoint"
 TRAIN = (
     "--logging_steps 1 --max_train_samples 100 --max_eval_samples 2 --eval_steps 5000 --max_steps {} --save_steps {}"
 )
@@ -108,7 +110,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
 def lost(fault: Fault) -> str:
     """What the run does not get back, for people."""
     early = not fault.strike and fault.variables.get("BRIGADE_TEST_FAULT") != "step"
-    return fault.lost or ("nothing, it had not begun" if early else "the steps since the last checkpoint")
+    return fault.lost or ("nothing, it had not begun" if early else SINCE_CHECKPOINT)
 
 
 def misses(fault: Fault, attempt: Attempt) -> list[str]:
@@ -160,6 +162,16 @@ FAULTS: dict[str, Fault] = {
         after=strikes.only_whole_checkpoints, when="step 4/", save_steps=2),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
                          strike=strikes.signal_rank),
+    **{f"killed-in-{where}": Fault(f"kill -9 of a rank in its {what}", (
+        r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), lost=SINCE_CHECKPOINT,
+        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": f"killed-in-{where}"})
+       for where, what in (("forward", "forward pass"), ("optimizer", "optimizer's step"))},
+    "rank-stopped": Fault("a rank is stopped (SIGSTOP)", (
+        r"error: rank 1 on node2 has been stopped \(SIGSTOP, or a debugger\) since step \d+; rank 0 waits for it in",),
+        strike=strikes.stop_rank, words=SILENCE),
+    "data-sleeps": Fault("a rank sleeps in its data loader", (
+        r"error: rank 1 on node2 has waited in data loading since step 3; rank 0 waits for it in", r"line \d+ in sleep"),
+        lost=SINCE_CHECKPOINT, words=SILENCE, variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "sleeping-data"}),
     "host-killed": Fault("a host is switched off", (r"error: node2 failed first: the host was lost",),
                          strike=strikes.power_off_node2),
     "link-cut": Fault("a link is cut in mid-step", (r"error: node2 failed first: the host was lost",), strike=strikes.cut_link),

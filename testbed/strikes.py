@@ -112,6 +112,10 @@ def signal_rank(attempt: Attempt) -> None:
     os.kill(training_process(attempt.cluster, "node2"), signal.SIGKILL)
 
 
+def stop_rank(attempt: Attempt) -> None:
+    os.kill(training_process(attempt.cluster, "node2"), signal.SIGSTOP)
+
+
 def power_off_node2(attempt: Attempt) -> None:
     attempt.cluster["node2"].power_off()
 

@@ -6,6 +6,8 @@ BRIGADE_TEST_FAULT:
     elsewhere  rank 1 begins in the directory ./elsewhere
     step       rank 1 raises in its third training step
     nan        rank 1's loss is NaN in its third training step
+    sleeping-data, stopped, killed-in-forward, killed-in-optimizer   what rank 1 does in its third step
+    slow-forward   rank 1 takes 0.3 seconds longer for each step from the third on
     hang       rank 1 never gets beyond importing torch
     leave      every rank ends with exit code 0 instead of importing torch
 """
@@ -13,6 +15,7 @@ BRIGADE_TEST_FAULT:
 import importlib.abc
 import importlib.util
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,8 +23,70 @@ from pathlib import Path
 FAULT, RANK = os.environ.get("BRIGADE_TEST_FAULT"), os.environ.get("RANK")
 
 
+def _raise(trainer):
+    Path(os.environ.get("BRIGADE_TEST_FAILED_AT", "failed_at")).write_text(str(time.time()))
+    raise ValueError("the third step fails on this rank")
+
+
+def _sleep_in_loader(trainer):
+    def sleep(*_):
+        while True:
+            time.sleep(1)
+
+    type(trainer.collate).__call__ = sleep
+
+
+def _kill(trainer, number=signal.SIGKILL):
+    os.kill(os.getpid(), number)
+
+
+def _kill_in_step(trainer):
+    trainer.optimizer.optimizer.register_step_pre_hook(lambda *_: _kill(trainer))
+
+
+def _sleep_in_model(trainer):
+    if not getattr(trainer, "slowed", False):
+        trainer.slowed = True
+        trainer.model.get_output_embeddings().register_forward_pre_hook(lambda *_: time.sleep(0.3))
+
+
+def _nan(trainer):
+    """Once."""
+    if not getattr(trainer, "had_nan", False):
+        trainer.had_nan = True
+        head = trainer.model.get_output_embeddings()
+        hook = head.register_forward_hook(lambda module, given, out: hook.remove() or out * float("nan"))
+
+
+# fault -> a method of the Trainer, and what its third call does first
+IN_THIRD_STEP = {
+    "step": ("training_step", _raise),
+    "sleeping-data": ("get_batch_samples", _sleep_in_loader),
+    "killed-in-forward": ("compute_loss", _kill),
+    "stopped": ("compute_loss", lambda trainer: _kill(trainer, signal.SIGSTOP)),
+    "killed-in-optimizer": ("training_step", _kill_in_step),
+    "slow-forward": ("training_step", _sleep_in_model),
+    "nan": ("compute_loss", _nan),
+}
+
+
+def break_trainer(trainer_class):
+    """Give the Trainer a method that does something else the third time; where that comes back, each further time, too."""
+    name, fail = IN_THIRD_STEP[FAULT]
+    whole, calls = getattr(trainer_class, name), []
+
+    def broken(trainer, *args, **kwargs):
+        # Not in an evaluation: compute_loss serves both.
+        calls.extend([1] * (not hasattr(args[0], "training") or args[0].training))
+        if len(calls) >= 3:
+            fail(trainer)
+        return whole(trainer, *args, **kwargs)
+
+    setattr(trainer_class, name, broken)
+
+
 class _ThirdStep(importlib.abc.MetaPathFinder):
-    """Lets brigade.training.trainer be imported, then gives its Trainer a compute_loss that fails the third time in training."""
+    """Lets brigade.training.trainer be imported, then breaks its Trainer."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "brigade.training.trainer":
@@ -32,18 +97,7 @@ class _ThirdStep(importlib.abc.MetaPathFinder):
 
         def load_and_break(module):
             load(module)
-            whole, steps = module.Trainer.compute_loss, []
-
-            def compute_loss(self, model, *args, **kwargs):
-                steps.extend([1] * model.training)
-                if not model.training or len(steps) != 3:
-                    return whole(self, model, *args, **kwargs)
-                if FAULT == "nan":
-                    return whole(self, model, *args, **kwargs) * float("nan")
-                Path(os.environ.get("BRIGADE_TEST_FAILED_AT", "failed_at")).write_text(str(time.time()))
-                raise ValueError("the third step fails on this rank")
-
-            module.Trainer.compute_loss = compute_loss
+            break_trainer(module.Trainer)
 
         spec.loader.exec_module = load_and_break
         return spec
@@ -63,7 +117,7 @@ if FAULT == "slow" and RANK == "0":
     time.sleep(4)
 elif FAULT == "elsewhere" and RANK == "1":
     os.chdir("elsewhere")
-elif FAULT in ("step", "nan") and RANK == "1":
+elif FAULT in IN_THIRD_STEP and RANK == "1":
     sys.meta_path.insert(0, _ThirdStep())
 elif (FAULT == "hang" and RANK == "1") or (FAULT == "leave" and RANK):
     sys.meta_path.insert(0, _NoTorch())

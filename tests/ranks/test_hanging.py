@@ -1,0 +1,84 @@
+"""A rank that hangs, is stopped or dies in mid-step: the others do not wait for ever, and say whose fault it is."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from brigade.run import events
+from testing import runs
+from testing.ranks import REPOSITORY, run_ranks
+
+TIMEOUT = "5"  # seconds of silence within a step of milliseconds
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    shared = runs.write_inputs(tmp_path_factory.mktemp("inputs"))
+    return [*shared, "--max_steps", "6", "--save_steps", "1", "--eval_answers", "0", "--hang_timeout", TIMEOUT]
+
+
+def train(flags, output, ranks=4):
+    return run_ranks("tests.ranks.hanging", *flags, "--output_dir", str(output), ranks=ranks, timeout=120)
+
+
+def test_a_rank_that_sleeps_in_its_data_loader_is_named(flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_TEST_FAULT", "sleeping-data")
+    done = train(flags, tmp_path)
+    assert done.returncode == 1
+    assert "rank 1 on " in done.stderr and " has waited in data loading since step 3; " in done.stderr, done.stderr
+    assert "; ranks 0, 2-3 wait for it in " in done.stderr
+    assert "sleep" in (tmp_path / "heartbeats" / "rank-1.stacks").read_text()
+    waiting = json.loads((tmp_path / "heartbeats" / "rank-2.collectives").read_text())["fr"]["entries"]
+    assert not waiting[-1]["retired"], "the collective in which rank 2 waits"
+    (fault,) = (event for event in events.read(tmp_path) if event["event"] == "fault")
+    assert fault["kind"] == "hang" and "rank 1" in fault["text"] and fault["step"] == 3
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(flags, tmp_path, monkeypatch):
+    """torchrun waits 30 seconds for a process that hears no SIGTERM; ours ends it at once."""
+    monkeypatch.setenv("BRIGADE_TEST_FAULT", "stopped")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests/ranks/bad_input"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *flags]
+    command += ["--output_dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1
+    said = r"rank 1 on \S+ has been stopped \(SIGSTOP, or a debugger\) since step \d; rank 0 waits for it in"
+    assert re.search(said, done.stderr), done.stderr
+    assert re.search(said, done.stderr.partition("Root Cause")[2]), "torchrun names the cause, too"
+    pid = json.loads((tmp_path / "heartbeats" / "rank-1.json").read_text())["pid"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["killed-in-forward", "killed-in-optimizer"])
+def test_a_rank_that_is_killed_in_mid_step_costs_that_step_alone(when, flags, tmp_path, monkeypatch):
+    undisturbed, broken = tmp_path / "undisturbed", tmp_path / "broken"
+    assert train(flags, undisturbed, 2).returncode == 0
+    monkeypatch.setenv("BRIGADE_TEST_FAULT", when)
+    done = train(flags, broken, 2)
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in broken.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    monkeypatch.delenv("BRIGADE_TEST_FAULT")
+    again = train(flags, broken, 2)
+    assert again.returncode == 0, again.stderr
+    logs = [json.loads((folder / "trainer_state.json").read_text())["log_history"] for folder in (undisturbed, broken)]
+    whole, pieced = ([entry["loss"] for entry in log if "loss" in entry] for log in logs)
+    assert pieced == whole
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_reported_with_its_host(flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_TEST_FAULT", "slow-forward")
+    done = train([*flags, "--max_steps", "24", "--save_steps", "null"], tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+    (slow,) = (event for event in events.read(tmp_path) if event["event"] == "slow")
+    assert slow["rank"] == 1 and slow["score"] < 0.7 and "forward pass" in slow["why"]
+    assert f"rank 1 on {slow['host']} is slow, score " in done.stdout
