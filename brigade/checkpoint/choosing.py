@@ -7,6 +7,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
+from ..run import same_run
 from . import layout
 from .manifest import damage, finished, flaw, recorded, shares, sizes
 
@@ -96,7 +97,7 @@ def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     old = recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else None)
     if old is None:
         return
-    other, _ = runs.another_run(old, run, with_strategy=False)
+    other, _ = same_run.another_run(old, run, with_strategy=False)
     if not other and (old.get("run") or {}).get("data", fingerprint) != fingerprint:
         other = "its data or tokenizer is not this one's"
     if other:

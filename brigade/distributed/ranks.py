@@ -8,20 +8,18 @@ exchange of errors, the first that has one prints it, and the others leave only 
 import atexit
 import datetime
 import itertools
-import json
 import os
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..cluster import World, world_from_environment
-from ..errors import UserError, of_disk
+from ..errors import UserError, exit_code, of_disk
 from ..errors.console import counted, write_what_it_can
 from . import stop, supervised
 
@@ -124,20 +122,24 @@ def agreed(world: World):
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
+        from .report import report
+
         problem = (str(caught).splitlines() or [type(caught).__name__])[0][:200]
         cure = "give the launcher an address that all hosts reach and a port that is free"
-        _report(error or UserError(f"rendezvous at {_address()}", problem, cure), world)
+        report(error or UserError(f"rendezvous at {_address()}", problem, cure), world)
         raise SystemExit(2) from None
     try:
         _wait_for_all()
-        codes = gather(None if error is None else _exit_code(error))
+        codes = gather(None if error is None else exit_code(error))
     except Exception as caught:  # a rank is gone, and with it whatever it had to say
         fail(error or caught, world)
     first = next((rank for rank, code in enumerate(codes) if code), None)
     if first is None:
         return
     if error is not None and world.rank == first:
-        _report(error, world)
+        from .report import report
+
+        report(error, world)
     else:
         supervised.note(follows=True)
     finish()  # nobody leaves before the first has printed its error
@@ -183,7 +185,9 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     except Exception:  # the store died with rank 0: somebody else was first
         first = False
     if first:
-        _report(error, world)
+        from .report import report
+
+        report(error, world)
     elif ended:
         supervised.note(follows=True)
         print(f"rank {world.rank} on {world.host} stops: {ended}", file=sys.stderr)
@@ -193,7 +197,7 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
         print(f"rank {world.rank} on {world.host} stops because another rank failed first ({reason})", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(_exit_code(error))
+    os._exit(exit_code(error))
 
 
 def finish() -> None:
@@ -249,36 +253,3 @@ def _store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
-
-
-def _exit_code(error: BaseException) -> int:
-    return 2 if isinstance(error, UserError) else 1
-
-
-def _report(error: BaseException, world: World) -> None:
-    """Say on stderr what went wrong. Torchrun and accelerate bury that under 40 lines of their own, of which the last
-    quote what a rank left in the error file: there the reason stands once more, in one line."""
-    where = f"error on {world.host}, rank {world.rank} of {world.size}"
-    if isinstance(error, UserError):
-        reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
-        message = str(error).replace("error", where, 1)
-    else:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-        if len(lines) > 40:  # frames of the engines' insides help nobody: the last ones say what broke
-            lines = [*lines[:2], f"  ... {len(lines) - 32} lines ...", *lines[-30:]]
-        message = "\n".join([f"{where}: {type(error).__name__}", *lines])
-    with stop.leaving:
-        pass
-    supervised.note(told=message, code=_exit_code(error))
-    print(message, file=sys.stderr, flush=True)
-    tell_launcher(reason)
-
-
-def tell_launcher(reason: str) -> None:
-    """Leave the reason of this rank's end where torchrun and accelerate look for it."""
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # They take the earliest failure, in whole seconds, for the cause.
-        extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}
-        with suppress(OSError):
-            Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))

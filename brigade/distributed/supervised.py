@@ -9,7 +9,6 @@ import ctypes
 import faulthandler
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -18,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from . import heartbeat
 
@@ -54,7 +53,9 @@ def supervise() -> None:
     if child:
         os.close(out_end)
         os.close(notes_end)
-        _watch(child, agent, out, notes, wake)
+        from .watching import watch
+
+        watch(child, agent, out, notes, wake)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     agent.close()
@@ -125,69 +126,3 @@ def note(**what: Any) -> None:
 def is_watched() -> bool:
     """Whether `launch` started this rank, and watches it."""
     return _notes is not None
-
-
-def _watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:
-    """Hand on what the child writes until it ends, and when it falls silent; end as it ended."""
-    from .silence import LOOK, Observer
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda received, _: os.kill(child, received))
-    rank = int(os.environ["RANK"])
-    pending = {out: b"", notes: b""}  # the beginning of a line whose end is still to come
-
-    def send(**what: Any) -> None:
-        with suppress(OSError):  # its end is noticed by poll
-            agent.sendall(json.dumps({"rank": rank, **what}).encode() + b"\n")
-
-    def hand_on(source: int) -> bool:
-        """Send the whole lines that are there; False at the end of the source."""
-        chunk = os.read(source, 65536)
-        *lines, pending[source] = (pending[source] + chunk).split(b"\n")
-        if source == notes:
-            for line in lines:
-                send(**json.loads(line))
-            return bool(chunk)
-        lines = [line.rpartition(b"\r")[2] for line in lines]  # of a progress bar its last state
-        if b"\r" in pending[out] or len(pending[out]) > 65536:  # a bar that goes on, or output without lines
-            lines.append(pending[out].rstrip(b"\r").rpartition(b"\r")[2])
-            pending[out] = b""
-        if lines:
-            send(out=b"\n".join(lines).decode(errors="replace"))
-        return bool(chunk)
-
-    send(pid=child)
-    os.set_blocking(out, False)
-    poll = select.poll()
-    for source in (out, notes, wake, agent.fileno()):
-        poll.register(source, select.POLLIN)
-    ended = status = 0
-    observer, silent = Observer(child), False
-    while not ended:
-        for source, _ in poll.poll(1000 * LOOK):
-            if source == wake:
-                os.read(wake, 512)
-                ended, status = os.waitpid(child, os.WNOHANG)
-            elif source == agent.fileno():  # it never writes: this is its end
-                os.kill(child, signal.SIGKILL)
-                ended, status = os.waitpid(child, 0)
-            elif not hand_on(source):
-                poll.unregister(source)
-        if observer.look() != silent:  # launch hears of silences that are too long, and of their ends
-            silent = not silent
-            send(silent=observer.seen() if silent else None)
-    os.set_blocking(notes, False)
-    for source in (out, notes):
-        with suppress(BlockingIOError):
-            while hand_on(source):
-                pass
-    if pending[out]:
-        send(out=pending[out].decode(errors="replace"))
-    code = os.waitstatus_to_exitcode(status)
-    send(exit=code)
-    agent.close()
-    if code < 0:  # so that the launcher sees a signal too
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code if code >= 0 else 128 - code)

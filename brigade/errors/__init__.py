@@ -108,3 +108,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException, most: int = 160) -> str:
     """The first line of what an exception says, or its name where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
+def exit_code(error: BaseException) -> int:
+    """Of a process that ends by it: 2 for a user's mistake, else 1."""
+    return 2 if isinstance(error, UserError) else 1

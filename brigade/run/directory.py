@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from ..cluster import World, read_hostfile
-from ..distributed import consistency, ranks, supervised
+from ..distributed import consistency, ranks
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.batch import Batch, length
 from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
-from ..recipe.identity import computed, difference, identity, recorded
+from ..recipe.identity import identity
 from ..strategy import Strategy
-from . import events, leftovers, owner
+from . import leftovers, owner
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -95,6 +94,8 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
         if world.is_main_rank:  # where hosts do not share the directory, claim() says so
             raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
         return run
+    from .same_run import another_run
+
     old = read_yaml(record)
     other, version_ = another_run(old, run)
     if other:
@@ -252,31 +253,6 @@ def check_data(run: Run, fingerprint: str) -> None:
         raise UserError(str(record), problem, cure)
 
 
-def succeed(run: Run, state: Any, held_out_loss: float) -> None:
-    """As the very last thing, on one rank: write the marker that means success, and say where everything lies."""
-    if not run.world.is_main_rank:
-        release(run)
-        return
-    from . import best_checkpoint
-
-    before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
-    figures = {
-        "identity": run.identity,
-        "finished": now(),
-        "steps": state.global_step,
-        "saved_step": best_checkpoint.saved_step(run.settings, state),
-        "held_out_loss_before": before,
-        "held_out_loss": held_out_loss,
-    }
-    write_whole(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
-    events.add(run.directory, "end", **figures)
-    release(run)
-    supervised.note(marker=True)
-    print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
-    where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
-    print(f"{where}the resolved run in {run.directory / RECORD}.", flush=True)
-
-
 def release(run: Run) -> None:
     """Let another process have the directory."""
     owner.release(run.owned, run.directory)
@@ -285,13 +261,6 @@ def release(run: Run) -> None:
 
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def say_finished(run: Run) -> None:
-    """The run reached its end before; the same command asks for nothing more."""
-    supervised.note(marker=True)
-    key, value = length(run.settings.recipe.training.model_dump())
-    print(f"This run is finished: {run.directory} (--{key} above {value:g} lengthens it, --fresh begins it anew).")
 
 
 def versions() -> dict[str, str]:
@@ -312,33 +281,3 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def another_run(old: dict[str, Any], run: Run, with_strategy: bool = True) -> tuple[str | None, str | None]:
-    """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
-    version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
-
-    By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
-    length is the same run: arguments.check_steps says whether it can be lengthened.
-    """
-    try:
-        recipe = recorded(old)
-    except ValidationError as error:
-        first, commit = error.errors()[0], (old.get("run") or {}).get("commit") or "run.yaml names it"
-        key = ".".join(map(str, first["loc"]))
-        value = f"{key} is {first['input']!r} there, which this one does not know"
-        return f"another version of Brigade began it: {value}", commit
-    there, here = (old.get("run") or {}).get("strategy", {}).get("kind"), run.strategy.kind
-    if with_strategy and not (there == here or {there, here} == {"single", "ddp"}):
-        return f"its strategy is {there} there and {here} here", None
-    trees = []
-    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.recipe, run.strategy.as_cluster())):
-        tree = computed(one)
-        for key in ("max_steps", "num_train_epochs"):
-            del tree["training"][key]
-        fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")  # the mesh may be another one
-        if with_strategy:
-            tree["cluster"] = {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}
-        trees.append(tree)
-    other = difference(*trees)
-    return other and "{} is {!r} there and {!r} here".format(*other), None

@@ -80,6 +80,8 @@ class Stopping(TrainerCallback):
 
     def leave(self, state: Any) -> None:
         """Mark the run as stopped, after all ranks have written their parts of the checkpoint. A collective."""
+        from ..distributed import report
+
         directory, step = self.run.directory, state.global_step
         supervised.note(marker="stopped", step=step)
         ranks.barrier()
@@ -93,7 +95,7 @@ class Stopping(TrainerCallback):
             events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
         runs.release(self.run)
         said = f"Stopped by {self.by} {stop.where()}"
-        ranks.tell_launcher(f"{said} This is no failure")
+        report.tell_launcher(f"{said} This is no failure")
         if self.run.world.is_main_rank:
             sys.stdout.flush()
             print(said, file=sys.stderr, flush=True)
