@@ -280,18 +280,10 @@ class Trainer(EvaluatingTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
-        from . import bad_steps
+        from . import write_checkpoint
 
         with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause():
-            bad_steps.check_weights(self, nonfinite.guard_of(self))
-            if self.saving is None:
-                from ..checkpoint.saving import Saving
-
-                self.saving = Saving(self.run)
-            best = self.state.best_model_checkpoint
-            self.saving.save(
-                self.state.global_step, self.write_checkpoint, self.place_in_run(), Path(best) if best else None
-            )
+            write_checkpoint.save(self)
 
     def write_checkpoint(self, folder: Path) -> None:
         """This rank's files, as Transformers writes them (trainer.py:3355)."""
@@ -306,17 +298,6 @@ class Trainer(EvaluatingTrainer):
                     name, kept = type(one).__name__, self.state.stateful_callbacks
                     kept[name] = [*kept[name], one.state()] if isinstance(kept.get(name), list) else one.state()
             self.state.save_to_json(str(folder / STATE))
-
-    def place_in_run(self) -> dict[str, Any]:
-        """What a checkpoint's manifest says of its place in the run."""
-        samples = self.state.global_step * self.run.batch.global_size
-        return {
-            "step": self.state.global_step,
-            "samples": samples,
-            "tokens": self.tokens_before + sum(ranks.gather(self.meter.tokens_ever)),
-            "position": {"epoch": self.state.epoch, "sample": samples},
-            "world": {"ranks": self.world.size, "hosts": list(dict.fromkeys(ranks.gather(self.world.host)))},
-        }
 
     def _finalize_training(self, *args: Any) -> Any:
         if self.saving:

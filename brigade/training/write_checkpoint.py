@@ -1,0 +1,31 @@
+"""A checkpoint of a running Trainer: sound weights, its files, and what its manifest says of its place in the run."""
+
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.saving import Saving
+from ..distributed import ranks
+from . import bad_steps, nonfinite
+
+
+def save(trainer: Any) -> None:
+    """A collective. Raises UserError where a trained weight is not finite, or an earlier checkpoint could not be written."""
+    bad_steps.check_weights(trainer, nonfinite.guard_of(trainer))
+    if trainer.saving is None:
+        trainer.saving = Saving(trainer.run)
+    best = trainer.state.best_model_checkpoint
+    step, keep = trainer.state.global_step, Path(best) if best else None
+    trainer.saving.save(step, trainer.write_checkpoint, _place_in_run(trainer), keep)
+
+
+def _place_in_run(trainer: Any) -> dict[str, Any]:
+    """What a checkpoint's manifest says of its place in the run."""
+    step, world = trainer.state.global_step, trainer.world
+    samples = step * trainer.run.batch.global_size
+    return {
+        "step": step,
+        "samples": samples,
+        "tokens": trainer.tokens_before + sum(ranks.gather(trainer.meter.tokens_ever)),
+        "position": {"epoch": trainer.state.epoch, "sample": samples},
+        "world": {"ranks": world.size, "hosts": list(dict.fromkeys(ranks.gather(world.host)))},
+    }
