@@ -43,9 +43,9 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         run = runs.open_run(settings, strategy, world, batch)
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
-            from brigade.run import ending
+            from brigade.run.ending import say_finished
 
-            ending.say_finished(run)
+            say_finished(run)
         return None
 
     # 2. This host, the model's config, the tokenizer, the data, and where the weights come from.
@@ -115,7 +115,9 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         trainer.save_state()
         data.close()
         ranks.barrier()
-        ending.succeed(run, trainer.state, held_out_loss)
+        from brigade.run.ending import succeed
+
+        succeed(run, trainer.state, held_out_loss)
         heartbeat.end()
         return trainer
     except BaseException as error:  # torch's CheckpointException is no Exception
