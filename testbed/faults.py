@@ -157,6 +157,9 @@ FAULTS: dict[str, Fault] = {
         r"error: node2, rank 1 failed first", r"checkpoint-4 could not be written by rank 1 on node2: .*No space left"), 2,
         arrange=strikes.small_disks, after=strikes.whole_on_small_disks("checkpoint-2"), repair=strikes.no_small_disks,
         save_steps=2, output=f"{strikes.SMALL}/run"),
+    "read-only": Fault("the output directory is read-only", (
+        r"rank 0 of 2: /run/small/run", r"the output directory cannot be written: Read-only file system"), 2,
+        arrange=strikes.read_only_disks, repair=strikes.no_small_disks, output=f"{strikes.SMALL}/run"),
     "killed-saving": Fault("kill -9 of a rank while a checkpoint is saved", (
         r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), strike=strikes.kill_while_saving,
         after=strikes.only_whole_checkpoints, when="step 4/", save_steps=2),

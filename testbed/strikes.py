@@ -198,6 +198,11 @@ def small_disks(cluster: Cluster) -> None:
         cluster[host].run(f"mkdir -p {SMALL} && mount -t tmpfs -o size={size} tmpfs {SMALL}")
 
 
+def read_only_disks(cluster: Cluster) -> None:
+    for host in ("node1", "node2"):
+        cluster[host].run(f"mkdir -p {SMALL} && mount -t tmpfs -o ro tmpfs {SMALL}")
+
+
 def no_small_disks(cluster: Cluster) -> None:
     for host in ("node1", "node2"):
         cluster[host].run(f"umount {SMALL}")

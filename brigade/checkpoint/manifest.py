@@ -109,6 +109,15 @@ def recorded(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
+def other_versions(folder: Path) -> str:
+    """What of Python, the packages and Brigade was another when a checkpoint was written (`torch 2.12.0, now 2.13.0`), or ""."""
+    run = recorded(folder).get("run", {}).get("run", {})
+    before = run.get("versions", {}) | ({"Brigade": run["commit"]} if run.get("commit") else {})
+    now = runs.versions() | {"Brigade": runs.git_commit()}
+    changed = {name: was for name, was in before.items() if now.get(name) and now[name] != was}
+    return "; ".join(f"{name} {was}, now {now[name]}" for name, was in changed.items())
+
+
 def _whole_record(folder: Path) -> dict[str, Any]:
     """recorded(), of which every byte is what was written. Raises ValueError where it is not, or is of a later version."""
     path = folder / RECORD

@@ -44,7 +44,10 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     if run.made_for:
         lines["made for"] = run.made_for
     if checkpoint:
-        lines["continues"] = f"from {checkpoint}"
+        from ..checkpoint.manifest import other_versions
+
+        others = other_versions(checkpoint)
+        lines["continues"] = f"from {checkpoint}" + (f", written by other code: {others}" if others else "")
     if run.lengthened:
         lines["lengthened"] = run.lengthened
     if run.aside:

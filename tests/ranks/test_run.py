@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -273,6 +274,21 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, 
         train.main([*flags, "--output_dir", str(run)])
     said = capfd.readouterr().err
     assert "checkpoint-6" in said and "scheduler.pt is missing" in said and "--fresh moves this run aside" in said
+
+
+def test_data_that_changed_since_the_run_stopped_is_not_trained_on(done, flags, tmp_path, capfd):
+    shutil.copytree(done[0], tmp_path / "run")
+    left_alone(tmp_path / "run")
+    data = Path(yaml.safe_load((done[0] / "run.yaml").read_text())["data"]["train_file"])
+    text = data.read_text()
+    try:
+        data.write_text(text.replace(" a ", " the ", 1))
+        with pytest.raises(SystemExit) as left:
+            train.main([*flags, "--output_dir", str(tmp_path / "run")])
+    finally:
+        data.write_text(text)
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and "the data or the tokenizer changed since this run began" in said
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_a_checkpoint_of_a_later_version_is_none_of_ours_and_one_of_an_earlier_s
     assert manifest.flaw(checkpoint) == "scheduler.pt has 40 bytes of 41"
 
 
+def test_other_code_is_named(checkpoint, monkeypatch):
+    """A run continues under other versions, but not in silence: its losses may be others."""
+    versions = {"torch": "2.12.0", "transformers": "5.23.0"}
+    manifest.write(checkpoint, {"run": {"run": {"versions": versions, "commit": "0123456789ab"}}}, {})
+    monkeypatch.setattr(manifest.runs, "versions", lambda: versions | {"torch": "2.13.0"})
+    monkeypatch.setattr(manifest.runs, "git_commit", lambda: "0123456789ab")
+    assert manifest.other_versions(checkpoint) == "torch 2.12.0, now 2.13.0"
+    monkeypatch.setattr(manifest.runs, "git_commit", lambda: None)  # a copy without git
+    assert "Brigade" not in manifest.other_versions(checkpoint)
+
+
 def test_ranks_share_the_reading():
     files = {f"file-{number}": 10 * number for number in range(20)} | {"large": 500}
     found = manifest.shares(files, 4)
