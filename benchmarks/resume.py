@@ -2,8 +2,8 @@
 
     python -m benchmarks.resume
 
-Undisturbed runs of 14 steps leave checkpoints after 4; every cell goes on from one of them for ten steps (testing/resume.py). Runs
-on as many ranks share one process group. What a run would refuse is asked of its own check, and the reason is written down.
+Undisturbed runs of 14 steps leave checkpoints after 4; every cell goes on from one of them for ten steps (testing/resume.py).
+Runs on as many ranks share one process group. What a run would refuse is asked of its own check, and the reason written down.
 """
 
 import tempfile

@@ -90,7 +90,8 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
     gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
-    one with "stops" dies after each of these steps, with a checkpoint, and goes on.
+    one with "stops" dies after each of these steps, with a checkpoint, and goes on;
+    one with "dies", too, does not go on after the last.
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder)
@@ -147,7 +148,8 @@ def _work(job: Path) -> None:
         for step in case.get("stops", ()):
             _interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
-            trainer = train.main(case["flags"], callbacks=_stops(case["stop"], rank) if "stop" in case else ())
+            stops = _stops(case["stop"], rank) if "stop" in case else ()
+            trainer = None if case.get("dies") else train.main(case["flags"], callbacks=stops)
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
             temporary = Path(f".{case['name']}.json")

@@ -1,5 +1,7 @@
 """A run that died goes on bit for bit; on other ranks or under another strategy with the losses of the undisturbed run."""
 
+import json
+
 import pytest
 
 from testing import resume, runs
@@ -59,7 +61,6 @@ def carried(tmp_path_factory, asked_for):
     """(what undisturbed runs on two ranks logged, what runs logged that went on from their checkpoints)."""
     folder = tmp_path_factory.mktemp("carried")
     cases = [BY_NAME[name] for name in sorted(asked_for("carry"))]
-    sources = {case.before: resume.run_of(case.method, case.before) for case in cases}
     sources = {source["name"]: source for source in (resume.run_of(case.method, case.before) for case in cases)}
     whole, further = runs.run_cases(2, list(sources.values()), folder), {}
     for ranks in sorted({case.after.ranks for case in cases}):
@@ -75,3 +76,27 @@ def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_r
     reference = whole[resume.run_of(case.method, case.before)["name"]]
     assert reference["loss"][-1] < 0.99 * reference["loss"][0]
     assert resume.worst(further[carry], reference) <= resume.TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
+def test_the_same_command_on_other_ranks_goes_on_and_takes_the_best_checkpoint_of_the_first_ones(strategy, tmp_path):
+    """Its directory and early stopping are the same; the best checkpoint was written by two ranks, and four load it."""
+    flags = resume.exact(f"{strategy}+best")[0]["flags"]
+    first = [{"name": "whole", "flags": flags}, {"name": "run", "flags": flags, "stops": [7], "dies": True}]
+    whole = runs.run_cases(2, first, tmp_path)["whole"]
+    best = whole["eval_loss"].index(min(whole["eval_loss"]))
+    assert 0 < 2 * best < 7, "two ranks write the best checkpoint"
+    before = {
+        path: path.read_bytes()
+        for path in (tmp_path / f"outputs/run/checkpoint-{2 * best}").rglob("*.*")
+        if path.is_file()
+    }
+    further = runs.run_cases(4, [{"name": "run", "flags": flags}], tmp_path)["run"]
+    assert further["loss"] == pytest.approx(whole["loss"], rel=1e-4)  # at a rate at which rounding shows
+    assert len(further["eval_loss"]) == len(whole["eval_loss"])
+    success = json.loads((tmp_path / "outputs/run/success.json").read_text())
+    assert success["saved_step"] == 2 * best and success["held_out_loss"] == pytest.approx(
+        min(whole["eval_loss"]), rel=1e-4
+    )
+    assert {path: path.read_bytes() for path in before} == before, "nothing changes a checkpoint"
