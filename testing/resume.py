@@ -18,7 +18,7 @@ SHARED = [
     *["--lr_scheduler_type", "cosine", "--max_steps", str(STEPS), "--eval_steps", "7", "--eval_answers", "0"],
     *["--save_steps", str(SAVED), "--save_total_limit", "9"],
 ]
-METHODS = {
+METHODS: dict[str, list[str]] = {
     "full": [],
     "LoRA": ["--use_peft", "--learning_rate", "3e-2"],
     "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "3e-2"],

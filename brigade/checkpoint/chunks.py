@@ -18,14 +18,16 @@ class Chunks:
         self._reader = FileSystemReader(folder)
         metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
-        self._entries = metadata.state_dict_metadata
-        self._key = {tuple(path): key for key, path in metadata.planner_data.items() if key in self._entries}
-        tensors = {path: self._entries[key] for path, key in self._key.items()}
-        self.shapes = {path: entry.size for path, entry in tensors.items() if isinstance(entry, TensorStorageMetadata)}
+        entries: dict[str, Any] = metadata.state_dict_metadata
+        paths: dict[str, tuple[Any, ...]] = metadata.planner_data
+        self._key = {tuple(path): key for key, path in paths.items() if key in entries}
+        self._entries = {path: entries[key] for path, key in self._key.items()}
+        tensors = ((path, entry) for path, entry in self._entries.items() if isinstance(entry, TensorStorageMetadata))
+        self.shapes: dict[tuple[Any, ...], torch.Size] = {path: entry.size for path, entry in tensors}
 
     def read(self, path: tuple[Any, ...], start: int, stop: int) -> torch.Tensor:
         """Elements start..stop of the flattened tensor at `path`. In memory are the rows that they lie in, and one chunk."""
-        shape, entry = self.shapes[path], self._entries[self._key[path]]
+        shape, entry = self.shapes[path], self._entries[path]
         if start >= stop:
             return torch.empty(0, dtype=entry.properties.dtype)
         row = math.prod(shape[1:])

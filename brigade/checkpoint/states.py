@@ -110,7 +110,9 @@ class _Zero(States):
         self._each_by_itself = first["zero_stage"] == 3
         self._masters = "fp32_flat_groups" if self._each_by_itself else "single_partition_of_fp32_groups"
         self._moments = "optimizer_state_dict" if self._each_by_itself else "base_optimizer_state"
-        self.sizes, self._place = {}, {}
+        self._size: dict[str, int] = {}
+        self._place: dict[str, tuple[int, int]] = {}  # name -> group, offset in it
+        self.sizes = self._size
         for number, shapes in enumerate(groups):
             sizes = [shape.numel() for shape in shapes.values()]
             if self._each_by_itself:
@@ -119,7 +121,7 @@ class _Zero(States):
                 paddings = first.get("param_alignment_paddings") or [[0] * len(sizes)] * len(groups)
                 takes = [size + padding for size, padding in zip(sizes, paddings[number], strict=True)]
             for name, size, offset in zip(shapes, sizes, accumulate([0, *takes]), strict=False):
-                self.sizes[name], self._place[name] = size, (number, offset)
+                self._size[name], self._place[name] = size, (number, offset)
         if state := first[self._moments]["state"]:
             number = min(state)
             padding = 0 if self._each_by_itself else first["group_paddings"][number]

@@ -138,19 +138,20 @@ def _load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
 
         zero_shares.load_moments(trainer.deepspeed.optimizer, found)
         return
-    optimizer, states_ = trainer.optimizer, {}
+    optimizer = trainer.optimizer
+    loaded: dict[int, dict[str, Any]] = {}
     by_group = trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS  # these count in their groups
     owners = [owner for group in optimizer.param_groups for owner in group["params"]]
     for number, owner in enumerate(owners):
         kept = dict(found[id(owner)])
         step = kept.pop("step", None)
-        states_[number] = {key: _like(owner, flat) for key, flat in kept.items()}
+        loaded[number] = {key: _like(owner, flat) for key, flat in kept.items()}
         if step is not None and not by_group:
-            states_[number]["step"] = torch.tensor(step)  # of each its own: an optimizer adds to it in place
+            loaded[number]["step"] = torch.tensor(step)  # of each its own: an optimizer adds to it in place
     groups = optimizer.state_dict()["param_groups"]
     if by_group:
         groups = [{**group, "step": int(step)} for group in groups]
-    optimizer.load_state_dict({"state": {n: state for n, state in states_.items() if state}, "param_groups": groups})
+    optimizer.load_state_dict({"state": {n: state for n, state in loaded.items() if state}, "param_groups": groups})
 
 
 def _carry_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:

@@ -44,10 +44,12 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     if run.made_for:
         lines["made for"] = run.made_for
     if checkpoint:
+        from ..checkpoint import layout
         from ..checkpoint.manifest import other_versions
 
         others = other_versions(checkpoint)
-        lines["continues"] = f"from {checkpoint}" + (f", written by other code: {others}" if others else "")
+        before = f", which {layout.written_by(checkpoint)} wrote" if trainer.is_carried(str(checkpoint)) else ""
+        lines["continues"] = f"from {checkpoint}{before}" + (f", written by other code: {others}" if others else "")
     if run.lengthened:
         lines["lengthened"] = run.lengthened
     if run.aside:

@@ -41,8 +41,9 @@ def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     if by_parts:
         optimizer._set_fp32_optimizer_param_groups()
     # DeepSpeedCPUAdam's C++ takes no tensor. Of each its own: an optimizer adds to it in place.
-    form = int if isinstance(inside, DeepSpeedCPUAdam) else torch.tensor
-    masters, state = [master for group in inside.param_groups for master in group["params"]], {}
+    form: Any = int if isinstance(inside, DeepSpeedCPUAdam) else torch.tensor
+    masters = [master for group in inside.param_groups for master in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
     for number, master in enumerate(masters):
         if kept := dict(found.get(id(master), {})):
             if "step" in kept:
