@@ -34,8 +34,8 @@ class States:
         """How many steps the optimizer has made with a parameter, where it counts them."""
         raise NotImplementedError
 
-    def buffers(self) -> dict[str, Tensor]:
-        """What the model keeps beside its parameters. Adapters have none."""
+    def buffer(self, name: str) -> Tensor | None:
+        """Something that the model keeps beside its parameters, where it is saved."""
         raise NotImplementedError
 
     def loss_scale(self) -> float | None:
@@ -92,9 +92,8 @@ class _Whole(States):
         step = self._state.get(name, {}).get("step", self._group.get("step"))
         return None if step is None else float(step)
 
-    def buffers(self) -> dict[str, Tensor]:
-        known = {self._saved_as.get(name, name) for name in self.sizes}
-        return {name: file.get_tensor(name) for name, file in self._file.items() if name not in known}
+    def buffer(self, name: str) -> Tensor | None:
+        return self._file[name].get_tensor(name) if name in self._file else None
 
 
 class _Zero(States):
@@ -155,8 +154,8 @@ class _Zero(States):
         state = self._ranks[0][self._moments]["state"].get(self._place[name][0], {})
         return float(state["step"]) if "step" in state else None
 
-    def buffers(self) -> dict[str, Tensor]:
-        return {name: self._model["module"][name] for name in self._model["buffer_names"]}
+    def buffer(self, name: str) -> Tensor | None:
+        return self._model["module"][name] if name in self._model["buffer_names"] else None
 
     def loss_scale(self) -> float | None:
         scaler = self._ranks[0].get("loss_scaler")
@@ -201,7 +200,6 @@ class _Sharded(States):
         """Of an optimizer that counts once for all parameters (LAMB, LARS)."""
         return self._optimizer.value(("optimizer", "param_groups", 0, "step"))
 
-    def buffers(self) -> dict[str, Tensor]:
-        of_parameters = {path[2] for path in self._optimizer.shapes if path[1] == "state"}
-        shapes = {path: shape for path, shape in self._weights.shapes.items() if path[1] not in of_parameters}
-        return {path[1]: self._weights.read(path, 0, shape.numel()).view(shape) for path, shape in shapes.items()}
+    def buffer(self, name: str) -> Tensor | None:
+        shape = self._weights.shapes.get(path := ("model", name))
+        return None if shape is None else self._weights.read(path, 0, shape.numel()).view(shape)

@@ -46,10 +46,9 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
             kept[key][offset : offset + stop - start].copy_(source.read(name, key, start, stop))
         if (step := source.step(name)) is not None:
             kept["step"] = step
-    there = source.buffers()
     for name, buffer in trainer.model.named_buffers():
-        if _name(name) in there:
-            buffer.copy_(there[_name(name)])
+        if (saved := source.buffer(_name(name))) is not None:
+            buffer.copy_(saved)
     steps = trainer.state.global_step
     if moments:
         _load_moments(trainer, found)
