@@ -159,7 +159,7 @@ class Restarts:
         self.orphans: dict[str, float] = {}  # host -> when whatever it may still run has ended, on our clock
         self.reference: tuple[str, dict[str, Any]] | None = None  # a host of the first attempt, and its hello
         self.story: list[str] = []
-        self.lost = 0  # steps
+        self.lost: list[int | None] = []  # steps, with each attempt; None: not known
         self.idle, self.since = 0.0, 0.0  # seconds between attempts, and when the last one ended
         self.signal = 0
         self._busy: asyncio.Future[Any] | None = None
@@ -183,8 +183,9 @@ class Restarts:
         finally:
             if self.policy.restarts and len(self.story) > 2:
                 if len(self.runs) > 1:
-                    lost = f"lost: {counted(self.lost, 'step')}, and {self.idle:.0f} s between attempts"
-                    self.story.append(lost)
+                    steps = counted(sum(filter(None, self.lost)), "step")
+                    known = f"{steps}, and " if None not in self.lost else ""  # events.jsonl was not to be seen
+                    self.story.append(f"lost: {known}{self.idle:.0f} s between attempts")
                 print(f"time line of {counted(len(self.runs), 'attempt')}:", *self.story, sep="\n  ", file=sys.stderr)
 
     # ---- one attempt ---------------------------------------------------------------------------------------------
@@ -234,11 +235,11 @@ class Restarts:
     async def _recover(self, fault: Fault) -> bool:
         """Whether another attempt can begin, on the hosts of self.job."""
         self.faults.append(fault)
-        lost = (fault.step or 0) - (fault.checkpoint or 0)
-        self.lost += max(0, lost)
+        lost = None if fault.step is None else max(0, fault.step - (fault.checkpoint or 0))
+        self.lost.append(lost)
         newest = "no checkpoint" if fault.checkpoint is None else f"newest checkpoint: step {fault.checkpoint}"
-        known = "" if fault.step is None else f"; step {fault.step}, {newest}: {counted(max(0, lost), 'step')} lost"
-        self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=max(0, lost))
+        known = "" if lost is None else f"; step {fault.step}, {newest}: {counted(lost, 'step')} lost"
+        self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=lost)
         if why := would_repeat(self.faults):
             self._note(f"no restart: {why}")
             return False
