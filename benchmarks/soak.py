@@ -162,7 +162,8 @@ def steps_for(cluster: Cluster, minutes: float) -> int:
 
 def strike_until_the_end(soak: Soak, minutes: float, seed: int) -> Iterator[dict[str, Any]]:
     """A row for each fault: what, when, how far the run was, and when it had got further."""
-    chance, rows, due = random.Random(seed), [], time.monotonic() + 30
+    rows: list[dict[str, Any]] = []
+    chance, due = random.Random(seed), time.monotonic() + 30
     seen, read = 0, 0
     while soak.process.poll() is None:
         time.sleep(0.2)
