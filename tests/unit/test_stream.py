@@ -68,7 +68,7 @@ def streamed(load, tokenizer, tmp_path, monkeypatch):
 
         __hash__ = threading.Thread.__hash__
 
-        def terminate(self):
+        def kill(self):
             self.alive = False
 
     monkeypatch.setattr(stream.multiprocessing, "get_context", lambda _: type("Here", (), {"Process": Thread}))
@@ -360,7 +360,7 @@ def test_a_continued_stream_has_the_rows_of_the_uninterrupted_one(streamed, sour
     train.save(tmp_path, step * STEP)
     expected = texts(train, step * STEP, 15 * STEP)
     assert step < 11 or json.loads((tmp_path / stream.STATE).read_text())["number"] > 0
-    train._process.terminate()
+    train._process.kill()
     train._process.join()
     again = streamed(data, checkpoint=tmp_path, token=2)
     assert not train.folder.exists(), "what an interrupted run left is swept"
