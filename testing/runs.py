@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .ranks import REPOSITORY, run_ranks
 
@@ -194,10 +194,10 @@ def _interrupted(flags: list[str], step: int) -> None:
 
         on_epoch_end = on_step_begin
 
-    def fail(error: BaseException, *_: Any) -> None:
+    def fail(error: BaseException, *_: Any) -> NoReturn:
         raise error
 
-    end, ranks.fail = ranks.fail, fail  # it would end this process
+    end, ranks.fail = ranks.fail, fail  # type: ignore[assignment]  # it would end this process
     try:
         with contextlib.suppress(Stopped), contextlib.redirect_stdout(io.StringIO()):
             train.main(flags, callbacks=(Stop(),))

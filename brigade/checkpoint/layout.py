@@ -51,7 +51,8 @@ def ranks_of(folder: Path) -> int | None:
 def written_by(folder: Path) -> str:
     """The strategy and the ranks in words."""
     name, ranks = _run(folder).get("run", {}).get("strategy", {}).get("name"), ranks_of(folder)
-    return " on ".join(filter(None, (name or engine_of(folder), ranks and counted(ranks, "rank"))))
+    who = name or engine_of(folder)
+    return f"{who} on {counted(ranks, 'rank')}" if ranks else who
 
 
 def _engine(run: runs.Run) -> str:

@@ -2,7 +2,7 @@
 
     {"time": "2026-11-23T04:05:06+00:00", "event": "checkpoint", "step": 40, ...}
 
-Events: started, step, checkpoint, evaluation, fault, restart, stopped, end. Who writes them: rank 0, and `launch`.
+Events: started, step, checkpoint, evaluation, slow, grace, fault, restart, stopped, end. Who writes them: rank 0, and `launch`.
 """
 
 import json
