@@ -150,6 +150,8 @@ def _checkpoint(trainer: Any, older: int) -> Path | None:
     """The newest whole checkpoint by rank 0's word; after several such steps in a row an older one, as far as there are."""
     from ..checkpoint.manifest import flaw
 
+    if trainer.saving:
+        trainer.saving.wait()  # the newest one may be on its way
     whole = [folder for folder in runs.checkpoints(trainer.run.directory) if flaw(folder) is None]
     name = ranks.gather(whole[min(older, len(whole) - 1)].name if whole else None)[0]
     return trainer.run.directory / name if name else None

@@ -146,7 +146,8 @@ NUMBERS = {
     "plan": {"lora_r": "0", "max_length": "0", "global_batch_size": "0", "micro_batch": "-1", "margin": "1", "host_memory": "-5",
              "nvme": "0"},
     "eval": {"answers": "-1", "learned": "-0.2"}, "export": {"step": "0"},
-    "launch": {"master_port": "65536", "start_timeout": "0", "log_limit": "0"},
+    "launch": {"master_port": "65536", "start_timeout": "0", "restarts": "-1", "min_hosts": "0", "restart_pause": "-1",
+               "silence": "1", "log_limit": "0"},
     "prepare": {}, "lint": {}, "attach": {}, "status": {},
 }  # fmt: skip
 ZERO_IS_ONE = {
