@@ -1,16 +1,13 @@
 """Whether a run.yaml is of the run that these settings ask for."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from ..recipe.identity import computed, difference, recorded
 
-if TYPE_CHECKING:
-    from .directory import Run
 
-
-def another_run(old: dict[str, Any], run: "Run", with_strategy: bool = True) -> tuple[str | None, str | None]:
+def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tuple[str | None, str | None]:
     """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
     version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
