@@ -1,4 +1,4 @@
-"""Nothing in a step asks the device for a value, which the host would wait for: the logging alone does."""
+"""A step asks the device for one value, which the host waits for: the gradients' norm, judged before the optimizer's step."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ class Asked(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("attention, packing", [("varlen", True), ("varlen", False), ("sdpa", True)])
-def test_a_step_asks_the_device_for_nothing(attention, packing, tmp_path, monkeypatch):
+def test_a_step_asks_the_device_for_the_norm_alone(attention, packing, tmp_path, monkeypatch):
     shared = runs.write_inputs(tmp_path)
     begin, end, asked = Trainer.get_batch_samples, Trainer._maybe_log_save_evaluate, Asked()
 
@@ -65,4 +65,4 @@ def test_a_step_asks_the_device_for_nothing(attention, packing, tmp_path, monkey
                 str(tmp_path / "run"),
             ]
         )
-    assert trainer.state.global_step == 3 and not asked.found
+    assert trainer.state.global_step == 3 and asked.found == {"_local_scalar_dense": 3}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,15 @@ def run():
 
     def start(prepare: str, then: str = "", launched: bool = False) -> subprocess.Popen:
         command = [sys.executable, "-c", TRAINS.format(prepare=prepare, then=then, launched=launched)]
-        started.append(subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, start_new_session=True, **pipes))
         assert started[-1].stdout.readline() == "ready\n"
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()
+        with suppress(ProcessLookupError):  # a reader of data may be left, and hold the pipes
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -82,9 +85,12 @@ def test_what_its_launcher_hands_on_is_the_same_wish(run):
 
 
 FORKS = """
+ready, reads = os.pipe()
 child = os.fork()
 if not child:
+    os.write(reads, b".")
     time.sleep(1000)
+os.read(ready, 1)
 print(child, flush=True)
 def then():
     os.kill(child, signal.SIGTERM)
