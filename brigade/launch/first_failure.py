@@ -145,7 +145,9 @@ class Judge:
         self.reached_end |= rank == 0 and what.get("marker") is True
         self.grace = max(self.grace, what.get("grace", 0.0))
         if "step" in what:  # all ranks agreed, and saved a checkpoint
-            self.stopped, self.stopping, self.failures = f"at step {what['step']}", True, []
+            self.stopped = f"at step {what['step']}"
+            if not self.stopping:  # else it is launch that stopped them, for what had failed before
+                self.stopping, self.failures = True, []
         elif "ended" in what and not (self.stopping or self.failures):
             self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
             self._gone = True

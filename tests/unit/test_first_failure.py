@@ -67,6 +67,14 @@ def test_what_a_launcher_ends_after_a_failure_is_no_stop(judge):
     assert [failure.rank for failure in judge.failures] == [1] and not judge.stopped
 
 
+def test_what_failed_stays_the_cause_where_the_other_ranks_save_a_checkpoint_before_they_end(judge):
+    judge.on_ended(judge.channels[1], code=0)  # its launcher was killed, and nothing was said of its rank
+    assert judge.failures
+    judge.stopping = True  # launch stops the others
+    judge.on_rank(judge.channels[0], 0, marker="stopped", step=13)
+    assert [failure.kind for failure in judge.failures] == ["launcher"]
+
+
 def test_a_checkpoint_is_asked_for_when_all_ranks_are_there(judge):
     judge.on_rank(judge.channels[0], 0, pid=1, stage="joined")
     assert not judge.trains()
