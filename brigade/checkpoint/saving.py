@@ -84,6 +84,10 @@ class Saving:
         ranks.barrier()
         lead = self.world.local_rank == 0
         found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
+        for folder in (
+            path for path in stage.rglob("*") if lead and path.is_dir()
+        ):  # ZeRO looks for its empty ones, too
+            (self._unnamed(step) / folder.relative_to(stage)).mkdir(parents=True, exist_ok=True)
         mine = self._share(ranks.gather((self.world.host, found)))
         sources: dict[str, BinaryIO | Path] = {name: stage / name for name in mine}
         if in_memory:  # without names: the memory is free when this process ends, however it ends
@@ -127,6 +131,10 @@ class Saving:
     def _closes(self) -> bool:
         return self.world.rank in self.closers
 
+    def _unnamed(self, step: int) -> Path:
+        """Where a checkpoint lies until it is whole."""
+        return self.run.directory / SAVING / f"checkpoint-{step}"
+
     def _stage(self, step: int) -> tuple[Path, bool]:
         """This host's directory to write into, and whether it is in memory: where all hosts have room for what the last
         checkpoint took. Of the first one nobody knows the size."""
@@ -139,7 +147,7 @@ class Saving:
             self._memory = memory_stage.path(self.name)
         parent = self._memory if fits and self._memory else self.run.directory / SAVING
         stage = parent / f"stage-{step}-{self.world.host}"
-        (self.run.directory / SAVING / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
+        self._unnamed(step).mkdir(parents=True, exist_ok=True)
         stage.mkdir(parents=True, exist_ok=True)
         return stage, fits
 
@@ -167,7 +175,7 @@ class Saving:
                 (self.run.directory / SAVING).rmdir()
 
     def _brought(self, job: _Job) -> dict[str, Any]:
-        target = self.run.directory / SAVING / f"checkpoint-{job.step}"
+        target = self._unnamed(job.step)
         try:
             return {"files": {name: _bring(source, target / name) for name, source in job.sources.items()}}
         except BaseException as error:
@@ -186,7 +194,7 @@ class Saving:
                 return said
             files |= said["files"]
         directory, name = self.run.directory, f"checkpoint-{job.step}"
-        target, final = directory / SAVING / name, directory / name
+        target, final = self._unnamed(job.step), directory / name
         try:
             manifest.write(target, job.document, files)
             _sync(target / manifest.RECORD)
