@@ -121,7 +121,7 @@ def misses(fault: Fault, attempt: Attempt) -> list[str]:
 # A run that loses at most its last step but one, and goes on.
 _EVERY_SECOND: dict[str, Any] = {"steps": 9, "save_steps": 2, "when": "step 5/", "after": strikes.went_on}
 _SOON = " --restart_pause 1 --silence 10"
-_WENT_ON = (r"continues +from .*checkpoint-[468]", r"time line of 2 attempts:\n", r"succeeded\n  lost: ")
+_WENT_ON = (r"continues +from .*checkpoint-[2468]", r"time line of 2 attempts:\n", r"succeeded\n  lost: ")
 _FAILING_RANK: dict[str, Any] = {"PYTHONPATH": str(INJECTED)}
 _STOPS: dict[str, Any] = {"after": strikes.saved_a_checkpoint, "lost": "nothing"}
 FAULTS: dict[str, Fault] = {
