@@ -52,7 +52,10 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     steps = trainer.state.global_step
     if moments:
         _load_moments(trainer, found)
-        trainer.lr_scheduler.load_state_dict(torch.load(checkpoint / "scheduler.pt", weights_only=True))
+        own, schedule = trainer.lr_scheduler.state_dict(), torch.load(checkpoint / "scheduler.pt", weights_only=True)
+        # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
+        schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
+        trainer.lr_scheduler.load_state_dict(schedule)
         _carry_loss_scale(trainer, checkpoint, source)
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares

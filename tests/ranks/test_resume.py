@@ -17,13 +17,6 @@ CARRIED = [
         )
         for a, b in ((2, 4), (2, 1), (2, 3))
     ),
-    *(
-        Resume(method, Side(before, 2), Side(after, 4))
-        for method in ("LoRA", "QLoRA")
-        for before, after in (("zero2", "zero2"), ("zero3", "fsdp2"), ("fsdp2", "zero3"), ("ddp", "zero2"), ("zero3", "ddp"))
-    ),
-    Resume("LAMB", Side("ddp", 2), Side("fsdp2", 4)),
-    Resume("LAMB", Side("fsdp2", 2), Side("ddp", 4)),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CARRIED}
 ONCE = {"full, zero2 on 2 to zero2 on 3", "full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
