@@ -159,10 +159,15 @@ def _checkpoint(trainer: Any, older: int) -> Path | None:
 
 def _go_back(trainer: Any, checkpoint: Path) -> None:
     """Weights and optimizer states of a checkpoint; the learning rate stays the one of this step."""
-    from ..upstream import rollback
-
     schedule = trainer.lr_scheduler.state_dict()
-    rollback.load_states(trainer, str(checkpoint))
+    if trainer.is_carried(str(checkpoint)):  # other ranks wrote it, before this run went on
+        from . import carrying
+
+        carrying.carry(trainer, checkpoint)
+    else:
+        from ..upstream import rollback
+
+        rollback.load_states(trainer, str(checkpoint))
     trainer.lr_scheduler.load_state_dict(schedule)
     upstream.take_rates_of(trainer.lr_scheduler)
     ranks.barrier()  # whoever removes old checkpoints waits until all have read this one
