@@ -13,9 +13,12 @@ from testbed.cluster import Cluster
 from testbed.needs import missing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Enough to see losses part, and short: importing the libraries takes longer than these steps.
+# Enough to see losses part, and short: importing the libraries takes longer than these steps. No answers: sixteen ranks on
+# two cores write three of them for a minute.
 STEPS = 4
 SHORT = ["--max_steps", str(STEPS), "--logging_steps", "1", "--max_train_samples", "100", "--max_eval_samples", "10"]
+SHORT += ["--eval_answers", "0"]
+PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
 
 
 def pytest_sessionstart(session):
@@ -72,7 +75,7 @@ def losses(output: Path) -> list[float]:
 def train_alone(flags: list[str], output: Path) -> list[float]:
     """Losses of the tiny recipe on one process of this machine."""
     command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     return losses(output)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import REPOSITORY, SHORT, STEPS, losses
+from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, STEPS, losses
 from tests.ranks import test_launchers as on_one_host
 
 # gloo takes the card of the host's own name, and each rank all cores, unless told otherwise: README, "On a cluster".
@@ -89,7 +89,7 @@ def test_command_on_two_hosts(name, cluster, forwarded, single):
         variables = SETTINGS | {"DS_ENV_FILE": str(cluster.shared / "accelerate_env")}
     hosts = list(cluster) if launch.on_each_host else [cluster["node1"]]
     with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(host.run, line.format(rank=host.number), timeout=300, **variables) for host in hosts]
+        runs = [pool.submit(host.run, line.format(rank=host.number), timeout=PATIENCE, **variables) for host in hosts]
         said = "\n".join(run.result().stdout + run.result().stderr for run in runs)
 
     assert len(single) == STEPS and (output / "success.json").exists()
