@@ -282,7 +282,7 @@ def launch_again(attempt: Attempt) -> None:
     launch = attempt.cluster["node1"].find("-m brigade launch")[-1]
     words = Path(f"/proc/{launch}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     command = [word.replace(f"{attempt.folder}/logs", f"{attempt.folder}/logs-2") for word in words]
-    done = attempt.cluster["node2"].run(command, check=False, timeout=120, OMP_NUM_THREADS="1")
+    done = attempt.cluster["node2"].run(command, check=False, timeout=300, OMP_NUM_THREADS="1")
     (attempt.folder / "second").write_text(f"{done.returncode}\n{done.stdout}{done.stderr}")
     signal_launch(signal.SIGINT)(attempt)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from brigade.checkpoint import manifest
-from tests.cluster.conftest import REPOSITORY, SHORT, losses
+from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, losses
 from tests.unit.test_hosts import SECRET
 
 # launcher -> slots per host, flags, strategy
@@ -114,7 +114,7 @@ def launch(cluster, output, *flags) -> tuple[int, str]:
         "--output_dir",
         str(output),
     ]
-    done = cluster["node1"].run(words, timeout=180, check=False, OMP_NUM_THREADS="1")
+    done = cluster["node1"].run(words, timeout=PATIENCE, check=False, OMP_NUM_THREADS="1")
     return done.returncode, done.stdout + done.stderr
 
 

@@ -14,7 +14,7 @@ from brigade.run import events
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from testbed.strikes import training_process
-from tests.cluster.conftest import SHORT, losses, train_alone
+from tests.cluster.conftest import PATIENCE, SHORT, losses, train_alone
 
 RECIPE = "recipes/tiny/full.yaml"
 # sbatch hands the environment of its shell on to the job.
@@ -82,7 +82,7 @@ def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
         "--output_dir",
         str(folder / "run"),
     ]
-    done = slurm.cluster["node1"].run(words, timeout=300, check=False, OMP_NUM_THREADS="1")
+    done = slurm.cluster["node1"].run(words, timeout=PATIENCE, check=False, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "node2  starting 1 rank by slurm" in done.stderr and "world size 2 on 2 hosts, by torchrun" in done.stdout
     assert losses(folder / "run") == pytest.approx(single, rel=1e-5)

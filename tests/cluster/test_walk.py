@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.cluster.conftest import REPOSITORY
+from tests.cluster.conftest import PATIENCE, REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "launching.md"
 NOT_HERE = {
@@ -33,7 +33,7 @@ def clone(cluster):
 def test_the_walk(cluster, clone):
     said = {}
     for command in commands():
-        done = cluster["node1"].run(command, cwd=clone, timeout=300, check=False, OMP_NUM_THREADS="1")
+        done = cluster["node1"].run(command, cwd=clone, timeout=PATIENCE, check=False, OMP_NUM_THREADS="1")
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         said[command] = done.stdout + done.stderr
     ssh, lint, dry, launch = (
@@ -59,6 +59,6 @@ def test_the_walk(cluster, clone):
         "my-task.yaml",
     }
     again = cluster["node1"].run(
-        next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=300
+        next(command for command in said if "--max_steps 20" in command), cwd=clone, timeout=PATIENCE
     )
     assert "This run is finished" in again.stdout and "succeeded: " in again.stderr
