@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from . import strikes
@@ -21,7 +22,8 @@ LATER = 5  # seconds that a rank may come to the rendezvous after the first; how
 SILENCE = "--hang_timeout 8"  # seconds; no step of the tiny model takes that long, on however busy a machine
 SINCE_CHECKPOINT = "the steps since the last checkpoint"
 TRAIN = (
-    "--logging_steps 1 --max_train_samples 100 --max_eval_samples 2 --eval_steps 5000 --max_steps {} --save_steps {}"
+    "--logging_steps 1 --max_train_samples 100 --max_eval_samples 2 --eval_steps 5000 --eval_answers 0"
+    " --max_steps {} --save_steps {}"
 )
 
 
@@ -31,7 +33,8 @@ class Fault:
     arrange: before the launch; strike: once the launch has said `when`; after: what must hold at the end, raises
     AssertionError; repair: afterwards
     lost: default: nothing where it strikes before the first step, else the steps since the last checkpoint
-    words: of launch, at: the host where it runs; hosts, slots: in the hostfile, names: if not the first `hosts` of the cluster
+    words: of launch, where {shared} is the cluster's directory; at: the host where launch runs
+    hosts, slots: in the hostfile, names: if not the first `hosts` of the cluster
     steps, save_steps: of the run; output: its directory, on each host its own
     gone: the launch cannot speak any more
     """
@@ -77,7 +80,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
         )
         where = f"--log_dir {folder / 'logs'} --output_dir {fault.output or folder / 'run'}"
         train = TRAIN.format(fault.steps, fault.save_steps)
-        command = [sys.executable, *f"{launch} {fault.words} {train} {where}".split()]
+        command = [sys.executable, *f"{launch} {fault.words.format(shared=cluster.shared)} {train} {where}".split()]
         before = {pid for host in cluster for pid in host.processes()}
         begun = time.monotonic()
         with (folder / "said").open("wb") as out:
@@ -169,6 +172,29 @@ FAULTS: dict[str, Fault] = {
         r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), lost=SINCE_CHECKPOINT,
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": f"killed-in-{where}"})
        for where, what in (("forward", "forward pass"), ("optimizer", "optimizer's step"))},
+    "killed-in-loading": Fault(
+        "kill -9 of a rank while it loads the checkpoint from which a restart goes on",
+        (r"(?s)killed by signal 9.*killed by signal 9", r"time line of 3 attempts:\n", *_WENT_ON[::2]), 0,
+        strikes.forget_the_kill, strikes.signal_rank, repair=strikes.forget_the_kill, words="--restarts 2" + _SOON,
+        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "killed-in-loading", "BRIGADE_TEST_FAILED_AT": strikes.KILLED_ONCE},
+        **_EVERY_SECOND),
+    **{f"checkpoint-{name}": Fault(f"the newest checkpoint {what}, with --restarts", (
+        r"left out +checkpoint-[68]: " + says, *_WENT_ON, r"attempt 2 went on from step [46]: [34] steps lost"), 0,
+        strike=strikes.then_damage(damage),
+        words="--restarts 1" + _SOON, **_EVERY_SECOND | {"steps": 11, "when": "step 7/"})
+       for name, what, says, damage in (
+           ("truncated", "has a truncated part", r"\S+ has [\d,]+ bytes of", strikes.truncate),
+           ("flipped", "has a flipped bit", r"\S+ is not what was written", strikes.flip_a_bit),
+           ("missing", "lacks a part", r"\S+ is missing", Path.unlink),
+           ("of-other-code", "is of a later version of Brigade", r"it cannot be read: brigade\.json has format 99",
+            strikes.of_later_code))},
+    "data-changed": Fault("a data file changes before a restart goes on", (
+        r"the data or the tokenizer changed since this run began", r"no restart: a mistake that somebody has to correct"), 2,
+        strikes.own_data, strikes.change_data, lost=SINCE_CHECKPOINT + ", once the old data is back",
+        words="--restarts 1" + _SOON + " --dataset_name null --train_file {shared}/train.jsonl"
+        " --validation_file {shared}/heldout.jsonl", **_EVERY_SECOND | {"after": None}),
+    "slow-rank": Fault("a rank is slow", (r"rank 1 on node2 is slow, score 0\.\d+.*forward pass", r"succeeded"), 0,
+                       lost="nothing", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "slow-forward"}, steps=30),
     "rank-stopped": Fault("a rank is stopped (SIGSTOP)", (
         r"error: rank 1 on node2 has been stopped \(SIGSTOP, or a debugger\) since step \d+; rank 0 waits for it in",),
         strike=strikes.stop_rank, words=SILENCE),

@@ -19,6 +19,7 @@ from .cluster import PROJECT, Cluster
 
 SMALL = "/run/small"  # a disk of each host; node2's holds one checkpoint of the tiny recipe, and not two
 TINY = "/run/tiny"  # a disk that fills at once, on one host
+KILLED_ONCE = "/run/killed-once"  # a file of each host, by which a rank knows that it was killed before
 
 
 @dataclass
@@ -38,6 +39,13 @@ class Attempt:
     @property
     def said(self) -> str:
         return (self.folder / "said").read_text(errors="replace")
+
+    def wait_for(self, words: str) -> None:
+        """Raises TimeoutError where the launch ends without them."""
+        while words not in self.said:
+            if self.process.poll() is not None:
+                raise TimeoutError(f"launch never said {words!r}:\n{self.said[-3000:]}")
+            time.sleep(0.05)
 
     @property
     def losses(self) -> dict[int, list[float]]:
@@ -235,6 +243,62 @@ def only_whole_checkpoints(attempt: Attempt) -> None:
     there = sorted((attempt.folder / "run").glob("checkpoint-*"))
     wrong = {path.name: manifest.flaw(path) or manifest.damage(path) for path in there}
     assert there and not any(wrong.values()), wrong
+
+
+def then_damage(damage: Callable[[Path], None]) -> Callable[[Attempt], None]:
+    """A rank is killed; before the next attempt looks, the newest checkpoint's largest part is damaged. An older one is whole."""
+
+    def strike(attempt: Attempt) -> None:
+        signal_rank(attempt)
+        attempt.wait_for("looking for hosts")
+        newest = max((attempt.folder / "run").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        damage(max((path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size))
+
+    return strike
+
+
+def truncate(part: Path) -> None:
+    os.truncate(part, part.stat().st_size // 2)
+
+
+def flip_a_bit(part: Path) -> None:
+    with part.open("r+b") as file:
+        file.seek(part.stat().st_size // 2)
+        there = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([there[0] ^ 1]))
+
+
+def of_later_code(part: Path) -> None:
+    """As if a later version of Brigade had written the checkpoint."""
+    from brigade.checkpoint import manifest
+
+    record = part.with_name(manifest.RECORD)
+    record.write_text(record.read_text().replace(f'"format": {manifest.FORMAT}', '"format": 99'))
+
+
+def own_data(cluster: Cluster) -> None:
+    """Files to train on that may be changed."""
+    from brigade.data import builtin, cache
+
+    built = builtin.ensure(cache.cache_directory())
+    for name, source, count in (("train", built.train, 100), ("heldout", built.heldout, 2)):
+        lines = source.read_text().splitlines(keepends=True)[:count]
+        (cluster.shared / f"{name}.jsonl").write_text("".join(lines))
+
+
+def change_data(attempt: Attempt) -> None:
+    signal_rank(attempt)
+    attempt.wait_for("looking for hosts")
+    with (attempt.cluster.shared / "train.jsonl").open("r+") as file:
+        lines = file.readlines()[:-1]
+        file.seek(0)
+        file.truncate()
+        file.writelines(lines)
+
+
+def forget_the_kill(cluster: Cluster) -> None:
+    cluster["node2"].run(f"rm -f {KILLED_ONCE}")
 
 
 def sigterm_rank(attempt: Attempt) -> None:

@@ -93,6 +93,7 @@ def progress(directory: Path) -> dict[str, Any]:
     """How far the run in an output directory is.
 
     checkpoint: step of the newest checkpoint that was written to its end; step: the last on record in events.jsonl
+    started, first: when the newest attempt went on, and after which step, where that is among the last lines
     stopped: who stopped it in good order, of stopped.json
     finished: changes when success.json is written anew, whatever this host's clock says
     What is not there, or not to be seen from this host, is left out.
@@ -105,7 +106,10 @@ def progress(directory: Path) -> dict[str, Any]:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
         for line in file.read().splitlines():
             with suppress(ValueError, TypeError, KeyError):
-                found["step"] = int(json.loads(line)["step"])
+                event = json.loads(line)
+                found["step"] = int(event["step"])
+                if event["event"] == "started":
+                    found |= {"started": str(event["time"]), "first": found["step"]}
     with suppress(OSError, ValueError, KeyError, TypeError):
         found["stopped"] = str(json.loads((directory / "stopped.json").read_text())["by"])
     with suppress(OSError):

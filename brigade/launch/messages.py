@@ -81,7 +81,9 @@ _REACHED = _message({}, {"peer": Address, "interface": Interface, "error": Text}
 # order -> the fields of its answer
 ANSWERS = {
     "files": _message({"missing": list[Text]}),
-    "progress": _message({}, {"checkpoint": Count, "step": Count, "stopped": Text, "finished": Text}),
+    "progress": _message(
+        {}, {"checkpoint": Count, "step": Count, "started": Text, "first": Count, "stopped": Text, "finished": Text}
+    ),
     "clean": _message({}),
     "check": _message({}, {"problem": Text}),
     "listen": _message({}, {"port": Port, "taken": Text}),

@@ -213,6 +213,8 @@ class Restarts:
                 silent = channel.hearing.seconds()
                 self.orphans[channel.host] = self.since - silent + self.how.silence + ORPHANED
         self.reference = self.reference or (launch.channels[0].host, launch.channels[0].hello)
+        if launch.after.get("started") not in (None, launch.before.get("started")):
+            self._went_on_from(launch.after["first"])
         if code == 0 or launch.stop_signal:
             self._note("succeeded" if code == 0 else f"stopped by {signal.Signals(launch.stop_signal).name}")
             return code, None
@@ -221,6 +223,14 @@ class Restarts:
         if fault is None:
             return code, None
         return code, replace(fault, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+
+    def _went_on_from(self, step: int) -> None:
+        """Where the newest checkpoint was damaged, more is lost than was told at the fault."""
+        if self.lost and self.lost[-1] is not None:
+            lost = max(0, (self.faults[-1].step or 0) - step)
+            if lost != self.lost[-1]:
+                self._note(f"attempt {len(self.runs)} went on from step {step}: {counted(lost, 'step')} lost")
+                self.lost[-1] = lost
 
     def _stopped(self, launch: Launch) -> Fault | None:
         """An attempt that somebody stopped in good order: by the file `stop`, who wants no other, or by a signal to one rank,

@@ -7,6 +7,7 @@ BRIGADE_TEST_FAULT:
     step       rank 1 raises in its third training step
     nan        rank 1's loss is NaN in its third training step
     sleeping-data, stopped, killed-in-forward, killed-in-optimizer   what rank 1 does in its third step
+    killed-in-loading   rank 1 is killed the first time that it loads a checkpoint (BRIGADE_TEST_FAILED_AT remembers it)
     slow-forward   rank 1 takes 0.3 seconds longer for each step from the third on
     hang       rank 1 never gets beyond importing torch
     leave      every rank ends with exit code 0 instead of importing torch
@@ -40,6 +41,13 @@ def _kill(trainer, number=signal.SIGKILL):
     os.kill(os.getpid(), number)
 
 
+def _kill_once(trainer):
+    mark = Path(os.environ["BRIGADE_TEST_FAILED_AT"])
+    if not mark.exists():
+        mark.touch()
+        _kill(trainer)
+
+
 def _kill_in_step(trainer):
     trainer.optimizer.optimizer.register_step_pre_hook(lambda *_: _kill(trainer))
 
@@ -58,7 +66,7 @@ def _nan(trainer):
         hook = head.register_forward_hook(lambda module, given, out: hook.remove() or out * float("nan"))
 
 
-# fault -> a method of the Trainer, and what its third call does first
+# fault -> a method of the Trainer, and what its third call, and each further one, does first
 IN_THIRD_STEP = {
     "step": ("training_step", _raise),
     "sleeping-data": ("get_batch_samples", _sleep_in_loader),
@@ -68,24 +76,25 @@ IN_THIRD_STEP = {
     "slow-forward": ("training_step", _sleep_in_model),
     "nan": ("compute_loss", _nan),
 }
+AT_ONCE = {"killed-in-loading": ("_load_optimizer_and_scheduler", _kill_once)}  # the same, from the first call on
 
 
 def break_trainer(trainer_class):
-    """Give the Trainer a method that does something else the third time; where that comes back, each further time, too."""
-    name, fail = IN_THIRD_STEP[FAULT]
-    whole, calls = getattr(trainer_class, name), []
+    """Give the Trainer a method that does something else first."""
+    name, fail = (IN_THIRD_STEP | AT_ONCE)[FAULT]
+    whole, calls, first = getattr(trainer_class, name), [], 3 if FAULT in IN_THIRD_STEP else 1
 
     def broken(trainer, *args, **kwargs):
-        # Not in an evaluation: compute_loss serves both.
-        calls.extend([1] * (not hasattr(args[0], "training") or args[0].training))
-        if len(calls) >= 3:
+        # Neither evaluations count, compute_loss serves both, nor where no checkpoint is to be loaded.
+        calls.extend([1] * (args[0] is not None and getattr(args[0], "training", True)))
+        if len(calls) >= first:
             fail(trainer)
         return whole(trainer, *args, **kwargs)
 
     setattr(trainer_class, name, broken)
 
 
-class _ThirdStep(importlib.abc.MetaPathFinder):
+class _BrokenTrainer(importlib.abc.MetaPathFinder):
     """Lets brigade.training.trainer be imported, then breaks its Trainer."""
 
     def find_spec(self, fullname, path=None, target=None):
@@ -117,7 +126,7 @@ if FAULT == "slow" and RANK == "0":
     time.sleep(4)
 elif FAULT == "elsewhere" and RANK == "1":
     os.chdir("elsewhere")
-elif FAULT in IN_THIRD_STEP and RANK == "1":
-    sys.meta_path.insert(0, _ThirdStep())
+elif FAULT in IN_THIRD_STEP | AT_ONCE and RANK == "1":
+    sys.meta_path.insert(0, _BrokenTrainer())
 elif (FAULT == "hang" and RANK == "1") or (FAULT == "leave" and RANK):
     sys.meta_path.insert(0, _NoTorch())
