@@ -79,9 +79,9 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     runs.claim(run, data.fingerprint, checkpoint, model_files)
     heartbeat.begin(settings.recipe.training.hang_timeout)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
-        from brigade.training import watching
+        from brigade.training import watch_thread
 
-        watching.begin(run)
+        watch_thread.begin(run)
 
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:

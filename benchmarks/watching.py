@@ -100,7 +100,7 @@ def switch() -> list[float]:
 
 def look() -> list[float]:
     """Microseconds of processor time of one look of the thread, a writing of its file every fifth time included."""
-    from brigade.training.watching import Watch
+    from brigade.training.watch_thread import Watch
 
     found = []
     with tempfile.TemporaryDirectory() as folder:

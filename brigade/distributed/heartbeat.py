@@ -2,7 +2,7 @@
 
 A switch of phase is a few stores into a page of shared memory, about a microsecond and no system call
 (`python -m benchmarks.watching`). Who watches: under `launch` the rank's watching process, which shares the page by fork; a
-thread of the rank (training/watching.py) everywhere. Silence is counted by who watches, on that process's own clock and in
+thread of the rank (training/watch_thread.py) everywhere. Silence is counted by who watches, on that process's own clock and in
 looks: one that was suspended itself has not seen the time go by.
 
 The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), then the longest visit of each phase.
@@ -27,7 +27,7 @@ page[TIMEOUT] = AUTO
 shared = False  # whether this process's parent reads it; else a fork of ranks would share one page
 seconds = [0.0] * len(PHASES)  # spent in each phase since begin(), of this process
 _phase, _since = STARTING, monotonic()
-watch: Any = None  # the thread that watches this run (training/watching.py)
+watch: Any = None  # the thread that watches this run (training/watch_thread.py)
 
 
 def begin(timeout: float | Literal["auto"]) -> None:

@@ -53,7 +53,7 @@ def supervise() -> None:
     if child:
         os.close(out_end)
         os.close(notes_end)
-        from .watching import watch
+        from .watcher import watch
 
         watch(child, agent, out, notes, wake)
     signal.set_wakeup_fd(-1)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.supervised import owner
+from .hearing import BEAT, SILENCE, Hearing
 from .host_facts import RUN, devices_fail, holder, look_around, processes, progress, send
 from .host_facts import addresses as own_addresses
-from .silence import BEAT, SILENCE, Hearing
 
 MARK = "brigade> "
 LINE = 2**20

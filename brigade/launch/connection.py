@@ -14,8 +14,8 @@ from ..errors import UserError
 from ..errors.findings import table
 from ..recipe.files import REPOSITORY
 from .agent import LINE, MARK
+from .hearing import BEAT, SILENCE, Hearing
 from .messages import ANSWERS, KINDS, checked, printable
-from .silence import BEAT, SILENCE, Hearing
 
 CURES = table(Path(__file__).with_name("cures.yaml"))
 

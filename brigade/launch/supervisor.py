@@ -20,8 +20,8 @@ from ..errors.console import counted
 from . import first_failure, launchers, rendezvous
 from .connection import Channel, transport
 from .first_failure import Failure, Judge
+from .hearing import SILENCE
 from .job import Job
-from .silence import SILENCE
 from .status_and_logs import LIMIT, Output
 
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops

@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 
-from brigade.distributed import heartbeat, silence
+from brigade.distributed import heartbeat
+from brigade.distributed import observer as observers
 from brigade.distributed.hangs import Silent, names, sentence
+from brigade.distributed.observer import Observer, is_stopped
 
 REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
 
@@ -68,7 +70,7 @@ def test_names():
 def clock(monkeypatch):
     """A clock of the heartbeat and of who looks at it, that the test moves; a run that has trained two steps of a second."""
     now = [1000.0]
-    for module in (heartbeat, silence):
+    for module in (heartbeat, observers):
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
     heartbeat.begin("auto")
     for step in (1, 2):
@@ -89,7 +91,7 @@ def silent_after(observer, clock, seconds):
 
 
 def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
-    observer = silence.Observer(os.getpid())
+    observer = Observer(os.getpid())
     observer.look()
     assert not silent_after(observer, clock, 170) and silent_after(observer, clock, 20)
     assert observer.seen() | {"seconds": 0} == {"phase": "data", "step": 3, "seconds": 0, "stopped": False}
@@ -103,7 +105,7 @@ def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
 
 
 def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
-    observer = silence.Observer(os.getpid())
+    observer = Observer(os.getpid())
     for timeout, patience, late in ((7.0, 6, True), (0.0, 6, False)):
         heartbeat.page[heartbeat.TIMEOUT] = timeout
         heartbeat.enter(heartbeat.FORWARD)
@@ -114,7 +116,7 @@ def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
 
 def test_who_was_suspended_has_not_seen_the_time_go_by(clock):
     """A laptop that slept, a launch after Ctrl-Z: an hour passed between two looks."""
-    observer = silence.Observer(os.getpid())
+    observer = Observer(os.getpid())
     observer.look()
     clock[0] += 3600
     assert not observer.look() and observer.silent < 3
@@ -123,11 +125,11 @@ def test_who_was_suspended_has_not_seen_the_time_go_by(clock):
 def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_take_hours(clock):
     heartbeat.enter(heartbeat.STARTING)
     with subprocess.Popen(["sleep", "60"]) as process:
-        observer = silence.Observer(process.pid)
+        observer = Observer(process.pid)
         observer.look()
         assert not silent_after(observer, clock, 10_000)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         assert silent_after(observer, clock, 1) and observer.seen()["stopped"]
         process.kill()
-    assert not silence.is_stopped(process.pid)
+    assert not is_stopped(process.pid)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.commands.launch import check_memory, check_restarts
-from brigade.launch import host_facts, silence
+from brigade.launch import hearing, host_facts
 from brigade.launch.first_failure import Failure
 from brigade.launch.host_facts import RUN, progress
 from brigade.launch.job import make
@@ -119,18 +119,18 @@ def test_pauses_grow_until_a_checkpoint_is_added():
 # ---- silence -----------------------------------------------------------------------------------------------------
 def test_time_in_which_one_was_stopped_itself_is_no_silence(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(silence.time, "monotonic", lambda: now[0])
-    hearing = silence.Hearing()
+    monkeypatch.setattr(hearing.time, "monotonic", lambda: now[0])
+    end = hearing.Hearing()
     for _ in range(10):
         now[0] += 1
-        hearing.seconds()
-    assert hearing.seconds() == 10
+        end.seconds()
+    assert end.seconds() == 10
     now[0] += 3600  # suspended
-    assert hearing.seconds() == 10
+    assert end.seconds() == 10
     now[0] += 4
-    assert hearing.seconds() == 14
-    hearing.hear()
-    assert hearing.seconds() == 0
+    assert end.seconds() == 14
+    end.hear()
+    assert end.seconds() == 0
 
 
 # ---- whole launches ----------------------------------------------------------------------------------------------

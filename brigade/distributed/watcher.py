@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from .silence import LOOK, Observer
+from .observer import LOOK, Observer
 
 
 def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> NoReturn:

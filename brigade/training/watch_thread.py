@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed import hangs, heartbeat, report, supervised
-from ..distributed.silence import LOOK, Observer, is_stopped
+from ..distributed.observer import LOOK, Observer, is_stopped
 from ..errors.console import counted
 from ..run import events
 from ..run.directory import Run
