@@ -9,7 +9,7 @@ import sys
 import time
 
 from .cluster import PARENT, PREFIX, Cluster
-from .needs import missing
+from .needs import require
 
 DOOR = "door"  # the socket of a cluster, in its directory
 FAULTS = ("throttle", "cut", "restore", "block", "unblock", "power_off", "boot", "clock", "kill")
@@ -26,10 +26,7 @@ def main() -> int:
     do.add_argument("what", choices=FAULTS)
     do.add_argument("value", nargs="*", help="a rate for throttle, a port for block, an offset for clock")
     options = parser.parse_args()
-    lacks = missing()
-    if lacks:
-        print("no cluster can be built here:", *lacks, sep="\n  ", file=sys.stderr)
-        return 2
+    require()
     if options.verb == "up":
         return _up(options.count)
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import strikes
+from . import storage, strikes
 from .cluster import PROJECT, Cluster
 from .strikes import Attempt
 
@@ -155,17 +155,17 @@ FAULTS: dict[str, Fault] = {
                        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leave"}),
     "disk-full": Fault("a host's disk is full", (r"error: node2, rank 1 failed first", r"No space left on device",
                                                  r"cure: make room: a disk of node2 is full"), 2,
-                       arrange=strikes.tiny_disk, repair=strikes.no_tiny_disk, variables={"BRIGADE_CACHE": strikes.TINY}),
+                       arrange=storage.tiny_disk, repair=storage.no_tiny_disk, variables={"BRIGADE_CACHE": storage.TINY}),
     "disk-full-saving": Fault("a host's disk is full while a checkpoint is saved", (
         r"error: node2, rank 1 failed first", r"checkpoint-4 could not be written by rank 1 on node2: .*No space left"), 2,
-        arrange=strikes.small_disks, after=strikes.whole_on_small_disks("checkpoint-2"), repair=strikes.no_small_disks,
-        save_steps=2, output=f"{strikes.SMALL}/run"),
+        arrange=storage.small_disks, after=storage.whole_on_small_disks("checkpoint-2"), repair=storage.no_small_disks,
+        save_steps=2, output=f"{storage.SMALL}/run"),
     "read-only": Fault("the output directory is read-only", (
         r"rank 0 of 2: /run/small/run", r"the output directory cannot be written: Read-only file system"), 2,
-        arrange=strikes.read_only_disks, repair=strikes.no_small_disks, output=f"{strikes.SMALL}/run"),
+        arrange=storage.read_only_disks, repair=storage.no_small_disks, output=f"{storage.SMALL}/run"),
     "killed-saving": Fault("kill -9 of a rank while a checkpoint is saved", (
-        r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), strike=strikes.kill_while_saving,
-        after=strikes.only_whole_checkpoints, when="step 4/", save_steps=2),
+        r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), strike=storage.kill_while_saving,
+        after=storage.only_whole_checkpoints, when="step 4/", save_steps=2),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
                          strike=strikes.signal_rank),
     **{f"killed-in-{where}": Fault(f"kill -9 of a rank in its {what}", (
@@ -175,22 +175,22 @@ FAULTS: dict[str, Fault] = {
     "killed-in-loading": Fault(
         "kill -9 of a rank while it loads the checkpoint from which a restart goes on",
         (r"(?s)killed by signal 9.*killed by signal 9", r"time line of 3 attempts:\n", *_WENT_ON[::2]), 0,
-        strikes.forget_the_kill, strikes.signal_rank, repair=strikes.forget_the_kill, words="--restarts 2" + _SOON,
-        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "killed-in-loading", "BRIGADE_TEST_FAILED_AT": strikes.KILLED_ONCE},
+        storage.forget_the_kill, strikes.signal_rank, repair=storage.forget_the_kill, words="--restarts 2" + _SOON,
+        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "killed-in-loading", "BRIGADE_TEST_FAILED_AT": storage.KILLED_ONCE},
         **_EVERY_SECOND),
     **{f"checkpoint-{name}": Fault(f"the newest checkpoint {what}, with --restarts", (
-        r"left out +checkpoint-[68]: " + says, *_WENT_ON, r"attempt 2 went on from step [46]: [34] steps lost"), 0,
-        strike=strikes.then_damage(damage),
+        r"left out +checkpoint-[468]: " + says, *_WENT_ON, r"attempt 2 went on from step [246]: \d steps lost"), 0,
+        strike=storage.then_damage(damage),
         words="--restarts 1" + _SOON, **_EVERY_SECOND | {"steps": 11, "when": "step 7/"})
        for name, what, says, damage in (
-           ("truncated", "has a truncated part", r"\S+ has [\d,]+ bytes of", strikes.truncate),
-           ("flipped", "has a flipped bit", r"\S+ is not what was written", strikes.flip_a_bit),
+           ("truncated", "has a truncated part", r"\S+ has [\d,]+ bytes of", storage.truncate),
+           ("flipped", "has a flipped bit", r"\S+ is not what was written", storage.flip_a_bit),
            ("missing", "lacks a part", r"\S+ is missing", Path.unlink),
            ("of-other-code", "is of a later version of Brigade", r"it cannot be read: brigade\.json has format 99",
-            strikes.of_later_code))},
+            storage.of_later_code))},
     "data-changed": Fault("a data file changes before a restart goes on", (
         r"the data or the tokenizer changed since this run began", r"no restart: a mistake that somebody has to correct"), 2,
-        strikes.own_data, strikes.change_data, lost=SINCE_CHECKPOINT + ", once the old data is back",
+        storage.own_data, storage.change_data, lost=SINCE_CHECKPOINT + ", once the old data is back",
         words="--restarts 1" + _SOON + " --dataset_name null --train_file {shared}/train.jsonl"
         " --validation_file {shared}/heldout.jsonl", **_EVERY_SECOND | {"after": None}),
     "slow-rank": Fault("a rank is slow", (r"rank 1 on node2 is slow, score 0\.\d+.*forward pass", r"succeeded"), 0,

@@ -36,3 +36,10 @@ def missing(programs: dict[str, str] = PROGRAMS) -> list[str]:
                 "in a container give it CAP_NET_ADMIN and CAP_SYS_ADMIN, or use a virtual machine"
             )
     return lacks
+
+
+def require() -> None:
+    """Raises SystemExit(2), with what is missing on stderr, where no cluster can be built."""
+    if lacks := missing():
+        print("no cluster of hosts can be built here:", *lacks, sep="\n  ", file=sys.stderr)
+        raise SystemExit(2)

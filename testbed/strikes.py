@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,10 +15,6 @@ from pathlib import Path
 from brigade.distributed import stop
 
 from .cluster import PROJECT, Cluster
-
-SMALL = "/run/small"  # a disk of each host; node2's holds one checkpoint of the tiny recipe, and not two
-TINY = "/run/tiny"  # a disk that fills at once, on one host
-KILLED_ONCE = "/run/killed-once"  # a file of each host, by which a rank knows that it was killed before
 
 
 @dataclass
@@ -191,114 +186,6 @@ def ctrl_c_twice(attempt: Attempt) -> None:
     for _ in range(2):
         attempt.cluster["node1"].send(attempt.process, signal.SIGINT)
         time.sleep(0.1)
-
-
-def tiny_disk(cluster: Cluster) -> None:
-    cluster["node2"].run(f"mkdir -p {TINY} && mount -t tmpfs -o size=64k tmpfs {TINY}")
-
-
-def no_tiny_disk(cluster: Cluster) -> None:
-    cluster["node2"].run(f"umount {TINY}")
-
-
-def small_disks(cluster: Cluster) -> None:
-    for host, size in (("node1", "300m"), ("node2", "45m")):
-        cluster[host].run(f"mkdir -p {SMALL} && mount -t tmpfs -o size={size} tmpfs {SMALL}")
-
-
-def read_only_disks(cluster: Cluster) -> None:
-    for host in ("node1", "node2"):
-        cluster[host].run(f"mkdir -p {SMALL} && mount -t tmpfs -o ro tmpfs {SMALL}")
-
-
-def no_small_disks(cluster: Cluster) -> None:
-    for host in ("node1", "node2"):
-        cluster[host].run(f"umount {SMALL}")
-
-
-def whole_on_small_disks(name: str) -> Callable[[Attempt], None]:
-    """That node2 has this checkpoint alone, and every byte of it."""
-
-    def after(attempt: Attempt) -> None:
-        program = "import sys; from pathlib import Path; from brigade.checkpoint import manifest; "
-        program += f"there = sorted(Path('{SMALL}/run').glob('checkpoint-*')); print([path.name for path in there], "
-        program += "[manifest.flaw(path) or manifest.damage(path) for path in there])"
-        found = attempt.cluster["node2"].run([sys.executable, "-c", program], cwd=PROJECT).stdout.strip()
-        assert found == f"['{name}'] [None]", found
-
-    return after
-
-
-def kill_while_saving(attempt: Attempt) -> None:
-    """Once a part of a checkpoint lies where it has no name yet."""
-    saving = attempt.folder / "run" / ".saving"
-    while not any(path.is_file() for path in saving.glob("checkpoint-*/*")):
-        time.sleep(0.001)
-    signal_rank(attempt)
-
-
-def only_whole_checkpoints(attempt: Attempt) -> None:
-    from brigade.checkpoint import manifest
-
-    there = sorted((attempt.folder / "run").glob("checkpoint-*"))
-    wrong = {path.name: manifest.flaw(path) or manifest.damage(path) for path in there}
-    assert there and not any(wrong.values()), wrong
-
-
-def then_damage(damage: Callable[[Path], None]) -> Callable[[Attempt], None]:
-    """A rank is killed; before the next attempt looks, the newest checkpoint's largest part is damaged. An older one is whole."""
-
-    def strike(attempt: Attempt) -> None:
-        signal_rank(attempt)
-        attempt.wait_for("looking for hosts")
-        newest = max((attempt.folder / "run").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        damage(max((path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size))
-
-    return strike
-
-
-def truncate(part: Path) -> None:
-    os.truncate(part, part.stat().st_size // 2)
-
-
-def flip_a_bit(part: Path) -> None:
-    with part.open("r+b") as file:
-        file.seek(part.stat().st_size // 2)
-        there = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([there[0] ^ 1]))
-
-
-def of_later_code(part: Path) -> None:
-    """As if a later version of Brigade had written the checkpoint."""
-    from brigade.checkpoint import manifest
-
-    record = part.with_name(manifest.RECORD)
-    record.write_text(record.read_text().replace(f'"format": {manifest.FORMAT}', '"format": 99'))
-
-
-def own_data(cluster: Cluster) -> None:
-    """Files to train on that may be changed."""
-    from brigade.data import builtin, cache
-
-    built = builtin.ensure(cache.cache_directory())
-    for name, source, count in (("train", built.train, 100), ("heldout", built.heldout, 2)):
-        lines = source.read_text().splitlines(keepends=True)[:count]
-        (cluster.shared / f"{name}.jsonl").write_text("".join(lines))
-
-
-def change_data(attempt: Attempt) -> None:
-    signal_rank(attempt)
-    attempt.wait_for("looking for hosts")
-    with (attempt.cluster.shared / "train.jsonl").open("r+") as file:
-        lines = file.readlines()[:-1]
-        file.seek(0)
-        file.truncate()
-        file.writelines(lines)
-
-
-def forget_the_kill(cluster: Cluster) -> None:
-    cluster["node2"].run(f"rm -f {KILLED_ONCE}")
 
 
 def sigterm_rank(attempt: Attempt) -> None:

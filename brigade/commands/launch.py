@@ -13,6 +13,7 @@ from .numbers import numeric
 
 if TYPE_CHECKING:
     from ..launch.job import Job
+    from ..launch.policy import Policy
 
 PASSES_ON = True  # words that are not ours are train.py's flags
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..cluster import hosts_of_slurm_job
-    from ..launch import environment, launchers, write
+    from ..launch import environment, launchers, policy, write
     from ..launch.job import make
 
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
@@ -80,16 +81,17 @@ def run(options: argparse.Namespace) -> int:
     if hosts is not None and options.spare:
         hosts = {host: slots for host, slots in hosts.items() if host not in options.spare}
     job = make(options.recipe, options.rest, options.hostfile, hosts)
-    check_restarts(job, options)
+    restarts = policy.Policy(options.restarts, options.min_hosts, tuple(options.spare), options.restart_pause)
+    policy.check(job, restarts)
     if options.write:
-        write.write(job, options.write, options.to, handed_to_slurm(options))
+        write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
         return 0
     launcher = launchers.choose(job, options.launcher, hosts is not None)
     handed_on = environment.forwarded(os.environ, options.env)
     if options.dry_run:
         print(dry_run(job, launcher, options, sorted(handed_on)))
         return 0
-    return _launch(job, launcher, handed_on, options)
+    return _launch(job, launcher, handed_on, restarts, options)
 
 
 def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
@@ -117,10 +119,13 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
     return "\n".join(lines)
 
 
-def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argparse.Namespace) -> int:
+def _launch(
+    job: "Job", launcher: str, handed_on: dict[str, str], restarts: "Policy", options: argparse.Namespace
+) -> int:
     from ..launch import background, launchers
     from ..launch.job import make
-    from ..launch.restarts import Policy, Restarts
+    from ..launch.policy import check_memory
+    from ..launch.restarts import Restarts
     from ..launch.supervisor import Options, allow_open_files
 
     allow_open_files(len(job.hosts) + len(options.spare))
@@ -134,7 +139,6 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
         raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")
     address, port = options.master_addr, options.master_port
     how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence, options.log_limit)
-    policy = Policy(options.restarts, options.min_hosts, tuple(options.spare), options.restart_pause)
 
     def remake(hosts: dict[str, int]) -> "Job":
         again = make(options.recipe, options.rest, options.hostfile, hosts)
@@ -143,48 +147,5 @@ def _launch(job: "Job", launcher: str, handed_on: dict[str, str], options: argpa
             check_memory(again)
         return again
 
-    work = lambda: asyncio.run(Restarts(job, how, directory, policy, remake).run())  # noqa: E731
+    work = lambda: asyncio.run(Restarts(job, how, directory, restarts, remake).run())  # noqa: E731
     return background.run(work, directory, job.output_dir, options.detach)
-
-
-def handed_to_slurm(options: argparse.Namespace) -> tuple[str, ...]:
-    """The flags with which a written sbatch script starts again by itself."""
-    if not options.restarts:
-        return ()
-    if options.write != "sbatch":
-        raise UserError("flag --restarts", "only a written sbatch script starts again by itself", "leave it out")
-    if options.spare:
-        problem = "a job is given its hosts when it starts"
-        raise UserError("flag --spare", problem, "ask for more hosts (--nodes), and give --min_hosts")
-    least = ("--min_hosts", str(options.min_hosts)) if options.min_hosts else ()
-    return ("--restarts", str(options.restarts), *least)
-
-
-def check_restarts(job: "Job", options: argparse.Namespace) -> None:
-    """Raises UserError for what `--restarts` cannot keep."""
-    from ..launch.write import NOT_TWICE
-
-    for flag in ("min_hosts", "spare"):
-        if getattr(options, flag) and not options.restarts:
-            raise UserError(f"flag --{flag}", "it says how to start again, which nothing asks for", "add --restarts 3")
-    if (options.min_hosts or 1) > len(job.hosts):
-        problem = f"{options.min_hosts} hosts are more than the {len(job.hosts)} that the run begins with"
-        raise UserError("flag --min_hosts", problem, "give a smaller number")
-    if twice := next((host for host in options.spare if host in job.hosts), None):
-        raise UserError(
-            "flag --spare", f"{twice} is in the hostfile already", "name another host, or leave it out there"
-        )
-    for flag, why in NOT_TWICE.items():
-        if options.restarts and getattr(job.settings, flag):
-            cure = "start the run once with that flag alone; the same command without it continues, with --restarts"
-            raise UserError(f"flag --{flag}", f"{why} (--restarts)", cure)
-
-
-def check_memory(job: "Job") -> None:
-    """Raises UserError where the planner says that a job's GPUs cannot hold it. Of other devices, and of models that no formula
-    covers, it says nothing."""
-    from ..errors.console import counted
-    from ..planner.choice.job_of_recipe import too_large
-
-    if problem := too_large(job.settings, job.strategy, job.hosts):
-        raise UserError(counted(len(job.hosts), "host"), problem, "repair a host, name a --spare, or raise --min_hosts")

@@ -10,9 +10,8 @@ import re
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,121 +20,12 @@ from ..errors.console import counted
 from ..run import events
 from ..run.directory import RECORD
 from . import first_failure
-from .first_failure import Failure
 from .job import Job
+from .policy import Fault, Policy, fault_of, next_hosts, pause, would_repeat
 from .rendezvous import HostsFailed
 from .status_and_logs import Output
 from .supervisor import ORPHANED, Launch, Options
 from .survey import survey
-
-LONGEST_PAUSE = 300.0  # seconds
-# What a rank reports when a device of its host fails. Other errors of CUDA are mostly the program's.
-_OF_A_DEVICE = re.compile(
-    r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
-    r"|hardware (stack )?error|unknown error|system not yet initialized",
-    re.IGNORECASE,
-)
-# A user's mistake by its exit code, but one that passes: what an attempt that is ending still holds.
-_PASSES = re.compile(r"another run is using it|rendezvous at |in use by ")
-_EXCEPTIONS = ("reported", "exit", "unfinished")
-
-
-@dataclass(frozen=True)
-class Policy:
-    """restarts: at most so many; min_hosts: None for as many as the job has; pause: seconds before the first restart, doubled by
-    each that brings no new checkpoint"""
-
-    restarts: int = 0
-    min_hosts: int | None = None
-    spares: tuple[str, ...] = ()
-    pause: float = 10.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What ended an attempt.
-
-    hosts: at fault, () where that is not known or no host's; step: reached, checkpoint: newest one, as far as known
-    where: host and rank that said `text`
-    """
-
-    kind: str
-    text: str
-    hosts: tuple[str, ...] = ()
-    code: int = 1
-    step: int | None = None
-    checkpoint: int | None = None
-    where: str = ""
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """The last line of what was reported, without what differs each time (addresses, process ids, sizes), and where in the
-        run it was."""
-        return self.kind, re.sub(r"0x[0-9a-f]+|\d+", "#", self._last_line), self.step, self.checkpoint
-
-    @property
-    def in_words(self) -> str:
-        return f"{self.where} failed first: {self._last_line}" if self.where else self._last_line
-
-    @property
-    def _last_line(self) -> str:
-        return (self.text.strip().splitlines() or [""])[-1]
-
-
-def fault_of(failure: Failure) -> Fault:
-    """An attempt's first failure as what to do about it asks."""
-    of_host = failure.kind in ("lost", "signal", "launcher", "hang") or (
-        failure.kind == "reported" and bool(_OF_A_DEVICE.search(failure.text))
-    )
-    if failure.kind not in _EXCEPTIONS or not failure.text:
-        return Fault(failure.kind, failure.in_words(), (failure.host,) if of_host else (), failure.exit_code)
-    where = "" if failure.kind == "unfinished" else f"{failure.host}, rank {failure.rank}"
-    return Fault(failure.kind, failure.text, (failure.host,) if of_host else (), failure.exit_code, where=where)
-
-
-def would_repeat(faults: list[Fault]) -> str | None:
-    """Why another attempt would fail like the last one, in words; None: it may well not."""
-    last = faults[-1]
-    if last.code == 2 and not last.hosts and not _PASSES.search(last.text):
-        return "a mistake that somebody has to correct"
-    if len(faults) > 1 and last.kind in _EXCEPTIONS and not last.hosts:
-        before = faults[-2]
-        if before.signature == last.signature:
-            at = "" if last.step is None else f" at step {last.step}"
-            return f"the same exception twice{at}"
-    return None
-
-
-def next_hosts(
-    wanted: dict[str, int], spares: tuple[str, ...], least: int, faults: list[Fault], sound: set[str]
-) -> dict[str, int]:
-    """Hosts and slots of the next attempt: of the sound ones those that were least often at fault, at most as many as wanted.
-    {} where fewer than `least` are left.
-
-    Where no spare is left, a sound host is given a second chance. At fault twice in succession, it has had it.
-    A spare takes the slots of a host that it replaces.
-    """
-    blamed = Counter(host for fault in faults for host in fault.hosts)
-    twice = set(faults[-1].hosts) & set(faults[-2].hosts) if len(faults) > 1 else set()
-    order = [*wanted, *spares]
-    usable = [host for host in order if host in sound]
-    without = [host for host in usable if host not in twice]
-    usable = without if len(without) >= least else usable
-    if len(usable) < least:
-        return {}
-    chosen = sorted(sorted(usable, key=blamed.__getitem__)[: len(wanted)], key=order.index)
-    vacant = [slots for host, slots in wanted.items() if host not in chosen]
-    return {host: wanted[host] if host in wanted else vacant.pop(0) for host in chosen}
-
-
-def pause(policy: Policy, faults: list[Fault]) -> float:
-    """Seconds before the next attempt."""
-    idle = 0
-    for before, last in zip(faults[-2::-1], faults[:0:-1], strict=True):
-        if (last.checkpoint or 0) > (before.checkpoint or 0):
-            break
-        idle += 1
-    return min(LONGEST_PAUSE, policy.pause * 2**idle)
 
 
 class Interrupted(Exception):

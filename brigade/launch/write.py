@@ -20,6 +20,7 @@ from ..recipe.files import REPOSITORY
 from ..run import events
 from ..strategy import accelerate_config
 from .job import Job
+from .policy import NOT_TWICE
 
 # What --write takes, and how the file's name ends.
 SUFFIXES = {
@@ -33,13 +34,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 # Seconds between the notice of an end (time limit, pre-emption) and the end, where the run has not measured what saving takes;
 # and how many of them are left when torchrun kills ranks that still save. Its own 30 s are short (pytorch#119856).
 NOTICE, LEFT = 120, 30
-
-# A job that its scheduler starts again runs the same command again, and that must go on from the newest checkpoint.
-NOT_TWICE = {
-    "fresh": "each start of the job would begin anew",
-    "resume_from_checkpoint": "each start of the job would go back to that checkpoint",
-    "rehearse": "a rehearsal leaves no run that could be continued or judged",
-}
 
 ACCELERATORS: dict[str, str] = table(TEMPLATES / "skypilot_gpus.yaml")
 

@@ -12,12 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.commands.launch import check_memory, check_restarts
 from brigade.launch import hearing, host_facts
 from brigade.launch.first_failure import Failure
 from brigade.launch.host_facts import RUN, progress
 from brigade.launch.job import make
-from brigade.launch.restarts import Fault, Policy, fault_of, next_hosts, pause, would_repeat
+from brigade.launch.policy import Fault, Policy, check, check_memory, fault_of, next_hosts, pause, would_repeat
 from brigade.launch.status_and_logs import Output
 from brigade.launch.supervisor import Launch, Options
 from tests.unit.test_hosts import hostfile, launch_there, talk  # noqa: F401  fixtures
@@ -170,15 +169,14 @@ def test_a_users_mistake_ends_all_at_once(launch_there):  # noqa: F811
 
 # ---- what is asked of hosts --------------------------------------------------------------------------------------
 def test_what_restarts_cannot_keep_is_refused(hostfile, mistake):  # noqa: F811
-    for flags, given, part in (
-        ([], {"restarts": 0, "spare": ["node3"]}, "add --restarts"),
-        ([], {"spare": ["node1"]}, "in the hostfile already"),
-        ([], {"min_hosts": 3}, "more than the 2"),
-        (["--fresh"], {}, "each start of the job would begin anew"),
+    for flags, policy, part in (
+        ([], Policy(0, spares=("node3",)), "add --restarts"),
+        ([], Policy(2, spares=("node1",)), "in the hostfile already"),
+        ([], Policy(2, min_hosts=3), "more than the 2"),
+        (["--fresh"], Policy(2), "each start of the job would begin anew"),
     ):
         job = make("recipes/tiny/full.yaml", flags, hostfile(node1=1, node2=1))
-        options = SimpleNamespace(**{"restarts": 2, "spare": [], "min_hosts": None} | given)
-        assert part in mistake(check_restarts, job, options)
+        assert part in mistake(check, job, policy)
 
 
 def test_a_smaller_cluster_that_cannot_hold_the_model_is_refused(hostfile, mistake):  # noqa: F811
