@@ -18,7 +18,7 @@ from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.run.directory import Run
 from brigade.strategy import choose
-from testing.resume import Resume, Side, checkpoint_of, continued, run_of, worst
+from testing.resume import TOLERANCE, Resume, Side, checkpoint_of, continued, run_of, worst
 from testing.runs import run_cases, write_inputs
 
 OF_RANKS = {"full": ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme", "fsdp2"),
@@ -55,6 +55,7 @@ def refused(resume: Resume, shared: list[str], folder: Path) -> str | None:
 
 
 def measure(cells: list[Resume], folder: Path) -> dict[Resume, str]:
+    """Raises RuntimeError where a cell is not as it must be, once all have been measured."""
     shared = write_inputs(folder)
     sources: dict[int, dict[str, Any]] = {}
     for cell in cells:
@@ -65,18 +66,29 @@ def measure(cells: list[Resume], folder: Path) -> dict[Resume, str]:
     }
     reasons = {cell: refused(cell, shared, folder) for cell in cells}
     words = {cell: f"refused: {reason}" for cell, reason in reasons.items() if reason}
+    wrong = []
     for ranks in sorted({cell.after.ranks for cell in cells}):
         going = [cell for cell in cells if cell not in words and cell.after.ranks == ranks]
         found = run_cases(ranks, [continued(cell, folder) for cell in going], folder)
         for cell in going:
-            words[cell] = f"{worst(found[cell.name], whole[run_of(cell.method, cell.before)['name']]):.0e}"
+            try:
+                difference = worst(found[cell.name], whole[run_of(cell.method, cell.before)["name"]])
+            except ValueError as error:
+                wrong.append(f"{cell.name}: {error}")
+                continue
+            words[cell] = f"{difference:.0e}"
+            print(cell.name, words[cell], flush=True)
+            if difference > TOLERANCE:
+                wrong.append(f"{cell.name}: {words[cell]}")
+    if wrong:
+        raise RuntimeError("\n".join(wrong))
     return words
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         ranks, pairs = of_ranks(), between()
-        words = measure([*ranks, *pairs], Path(name))
+        words = measure(list(dict.fromkeys([*ranks, *pairs])), Path(name))
     lines = [
         [method, strategy, *(words[Resume(method, Side(strategy, a), Side(strategy, b))] for a, b in WORLDS)]
         for method, strategies in OF_RANKS.items()

@@ -67,11 +67,13 @@ def continued(resume: Resume, folder: Path) -> dict[str, Any]:
 
 
 def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
-    """The largest relative difference of the ten further steps' losses and of the held-out losses."""
+    """The largest relative difference of the ten further steps' losses and of the held-out losses. Raises ValueError where the
+    two have not as many."""
+    counts = [[len(log[figure]) for figure in ("loss", "eval_loss")] for log in (result, reference)]
+    if counts[0] != counts[1] or counts[0][0] != STEPS:
+        raise ValueError(f"{counts[0]} losses and held-out losses, where {STEPS} steps and {counts[1]} were expected")
     pairs = [*zip(result["loss"][SAVED:], reference["loss"][SAVED:], strict=True)]
     pairs += zip(result["eval_loss"], reference["eval_loss"], strict=True)
-    if len(pairs) < STEPS - SAVED:
-        raise ValueError(f"{len(pairs)} losses of {STEPS - SAVED}")
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 

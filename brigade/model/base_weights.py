@@ -91,17 +91,25 @@ def check_finite(model: Any, source: str) -> None:
 
 
 def first_not_finite(model: Any, trained: bool = True) -> str | None:
-    """The first parameter (of those that are trained, or of all) of which this rank's part is not finite: ZeRO-3's ds_tensor,
-    FSDP2's local tensor. Weights in 4 bits are not looked at: their containers' bits are no numbers."""
+    """The first parameter (of those that are trained, or of all) of which this rank's part is not finite. Weights in 4 bits
+    are not looked at: their containers' bits are no numbers."""
     for name, parameter in model.named_parameters():
         number = parameter.is_floating_point() and not hasattr(parameter, "quant_state")
         if number and parameter.requires_grad >= trained:
-            part = getattr(parameter, "ds_tensor", parameter).detach()
-            part = part.to_local() if hasattr(part, "to_local") else part
+            part = own_part(parameter).detach()
             # One pass, and no second tensor of its size: NaN and infinity both end up in the extremes.
             if part.numel() and not all(map(math.isfinite, map(float, part.aminmax()))):
                 return name
     return None
+
+
+def own_part(parameter: Any) -> Any:
+    """What this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
+    if hasattr(parameter, "ds_tensor"):
+        from ..upstream import zero_shares
+
+        return zero_shares.own_part(parameter)
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def _files(folder: Path) -> list[Path]:

@@ -35,6 +35,14 @@ def shares(optimizer: Any) -> Iterator[Share]:
                 yield parameter, here.start, here.start + here.numel, flat, there.start
 
 
+def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """What this rank has of a parameter under ZeRO-3, flat: without what is appended where the ranks do not divide it, memory
+    that nobody wrote (partition_parameters.py:1836)."""
+    part = parameter.ds_tensor
+    start = part.ds_numel * dist.get_rank(group=parameter.ds_process_group)
+    return part[: max(0, parameter.ds_numel - start)]
+
+
 def load_moments(optimizer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     """found: by id of a flat master tensor, what the optimizer inside keeps of it, and its step."""
     inside, by_parts = optimizer.optimizer, hasattr(optimizer, "fp32_partitioned_groups_flat")

@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 import train
-from brigade.distributed import ranks
+from brigade.distributed import ranks, stop
 from brigade.errors import UserError
 from brigade.training import bad_steps
 from brigade.training.trainer import Trainer
@@ -87,6 +87,30 @@ def states(model, optimizer):
         yield from (torch.as_tensor(value) for value in state.values() if value is not None)
 
 
+class Stop(TrainerCallback):
+    """Somebody asks for a stop after this step."""
+
+    def __init__(self, step, output):
+        self.step, self.output = step, output
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step:
+            (self.output / stop.FILE).touch()
+
+
+class Litter(TrainerCallback):
+    """NaN after each step in what ZeRO-3 appends to the last rank's parts: memory that nobody wrote may hold it."""
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        littered = 0
+        for parameter in model.parameters():
+            part = parameter.ds_tensor
+            own = min(max(parameter.ds_numel - int(os.environ["RANK"]) * part.numel(), 0), part.numel())
+            part.data[own:] = math.nan
+            littered += part.numel() - own
+        assert sum(ranks.gather(littered)), "these shapes have no padding"
+
+
 class Drop(TrainerCallback):
     """The reference: the optimizer has no gradients in these steps, and nothing is NaN."""
 
@@ -108,7 +132,11 @@ def poison(kind):
 
     def compute_loss(self, model, inputs, *args, **options):
         loss = sound(self, model, inputs, *args, **options)
-        if kind == "nothing" or not model.training or not holds(inputs["input_ids"], self.train_dataset[POISONED]):
+        if (
+            kind in ("nothing", "padding")
+            or not model.training
+            or not holds(inputs["input_ids"], self.train_dataset[POISONED])
+        ):
             return loss
         if kind == "gradient":
             loss.register_hook(lambda gradient: gradient * math.nan)
@@ -132,6 +160,10 @@ def work(folder):
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         watch, said, output = Watch(), io.StringIO(), folder / "outputs" / name
         callbacks = (watch, Drop()) if case["poison"] == "nothing" else (watch,)
+        if case["poison"] == "padding":
+            callbacks += (Litter(),)
+        if "stop" in case:
+            callbacks += (Stop(case["stop"], output),)
         sober = poison(case["poison"])
         with contextlib.redirect_stdout(said):
             trainer = train.main([*case["flags"], "--output_dir", str(output)], callbacks=callbacks)
@@ -145,16 +177,27 @@ def work(folder):
         del trainer
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory, asked_for):
-    """call(name): what a case left, and its output directory. A case is STRATEGY, POLICY, POISON with blanks between them."""
-    folder = tmp_path_factory.mktemp("nonfinite")
-    shared = [
+def inputs(folder):
+    """The flags that all cases share."""
+    return [
         *runs.write_inputs(folder),
         *f"--optim adamw_torch_fused --learning_rate 3e-3 --max_steps {STEPS} --eval_steps null".split(),
         *f"--lr_scheduler_type linear --global_batch_size {BATCH} --max_grad_norm 1".split(),
         *f"--per_device_train_batch_size {MICRO} --save_steps 2 --save_total_limit 9".split(),
     ]
+
+
+def run_group(folder, cases, size):
+    (folder / "cases.json").write_text(json.dumps(cases))
+    done = run_ranks("tests.ranks.test_nonfinite", str(folder), ranks=size, timeout=900)
+    assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, asked_for):
+    """call(name): what a case left, and its output directory. A case is STRATEGY, POLICY, POISON with blanks between them."""
+    folder = tmp_path_factory.mktemp("nonfinite")
+    shared = inputs(folder)
     wanted = {"single skip nothing", *asked_for("case")}
     for size in (1, 2, 4):
         cases = {
@@ -167,9 +210,7 @@ def results(tmp_path_factory, asked_for):
             if size == {"single": 1, "hsdp": 4}.get(strategy, 2)
         }
         if cases:
-            (folder / "cases.json").write_text(json.dumps(cases))
-            done = run_ranks("tests.ranks.test_nonfinite", str(folder), ranks=size, timeout=900)
-            assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
+            run_group(folder, cases, size)
     return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
 
 
@@ -228,6 +269,30 @@ def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
     assert f"without the data of steps 3 to {STEP}" in found["said"]
     assert all(map(math.isfinite, found["loss"].values()))
     assert (output / "success.json").exists()
+
+
+@pytest.mark.slow
+def test_a_rollback_to_a_checkpoint_that_two_ranks_wrote_on_four_ranks(tmp_path):
+    """A restart on more hosts meets its bad step before it has saved a checkpoint of its own."""
+    shared = [*inputs(tmp_path), "--nonfinite", "rollback", "--eval_answers", "0"]
+    strategies = ("ddp", "zero2", "zero3", "fsdp2")
+    flags = {name: {"flags": [*shared, *STRATEGIES[name]], "poison": "loss"} for name in strategies}
+    run_group(tmp_path, {name: case | {"stop": 2} for name, case in flags.items()}, 2)
+    run_group(tmp_path, flags, 4)
+    for name in strategies:
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        for held in found["held"]:  # from step 2 on
+            assert held[STEP - 2] == held[0] != held[STEP - 3], name
+        assert f"without the data of steps 3 to {STEP}" in found["said"]
+        assert (tmp_path / "outputs" / name / "success.json").exists()
+
+
+@pytest.mark.slow
+def test_padding_of_a_part_of_zero3_is_no_weight(tmp_path):
+    """On ranks that do not divide the weights."""
+    run_group(tmp_path, {"padding": {"flags": [*inputs(tmp_path), *STRATEGIES["zero3"]], "poison": "padding"}}, 3)
+    found = json.loads((tmp_path / "padding.json").read_text())
+    assert len(found["loss"]) == STEPS and (tmp_path / "outputs" / "padding" / "success.json").exists()
 
 
 # ---- one process ----------------------------------------------------------------------------------------------------

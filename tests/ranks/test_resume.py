@@ -17,6 +17,13 @@ CARRIED = [
         )
         for a, b in ((2, 4), (2, 1), (2, 3))
     ),
+    *(
+        Resume(method, Side(before, 2), Side(after, ranks))
+        for method, before, after, ranks in (
+            ("LoRA", "ddp", "zero3", 4), ("LoRA", "zero3", "fsdp2", 1), ("LoRA", "fsdp2", "ddp", 3),
+            ("QLoRA", "zero3", "zero2", 4), ("QLoRA", "zero2", "fsdp2", 3), ("LAMB", "ddp", "ddp", 4),
+        )
+    ),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CARRIED}
 ONCE = {"full, zero2 on 2 to zero2 on 3", "full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
