@@ -20,8 +20,8 @@ SHARED = [
 ]
 METHODS: dict[str, list[str]] = {
     "full": [],
-    "LoRA": ["--use_peft", "--learning_rate", "3e-2"],
-    "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "3e-2"],
+    "LoRA": ["--use_peft", "--learning_rate", "1e-2"],
+    "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
 }
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None
