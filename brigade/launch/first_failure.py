@@ -147,7 +147,9 @@ class Judge:
         if "step" in what:  # all ranks agreed, and saved a checkpoint
             self.stopped = f"at step {what['step']}"
             if not self.stopping:  # else it is launch that stopped them, for what had failed before
-                self.stopping, self.failures = True, []
+                # A host that was lost stays the cause: its agent stopped its ranks, and with them all others.
+                self.stopping = True
+                self.failures = [failure for failure in self.failures if failure.kind == "lost"]
         elif "ended" in what and not (self.stopping or self.failures):
             self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
             self._gone = True

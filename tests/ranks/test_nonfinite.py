@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 import train
-from brigade.distributed import ranks, stop
+from brigade.distributed import ranks
 from brigade.errors import UserError
 from brigade.training import bad_steps
 from brigade.training.trainer import Trainer
@@ -87,17 +87,6 @@ def states(model, optimizer):
         yield from (torch.as_tensor(value) for value in state.values() if value is not None)
 
 
-class Stop(TrainerCallback):
-    """Somebody asks for a stop after this step."""
-
-    def __init__(self, step, output):
-        self.step, self.output = step, output
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == self.step:
-            (self.output / stop.FILE).touch()
-
-
 class Litter(TrainerCallback):
     """NaN after each step in what ZeRO-3 appends to the last rank's parts: memory that nobody wrote may hold it."""
 
@@ -162,8 +151,6 @@ def work(folder):
         callbacks = (watch, Drop()) if case["poison"] == "nothing" else (watch,)
         if case["poison"] == "padding":
             callbacks += (Litter(),)
-        if "stop" in case:
-            callbacks += (Stop(case["stop"], output),)
         sober = poison(case["poison"])
         with contextlib.redirect_stdout(said):
             trainer = train.main([*case["flags"], "--output_dir", str(output)], callbacks=callbacks)
@@ -277,7 +264,11 @@ def test_a_rollback_to_a_checkpoint_that_two_ranks_wrote_on_four_ranks(tmp_path)
     shared = [*inputs(tmp_path), "--nonfinite", "rollback", "--eval_answers", "0"]
     strategies = ("ddp", "zero2", "zero3", "fsdp2")
     flags = {name: {"flags": [*shared, *STRATEGIES[name]], "poison": "loss"} for name in strategies}
-    run_group(tmp_path, {name: case | {"stop": 2} for name, case in flags.items()}, 2)
+    run_group(
+        tmp_path,
+        {name: {"flags": [*case["flags"], "--max_steps", "2"], "poison": "nothing"} for name, case in flags.items()},
+        2,
+    )
     run_group(tmp_path, flags, 4)
     for name in strategies:
         found = json.loads((tmp_path / f"{name}.json").read_text())

@@ -18,7 +18,7 @@ def _nothing(*_, **__):
 def judge(monkeypatch):
     """Of two hosts with a rank each, on a clock that the test moves."""
     monkeypatch.setattr(first_failure.time, "monotonic", lambda: NOW[0])
-    hosts = [SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing) for n in (0, 1)]
+    hosts = [SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)]
     return Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing))
 
 
@@ -73,6 +73,17 @@ def test_what_failed_stays_the_cause_where_the_other_ranks_save_a_checkpoint_bef
     judge.stopping = True  # launch stops the others
     judge.on_rank(judge.channels[0], 0, marker="stopped", step=13)
     assert [failure.kind for failure in judge.failures] == ["launcher"]
+
+
+def test_a_lost_host_stays_the_cause_where_its_agent_stops_its_ranks_and_all_save_a_checkpoint(judge):
+    """The soak found it: both ends gave the line up, the ranks stopped in good order, and launch waited for the lost host."""
+    first, second = judge.channels
+    judge.on_lost(second, "nothing heard of it")
+    judge.on_rank(first, 0, marker="stopped", step=206)
+    judge.on_rank(first, 0, exit=-15)
+    judge.on_ended(first, code=1)
+    NOW[0] += first_failure.RACE + 1
+    assert judge.decided() and [failure.kind for failure in judge.failures] == ["lost"]
 
 
 def test_a_checkpoint_is_asked_for_when_all_ranks_are_there(judge):
