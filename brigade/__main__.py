@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         options.rest = rest
         if rest and not passes_on:
             raise _unknown(rest, verbs.choices[options.verb])
+        _check_flags(rest, verbs.choices[options.verb])
         return command.run(options)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -80,13 +81,31 @@ def _flags_of_train() -> str:
     )
 
 
+def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:
+    """Raises UserError for a flag among the words for train.py that neither it nor the verb has."""
+    if not rest:
+        return
+    from .recipe import flags
+
+    theirs, ours = (
+        [name for action in one._actions for name in action.option_strings] for one in (flags.parser(), parser)
+    )
+    for word in rest:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and "--" + flag[2:].replace("-", "_") not in theirs:
+            raise _unknown_flag(flag, [*ours, *theirs])
+
+
 def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
     """Of words that the verb's parser did not take."""
     flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
     if not flag:
         problem = f"{' '.join(rest)!r}: there are more words than it takes"
         return UserError("command line", problem, f"see {parser.prog} --help")
-    known = [name for action in parser._actions for name in action.option_strings]
+    return _unknown_flag(flag, [name for action in parser._actions for name in action.option_strings])
+
+
+def _unknown_flag(flag: str, known: list[str]) -> UserError:
     return UserError(f"flag {flag}", "there is no such flag", did_you_mean(flag, known))
 
 

@@ -285,7 +285,7 @@ class Judge:
         ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")
         ended = [one.exit for one in ranks if one.exit is not None]
         if any(ended):
-            return f"{sum(map(bool, ended))} of {all_ranks} failed"
+            return f"{sum(map(bool, ended))} of {all_ranks} {'ended' if self.stopping else 'failed'}"
         if ended:
             return f"{len(ended)} of {all_ranks} ended well"
         if all(one.stage == "joined" for one in ranks):

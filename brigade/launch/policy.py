@@ -45,7 +45,8 @@ class Policy:
 class Fault:
     """What ended an attempt.
 
-    hosts: at fault, () where that is not known or no host's; step: reached, checkpoint: newest one, as far as known
+    hosts: at fault, () where that is not known or no host's
+    begun: the attempt trained; then step: reached, checkpoint: newest one, as far as known
     where: host and rank that said `text`
     """
 
@@ -56,6 +57,7 @@ class Fault:
     step: int | None = None
     checkpoint: int | None = None
     where: str = ""
+    begun: bool = False
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -69,7 +71,9 @@ class Fault:
 
     @property
     def _last_line(self) -> str:
-        return (self.text.strip().splitlines() or [""])[-1]
+        """Of a traceback its exception, of a user's mistake the problem: its cure stands below."""
+        lines = [line.strip() for line in self.text.strip().splitlines() if not line.startswith("  cure: ")]
+        return (lines or [""])[-1]
 
 
 def fault_of(failure: Failure) -> Fault:
@@ -125,7 +129,7 @@ def pause(policy: Policy, faults: list[Fault]) -> float:
         if (last.checkpoint or 0) > (before.checkpoint or 0):
             break
         idle += 1
-    return min(LONGEST_PAUSE, policy.pause * 2**idle)
+    return min(max(LONGEST_PAUSE, policy.pause), policy.pause * 2**idle)
 
 
 # ---- what it cannot be --------------------------------------------------------------------------------------------------------
@@ -137,6 +141,8 @@ def check(job: Job, policy: Policy) -> None:
     if (policy.min_hosts or 1) > len(job.hosts):
         problem = f"{policy.min_hosts} hosts are more than the {len(job.hosts)} that the run begins with"
         raise UserError("flag --min_hosts", problem, "give a smaller number")
+    if twice := next((host for host in policy.spares if policy.spares.count(host) > 1), None):
+        raise UserError("flag --spare", f"{twice} is named twice", "name it once")
     if twice := next((host for host in policy.spares if host in job.hosts), None):
         cure = "name another host, or leave it out there"
         raise UserError("flag --spare", f"{twice} is in the hostfile already", cure)

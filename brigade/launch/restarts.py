@@ -49,7 +49,8 @@ class Restarts:
         self.orphans: dict[str, float] = {}  # host -> when whatever it may still run has ended, on our clock
         self.reference: tuple[str, dict[str, Any]] | None = None  # a host of the first attempt, and its hello
         self.story: list[str] = []
-        self.lost: list[int | None] = []  # steps, with each attempt; None: not known
+        self.lost: dict[int, int | None] = {}  # number of a fault -> steps; None: not known
+        self.begun = False  # one attempt has trained: the output directory is this run's
         self.idle, self.since = 0.0, 0.0  # seconds between attempts, and when the last one ended
         self.signal = 0
         self._busy: asyncio.Future[Any] | None = None
@@ -73,8 +74,9 @@ class Restarts:
         finally:
             if self.policy.restarts and len(self.story) > 2:
                 if len(self.runs) > 1:
-                    steps = counted(sum(filter(None, self.lost)), "step")
-                    known = f"{steps}, and " if None not in self.lost else ""  # events.jsonl was not to be seen
+                    steps = counted(sum(filter(None, self.lost.values())), "step")
+                    seen = self.begun and None not in self.lost.values()  # events.jsonl
+                    known = f"{steps}, and " if seen else ""
                     self.story.append(f"lost: {known}{self.idle:.0f} s between attempts")
                 print(f"time line of {counted(len(self.runs), 'attempt')}:", *self.story, sep="\n  ", file=sys.stderr)
 
@@ -103,7 +105,9 @@ class Restarts:
                 silent = channel.hearing.seconds()
                 self.orphans[channel.host] = self.since - silent + self.how.silence + ORPHANED
         self.reference = self.reference or (launch.channels[0].host, launch.channels[0].hello)
-        if launch.after.get("started") not in (None, launch.before.get("started")):
+        begun = any(launch.after.get(key) != launch.before.get(key) for key in ("started", "step"))
+        self.begun |= begun
+        if begun and "first" in launch.after:
             self._went_on_from(launch.after["first"])
         if code == 0 or launch.stop_signal:
             self._note("succeeded" if code == 0 else f"stopped by {signal.Signals(launch.stop_signal).name}")
@@ -112,31 +116,37 @@ class Restarts:
         fault = fault_of(first_failure.first(failures)) if failures else self._stopped(launch)
         if fault is None:
             return code, None
-        return code, replace(fault, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+        if begun:  # else they are another run's, or of an attempt before
+            fault = replace(fault, begun=True, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+        return code, fault
 
     def _went_on_from(self, step: int) -> None:
         """Where the newest checkpoint was damaged, more is lost than was told at the fault."""
-        if self.lost and self.lost[-1] is not None:
-            lost = max(0, (self.faults[-1].step or 0) - step)
-            if lost != self.lost[-1]:
-                self._note(f"attempt {len(self.runs)} went on from step {step}: {counted(lost, 'step')} lost")
-                self.lost[-1] = lost
+        number = max((number for number, fault in enumerate(self.faults) if fault.begun), default=-1)
+        if (told := self.lost.get(number)) is not None:
+            self.lost[number] = max(0, (self.faults[number].step or 0) - step)
+            if told != self.lost[number]:
+                lost = counted(self.lost[number], "step")
+                self._note(f"attempt {len(self.runs)} went on from step {step}: {lost} lost")
 
     def _stopped(self, launch: Launch) -> Fault | None:
         """An attempt that somebody stopped in good order: by the file `stop`, who wants no other, or by a signal to one rank,
         whose host may be about to go."""
         by = launch.after.get("stopped", "")
-        self._note(f"stopped by {by or 'a signal'}")
+        if by == "the file stop":
+            self._note(f"stopped by {by}")
+            return None
         rank = re.search(r"to rank (\d+)", by)
         hosts = (launch.judge.ranks[int(rank[1])].host,) if rank and int(rank[1]) in launch.judge.ranks else ()
-        return None if by == "the file stop" else Fault("stopped", f"stopped by {by or 'a signal'}", hosts)
+        return Fault("stopped", f"stopped by {by or 'a signal'}", hosts)
 
     # ---- from one to the next --------------------------------------------------------------------------------------
     async def _recover(self, fault: Fault) -> bool:
         """Whether another attempt can begin, on the hosts of self.job."""
         self.faults.append(fault)
         lost = None if fault.step is None else max(0, fault.step - (fault.checkpoint or 0))
-        self.lost.append(lost)
+        if fault.begun:
+            self.lost[len(self.faults) - 1] = lost
         newest = "no checkpoint" if fault.checkpoint is None else f"newest checkpoint: step {fault.checkpoint}"
         known = "" if lost is None else f"; step {fault.step}, {newest}: {counted(lost, 'step')} lost"
         self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=lost)
@@ -210,5 +220,5 @@ class Restarts:
         self.story.append(f"{time.strftime('%H:%M:%S')}  {what}")
         if self.policy.restarts:
             print(self.story[-1], file=sys.stderr, flush=True)
-        if event and (self.job.output_dir / RECORD).is_file():  # else it is no run's yet, and must stay empty
+        if event and self.begun and (self.job.output_dir / RECORD).is_file():  # else it is no run's, or another's
             events.add(self.job.output_dir, event, what=what, attempt=len(self.runs), **fields)

@@ -113,5 +113,5 @@ def _taken(directory: Path, owner: str) -> UserError:
     host, _, rest = owner.partition(" ")
     pid = rest.partition(" ")[0]
     problem = f"another run is using it: process {pid or 'unknown'} on {host or 'a host that is starting'}"
-    cure = "wait for its end, or stop it there (kill), and start again; or give this run another --output_dir"
+    cure = f"wait for its end, or let it save and stop (touch {directory}/stop); or give this run another --output_dir"
     return UserError(str(directory), problem, cure)

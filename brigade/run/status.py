@@ -29,9 +29,8 @@ def of(directory: Path) -> dict[str, Any]:
         with suppress(OSError, ValueError):
             known["marker"] = json.loads((directory / marker).read_text())
     for line in told:  # the last one that says it
-        known |= {
-            key: line[key] for key in ("step", "steps", "loss", "tokens_per_second", "held_out_loss") if line.get(key)
-        }
+        keys = ("step", "steps", "tokens_per_second", "held_out_loss", *["loss"] * (line.get("event") == "step"))
+        known |= {key: line[key] for key in keys if line.get(key)}
     checkpoints = runs.whole_checkpoints(directory)
     if checkpoints:
         known["checkpoint"] = checkpoints[max(checkpoints)].name
@@ -61,7 +60,9 @@ def lines(known: dict[str, Any], in_full: bool) -> list[str]:
         more += [f"  to stop, a step and a checkpoint take up to {known['grace']:.0f} s"]
     for event in known["events"]:
         said = ", ".join(
-            f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value is not None
+            f"{key} {f'{value:.5g}' if isinstance(value, float) else value}"
+            for key, value in event.items()
+            if key not in ("time", "event") and value is not None
         )
         more += [f"  {event.get('time', '')[:19]}  {event.get('event')}: {said}"]
     return [summary, *more]

@@ -64,7 +64,7 @@ class SaveInterval(TrainerCallback):
             self.printed = every
             tqdm.write(
                 f"save_steps auto: a checkpoint costs {cost:.3g} s of training, a step takes {step:.3g} s, and "
-                f"{counted(self.world.size, 'rank')} meet a failure every {self.mttf / 3600:,.0f} hours: "
+                f"of {counted(self.world.size, 'rank')} one fails every {self.mttf / 3600:,.3g} hours: "
                 f"the next after {every} steps ({every * step:,.0f} s)"
             )
 

@@ -52,8 +52,9 @@ class Stopping(TrainerCallback):
             self.by = stop.name(self.number) + (f" to rank {rank}" if self.number and self.run.world.size > 1 else "")
             control.should_save = control.should_training_stop = True
             if state.is_world_process_zero:
+                once_more = "A second" if self.number else "A"
                 said = f"Stopping after step {state.global_step} ({self.by}): saving a checkpoint."
-                tqdm.write(f"{said} A second signal ends the run at once.")
+                tqdm.write(f"{said} {once_more} signal ends the run at once.")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.by:  # it goes on later: no best model is loaded now, and no checkpoint removed

@@ -18,7 +18,9 @@ def _nothing(*_, **__):
 def judge(monkeypatch):
     """Of two hosts with a rank each, on a clock that the test moves."""
     monkeypatch.setattr(first_failure.time, "monotonic", lambda: NOW[0])
-    hosts = [SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)]
+    hosts = [
+        SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)
+    ]
     return Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing))
 
 

@@ -96,7 +96,7 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
         ("--hostfile", "nowhere"): "flag --hostfile",
         ("--launcher", "mpirun"): "there is no such launcher",
         ("--max_steps", "many"): "flag --max_steps",
-        ("--learning_rat", "1"): "did you mean 'learning_rate'",
+        ("--learning_rat", "1"): "did you mean '--learning_rate'",
         ("--global_batch_size", "3"): "does not give each of 4",
         ("--env", "NOT_SET_HERE"): "NOT_SET_HERE is not set",
         ("--env", f"MINE={SECRET}"): "can be read by every user",
