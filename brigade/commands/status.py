@@ -2,7 +2,10 @@
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
+
+from ..errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,13 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..errors import UserError
     from ..run import status
     from ..run.directory import RECORD
 
     for directory in options.directories:
         if not (directory / RECORD).is_file():
-            raise UserError(str(directory), f"it is no run's: there is no {RECORD} in it", "name an output directory")
+            raise _no_run(directory, f"it is no run's: there is no {RECORD} in it")
     found = options.directories or sorted(path.parent for path in Path("outputs").glob(f"*/{RECORD}"))
     for directory in found:
         known = status.of(directory)
@@ -30,3 +32,15 @@ def run(options: argparse.Namespace) -> int:
     if not found and not options.json:
         print("There is no run in outputs/.")
     return 0
+
+
+def _no_run(directory: Path, problem: str) -> UserError:
+    """Why nothing can be said of a directory: a launch may only be on its way to its first step."""
+    from ..launch import background
+
+    with suppress(UserError):
+        record = background.find(directory)
+        if background.alive(record):
+            problem = f"its launch (process {record['pid']} on {record['host']}) is starting: {problem}"
+            return UserError(str(directory), problem, f"ask again soon, or `python -m brigade attach {directory}`")
+    return UserError(str(directory), problem, "name an output directory")

@@ -1,6 +1,8 @@
 """Launches that go on without a terminal (`launch --detach`), which launches there are, and how to follow one (`attach`).
 
-Of each launch the cache keeps a record: {"output", "logs", "host", "pid", "started", "code" once it has ended}.
+Of each launch the cache keeps a record, one for each output directory and launching host:
+{"output", "logs", "host", "pid", "born" (when that process began, in ticks since its host's start), "started", "code" once it
+has ended}. Records of directories that are gone are removed.
 """
 
 import hashlib
@@ -27,6 +29,11 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool) -> int:
     output, logs = output.resolve(), logs.resolve()
     record: dict[str, Any] = {"output": str(output), "logs": str(logs), "host": socket.gethostname(), "started": now()}
     path = _path(output)
+    for other in _records():
+        if other["host"] == record["host"] and other["output"] == record["output"] and alive(other):
+            problem = f"a launch is at work there already: process {other['pid']} on {other['host']}, since {other['started']}"
+            cure = f"follow it (`python -m brigade attach {output}`), or let it save and stop (`touch {output}/stop`)"
+            raise UserError(str(output), problem, cure)
     if detach:
         logs.mkdir(0o700, parents=True, exist_ok=True)
         if child := os.fork():
@@ -38,7 +45,8 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool) -> int:
         _leave_the_terminal(logs / LAUNCH_LOG)
     with suppress(OSError):  # without a record it can be followed by its logs alone
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(record | {"pid": os.getpid()}))
+        record |= {"pid": os.getpid(), "born": _born(os.getpid())}
+        write_whole(path, json.dumps(record))
     code = 1
     try:
         code = work()
@@ -50,7 +58,7 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool) -> int:
     finally:
         with suppress(OSError, ValueError):  # a later launch may have its own record by now
             if json.loads(path.read_text()).get("pid") == os.getpid():
-                write_whole(path, json.dumps(record | {"pid": os.getpid(), "code": code}))
+                write_whole(path, json.dumps(record | {"code": code}))
     return code
 
 
@@ -66,13 +74,12 @@ def _leave_the_terminal(log: Path) -> None:
 
 
 def find(named: Path) -> dict[str, Any]:
-    """The record of the last launch with this output or log directory. Raises UserError where there is none."""
+    """The record of the launch with this output or log directory that goes on, else of the last one. Raises UserError where
+    there is none."""
     wanted = str(named.resolve())
-    for path in sorted((cache_directory() / "launches").glob("*.json")):
-        with suppress(OSError, ValueError):
-            record = json.loads(path.read_text())
-            if wanted in (record["output"], record["logs"]):
-                return record
+    found = [record for record in _records() if wanted in (record["output"], record["logs"])]
+    if found:
+        return max(found, key=lambda record: (alive(record), record["started"]))
     problem = "no launch of it is known here"
     raise UserError(str(named), problem, "name the output or log directory of a `launch`, on the host that launched")
 
@@ -81,12 +88,18 @@ def alive(record: dict[str, Any]) -> bool:
     """Whether a launch still goes on, as far as it can be seen from this host."""
     if "code" in record:
         return False
-    return record["host"] != socket.gethostname() or Path(f"/proc/{record['pid']}").exists()
+    if record["host"] != socket.gethostname():
+        return True
+    born = _born(record["pid"])
+    return born != 0 and born == record.get("born", born)
 
 
 def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
     """Print what a launch has printed lately, and go on until it ends; returns its exit code. Of one with a terminal of its own
-    it prints rank 0's output."""
+    it prints rank 0's output. Raises UserError for one of another host that has not ended: nobody here sees its end."""
+    if record["host"] != socket.gethostname() and "code" not in record:
+        problem = f"its launch was started on {record['host']}"
+        raise UserError(record["output"], problem, f"attach there; or read its logs: {record['logs']}")
     logs, position, shown = Path(record["logs"]), -1, None
     while True:
         going = alive(record)
@@ -102,6 +115,8 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
             sys.stdout.write(text.decode(errors="replace"))
             sys.stdout.flush()
         if not going:
+            if "code" not in record:
+                print(f"The launch (process {record['pid']}) was killed. The same command goes on.", file=sys.stderr)
             return int(record.get("code", 1))
         time.sleep(seconds)
         with suppress(UserError, OSError, ValueError):
@@ -115,4 +130,25 @@ def _log(logs: Path) -> Path | None:
 
 
 def _path(output: Path) -> Path:
-    return cache_directory() / "launches" / f"{hashlib.sha256(str(output).encode()).hexdigest()[:16]}.json"
+    name = f"{socket.gethostname()} {output}"  # the cache may be one for several hosts
+    return cache_directory() / "launches" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+
+def _records() -> list[dict[str, Any]]:
+    """Of all launches whose logs are still there."""
+    found = []
+    for path in sorted((cache_directory() / "launches").glob("*.json")):
+        with suppress(OSError, ValueError, KeyError):
+            record = json.loads(path.read_text())
+            if Path(record["logs"]).exists() or alive(record):
+                found.append(record)
+            else:
+                path.unlink()
+    return found
+
+
+def _born(pid: int) -> int:
+    """When a process of this host began; 0: there is none. Its number alone may be another's by now."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
