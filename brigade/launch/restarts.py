@@ -124,10 +124,9 @@ class Restarts:
         """Where the newest checkpoint was damaged, more is lost than was told at the fault."""
         number = max((number for number, fault in enumerate(self.faults) if fault.begun), default=-1)
         if (told := self.lost.get(number)) is not None:
-            self.lost[number] = max(0, (self.faults[number].step or 0) - step)
-            if told != self.lost[number]:
-                lost = counted(self.lost[number], "step")
-                self._note(f"attempt {len(self.runs)} went on from step {step}: {lost} lost")
+            self.lost[number] = lost = max(0, (self.faults[number].step or 0) - step)
+            if lost != told:
+                self._note(f"attempt {len(self.runs)} went on from step {step}: {counted(lost, 'step')} lost")
 
     def _stopped(self, launch: Launch) -> Fault | None:
         """An attempt that somebody stopped in good order: by the file `stop`, who wants no other, or by a signal to one rank,

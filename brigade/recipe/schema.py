@@ -222,7 +222,7 @@ class TrainingSection(Section):
     """Copy a checkpoint to host memory, and write it from there while training goes on. false: training waits for the disk."""
     hang_timeout: AtLeastZero | Literal["auto"] = "auto"
     """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: ten times the
-    longest so far, at least 180. 0: never (docs/troubleshooting.md)."""
+    longest so far, at least 180. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
     report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = ["tensorboard"]
     """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

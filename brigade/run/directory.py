@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ..cluster import World, read_hostfile
-from ..distributed import consistency, ranks
+from ..distributed import consistency, ranks, stop
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.batch import Batch, length
@@ -159,6 +159,9 @@ def step_of(checkpoint: Path) -> int:
 
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     directory = run.directory
+    if (directory / stop.FILE).exists():  # left from before, or somebody wants no further attempt
+        problem = "this file stops the run as soon as it trains"
+        raise UserError(str(directory / stop.FILE), problem, "remove it, and start again")
     try:
         occupied = _occupied(directory)
         if not run.settings.fresh and occupied and not (directory / RECORD).exists():

@@ -426,8 +426,14 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
     assert f"to {aside}" in said and "20 steps of warm-up" in " ".join(said.split())
     assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == contents
 
-    chats(folder / "good.jsonl", count=41)
     (run / "success.json").unlink()
+    (run / "stop").touch()
+    capfd.readouterr()
+    message = told(*flags, "--max_steps", "2")
+    assert "run/stop\n" in message and "remove it, and start again" in message
+    (run / "stop").unlink()
+
+    chats(folder / "good.jsonl", count=41)
     capfd.readouterr()
     message = told(*flags, "--max_steps", "2")
     assert "run.yaml" in message and "data or the tokenizer changed" in message and "--fresh" in message

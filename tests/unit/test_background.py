@@ -24,7 +24,9 @@ def record(tmp_path, monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         born = background._born(pid)
         kept = {"output": str(tmp_path / "run"), "logs": str(tmp_path / "logs"), "host": host or socket.gethostname()}
-        (folder / f"{pid}.json").write_text(json.dumps(kept | {"pid": pid, "born": born, "started": "2026-01-01T00:00:00+0000"}))
+        (folder / f"{pid}.json").write_text(
+            json.dumps(kept | {"pid": pid, "born": born, "started": "2026-01-01T00:00:00+0000"})
+        )
 
     return write
 
