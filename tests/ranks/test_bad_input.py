@@ -242,6 +242,15 @@ def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strateg
     assert ended.at - float((folder / "failed_at").read_text()) < 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher, strategy", [("deepspeed", "ds_configs/zero2.json"), ("accelerate", "none")])
+def test_a_rank_that_hangs_is_named_under_launchers_that_know_nothing_of_it(launcher, strategy, folder):
+    flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None, hang_timeout=10)]
+    ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="sleeping-data")
+    assert ended.code == 1, ended.stderr
+    assert f"error: rank 1 on {HOST} has waited in data loading since step 3; rank 0 waits for it in " in ended.stderr
+
+
 # ---- mistakes in this process: importing the stack once ------------------------------------------------------------
 @pytest.fixture
 def main(folder, monkeypatch):
