@@ -37,8 +37,10 @@ def shares(optimizer: Any) -> Iterator[Share]:
 
 def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """What this rank has of a parameter under ZeRO-3, flat: without what is appended where the ranks do not divide it, memory
-    that nobody wrote (partition_parameters.py:1836)."""
+    that nobody wrote (partition_parameters.py:1836). Empty where it lies on NVMe."""
     part = parameter.ds_tensor
+    if part.dim() == 0:  # what stands for it meanwhile (swap_tensor/partitioned_param_swapper.py)
+        return part[None][:0]
     start = part.ds_numel * dist.get_rank(group=parameter.ds_process_group)
     return part[: max(0, parameter.ds_numel - start)]
 
