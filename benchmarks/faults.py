@@ -20,10 +20,9 @@ RESULTS = pages.RESULTS / "faults.csv"
 PAGE = DOCS / "faults.md"
 
 
-def measure(times: int, names: list[str]) -> list[dict[str, str]]:
-    """One row per attempt. Raises RuntimeError when launch does not say what it must."""
+def measure(times: int, names: list[str], rows: list[dict[str, str]]) -> None:
+    """Add a row per attempt. Raises RuntimeError when launch does not say what it must."""
     where = pages.where()
-    rows = []
     with Cluster(3, bare=("node2",)) as cluster:
         for attempt_number in range(times):  # round by round: a slow minute of the machine spreads over all faults
             for name in names:
@@ -33,7 +32,6 @@ def measure(times: int, names: list[str]) -> list[dict[str, str]]:
                 row = {"fault": name, "attempt": str(attempt_number + 1), "seconds": f"{attempt.seconds:.1f}"}
                 rows.append(row | where)
                 print(name, row["seconds"], flush=True)
-    return rows
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -71,10 +69,12 @@ def main() -> int:
     options = parser.parse_args()
     if not options.draw:
         require()
-        rows = measure(options.times, options.only or list(FAULTS))
-        if options.only:
-            rows = [row for row in pages.read(RESULTS) if row["fault"] not in options.only] + rows
-        pages.save(RESULTS, rows)
+        rows: list[dict[str, str]] = []
+        try:
+            measure(options.times, options.only or list(FAULTS), rows)
+        finally:  # an hour's work: what was measured before something failed is kept
+            measured = {row["fault"] for row in rows}
+            pages.save(RESULTS, [row for row in pages.read(RESULTS) if row["fault"] not in measured] + rows)
     pages.write(PAGE, tables())
     return 0
 

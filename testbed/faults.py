@@ -121,10 +121,10 @@ def misses(fault: Fault, attempt: Attempt) -> list[str]:
     return [pattern for pattern in fault.says if not re.search(pattern, attempt.said)]
 
 
-# A run that loses at most its last step but one, and goes on.
-_EVERY_SECOND: dict[str, Any] = {"steps": 9, "save_steps": 2, "when": "step 5/", "after": strikes.went_on}
+# A run that loses at most its last step but one, and goes on; it has steps left when a busy machine sees the fifth late.
+_EVERY_SECOND: dict[str, Any] = {"steps": 24, "save_steps": 2, "when": "step 5/", "after": strikes.went_on}
 _SOON = " --restart_pause 1 --silence 10"
-_WENT_ON = (r"continues +from .*checkpoint-[2468]", r"time line of 2 attempts:\n", r"succeeded\n  lost: ")
+_WENT_ON = (r"continues +from .*checkpoint-\d+", r"time line of 2 attempts:\n", r"succeeded\n  lost: ")
 _FAILING_RANK: dict[str, Any] = {"PYTHONPATH": str(INJECTED)}
 _STOPS: dict[str, Any] = {"after": strikes.saved_a_checkpoint, "lost": "nothing"}
 FAULTS: dict[str, Fault] = {
@@ -179,9 +179,9 @@ FAULTS: dict[str, Fault] = {
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "killed-in-loading", "BRIGADE_TEST_FAILED_AT": storage.KILLED_ONCE},
         **_EVERY_SECOND),
     **{f"checkpoint-{name}": Fault(f"the newest checkpoint {what}, with --restarts", (
-        r"left out +checkpoint-[468]: " + says, *_WENT_ON, r"attempt 2 went on from step [246]: \d steps lost"), 0,
+        r"left out +checkpoint-\d+: " + says, *_WENT_ON, r"attempt 2 went on from step \d+: \d+ steps lost"), 0,
         strike=storage.then_damage(damage),
-        words="--restarts 1" + _SOON, **_EVERY_SECOND | {"steps": 11, "when": "step 7/"})
+        words="--restarts 1" + _SOON, **_EVERY_SECOND | {"when": "step 7/"})
        for name, what, says, damage in (
            ("truncated", "has a truncated part", r"\S+ has [\d,]+ bytes of", storage.truncate),
            ("flipped", "has a flipped bit", r"\S+ is not what was written", storage.flip_a_bit),
