@@ -79,7 +79,7 @@ def forwarded(cluster):
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_command_on_two_hosts(name, cluster, forwarded, single):
-    launch, output = LAUNCHES[name], cluster.shared / name
+    launch, output = LAUNCHES[name], cluster.shared / f"command-{name}"  # test_launch.py has directories, too
     line = " ".join([launch.line, *SHORT, "--output_dir", str(output)])
     variables = SETTINGS
     if launch.on_each_host:  # by its path: node2 finds it no other way
