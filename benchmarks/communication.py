@@ -210,7 +210,6 @@ def main() -> int:
     options = parser.parse_args()
     if not options.draw:
         require()
-    if not options.draw:
         with Cluster(HOSTS) as cluster:
             rows = measure(cluster, QUICK if options.quick else PLAN)
         if options.quick:

@@ -174,7 +174,7 @@ def strike_until_the_end(soak: Soak, minutes: float, seed: int) -> Iterator[dict
             if match := re.match(r"step (\d+)/", line):
                 seen = int(match[1])
                 if rows and not rows[-1]["seconds"] and (seen > rows[-1]["step"]):
-                    rows[-1]["seconds"] = f"{max(0, time.monotonic() - soak.begun - rows[-1]['at']):.0f}"
+                    rows[-1]["seconds"] = f"{time.monotonic() - soak.begun - rows[-1]['at']:.0f}"
             elif rows and (match := re.match(r"\d\d:\d\d:\d\d  (?!attempt|restart|succeeded)(.*)", line)):
                 rows[-1]["said"] += ("; " if rows[-1]["said"] else "") + match[1].strip()
         now = time.monotonic() - soak.begun
@@ -221,7 +221,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["what"],
             row["step"],
             row["said"] or "nothing",
-            f"{row['seconds']} s" if row["seconds"] else "at its end",
+            f"{int(row['seconds'])} s" if row["seconds"] else "at its end",  # a whole second may round to -0
         ]
         for row in rows
     ]

@@ -87,13 +87,10 @@ def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:
         return
     from .recipe import flags
 
-    theirs, ours = (
-        [name for action in one._actions for name in action.option_strings] for one in (flags.parser(), parser)
-    )
+    theirs = flags.names_of(flags.parser())
     for word in rest:
-        flag = word.partition("=")[0]
-        if flag.startswith("--") and "--" + flag[2:].replace("-", "_") not in theirs:
-            raise _unknown_flag(flag, [*ours, *theirs])
+        if word.startswith("--") and flags.underscores(word)[2:].partition("=")[0] not in theirs:
+            raise flags.unknown_flag(word, theirs | flags.names_of(parser))
 
 
 def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
@@ -102,10 +99,7 @@ def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
     if not flag:
         problem = f"{' '.join(rest)!r}: there are more words than it takes"
         return UserError("command line", problem, f"see {parser.prog} --help")
-    return _unknown_flag(flag, [name for action in parser._actions for name in action.option_strings])
-
-
-def _unknown_flag(flag: str, known: list[str]) -> UserError:
+    known = [name for action in parser._actions for name in action.option_strings]
     return UserError(f"flag {flag}", "there is no such flag", did_you_mean(flag, known))
 
 

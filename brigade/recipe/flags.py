@@ -113,11 +113,11 @@ def load(argv: list[str]) -> Settings:
 
     Raises UserError, naming file or flag, key, value and cure.
     """
-    argv = [_underscores(word) for word in argv]
+    argv = [underscores(word) for word in argv]
     known = parser()
     options, unknown = known.parse_known_args(argv)
     if unknown:
-        raise _unknown_flag(unknown[0], known)
+        raise unknown_flag(unknown[0], names_of(known))
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions
@@ -175,7 +175,7 @@ def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings:
                 settings.overridden.append(f"--train_file replaces the recipe's {key}")
 
 
-def _underscores(word: str) -> str:
+def underscores(word: str) -> str:
     """`--max-steps=3` as `--max_steps=3`: both spellings are in use."""
     if not word.startswith("--"):
         return word
@@ -203,12 +203,17 @@ def _same(ours: Any, theirs: Any) -> bool:
         return False
 
 
-def _unknown_flag(word: str, parser: argparse.ArgumentParser) -> UserError:
+def names_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Of its flags, without the dashes before them."""
+    return {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}
+
+
+def unknown_flag(word: str, known: set[str]) -> UserError:
+    """What to say of a word that is no flag among `known`."""
     name = word.split("=")[0].lstrip("-")
     if not word.startswith("-"):
         return UserError("command line", f"unexpected word {word!r}", "flags are written --name value")
-    known = {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}
-    cure = OTHER_NAMES.get(name) or did_you_mean(name, known)
+    cure = OTHER_NAMES.get(name.replace("-", "_")) or did_you_mean(name, known)
     return UserError(f"flag --{name}", "there is no such flag", cure)
 
 

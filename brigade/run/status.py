@@ -29,7 +29,8 @@ def of(directory: Path) -> dict[str, Any]:
         with suppress(OSError, ValueError):
             known["marker"] = json.loads((directory / marker).read_text())
     for line in told:  # the last one that says it
-        keys = ("step", "steps", "tokens_per_second", "held_out_loss", *["loss"] * (line.get("event") == "step"))
+        loss = ("loss",) if line.get("event") == "step" else ()  # an evaluation's is another
+        keys = ("step", "steps", "tokens_per_second", "held_out_loss", *loss)
         known |= {key: line[key] for key in keys if line.get(key)}
     checkpoints = runs.whole_checkpoints(directory)
     if checkpoints:
