@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,7 +61,13 @@ def start(world: World, alone: bool = False) -> None:
         impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     supervised.note(stage="joined")
-    stop.tell_others = lambda by: _store().set(_ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
+    stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
+
+
+def _tell_that_it_is_ended(world: World, by: str) -> None:
+    # Where the store ended with rank 0, or the ranks part at this moment, nobody is left to be told.
+    with suppress(RuntimeError, ValueError):
+        _store().set(_ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
 
 
 def _say_that_it_waits(world: World) -> None:
@@ -205,6 +211,7 @@ def finish() -> None:
     dist = _group()
     if dist:
         barrier()
+        stop.parted = True
         dist.destroy_process_group()
 
 

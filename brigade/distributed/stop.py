@@ -30,6 +30,7 @@ asked: int | None = None  # the signal that asks for a stop, 0 for the file
 deadline: Callable[[float], float] | None = None
 agreed = threading.Event()  # they have: what is left may take as long as a checkpoint takes
 finished: int | None = None  # the signal, or 0, that stopped this run in good order
+parted = False  # the ranks have left their group together, at a common end or mistake, and have said why
 
 
 def name(number: int) -> str:
@@ -105,7 +106,7 @@ def _end(number: int, numbers: set[int], is_main_rank: bool) -> None:
     """End at once."""
     leaving.acquire()
     supervised.note(ended=name(number))
-    if finished is None:
+    if finished is None and not parted:
         farewell = threading.Thread(target=tell_others, args=(name(number),), daemon=True)
         farewell.start()
         farewell.join(1)  # the main thread may hold the store

@@ -1,8 +1,9 @@
-"""Worker of test_agreement.py: ranks of which one takes longer than the process group waits, or dies meanwhile.
+"""Worker of test_agreement.py: ranks of which one takes longer than the process group waits, dies meanwhile, or finds a mistake.
 
-torchrun --nproc_per_node 2 -m tests.ranks.agreeing slow|dies, or once for each rank with what torchrun would set
+torchrun --nproc_per_node 2 -m tests.ranks.agreeing slow|dies|mistaken, or once for each rank with what torchrun would set
 """
 
+import atexit
 import datetime
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 
 from brigade.cluster import world_from_environment
 from brigade.distributed import ranks
+from brigade.errors import UserError
 
 LONGEST = 1  # seconds that a collective waits
 PREPARING = 3
@@ -33,10 +35,21 @@ def main() -> None:
         except Exception:
             print(f"rank {world.rank} gave up", flush=True)
         os._exit(0)
+    if case == "mistaken":
+        atexit.register(_be_ended)
+        with ranks.agreed(world):
+            if world.rank == 0:
+                raise UserError("flag --this", "it is wrong", "say another")
     with ranks.agreed(world):
         if world.rank == int(os.environ["DIES"]):
             time.sleep(1)  # the others wait by now
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _be_ended() -> None:
+    """As by a launcher that has seen another rank's end, while this one is on its way out."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,16 @@ def test_one_rank_may_prepare_for_longer_than_a_collective_waits():
     assert "rank 1 gave up" in done.stdout, "a time-out that does not come proves nothing"
 
 
+def test_ranks_that_end_with_a_mistake_and_are_ended_by_their_launcher_say_no_more_than_the_mistake():
+    done = run_ranks("tests.ranks.agreeing", "mistaken", ranks=2, timeout=60)
+    assert done.returncode != 0
+    assert done.stderr.splitlines() == [
+        f"error on {socket.gethostname()}, rank 0 of 2: flag --this",
+        "  it is wrong",
+        "  cure: say another",
+    ]
+
+
 @pytest.mark.parametrize("dies", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
