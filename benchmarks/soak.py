@@ -2,6 +2,7 @@
 
     python -m benchmarks.soak                 # 30 minutes (root) -> benchmarks/results/soak.csv, the time line in docs/soak.md
     python -m benchmarks.soak --minutes 3 --seed 7 --print
+    python -m benchmarks.soak --steps 3400    # on a machine whose speed changes meanwhile
     python -m benchmarks.soak --draw          # the page from the results that are there
 
 First the same run undisturbed, whose final loss the struck one must reach. Launch runs on a fourth host, as on a login node; it
@@ -41,6 +42,7 @@ TRAIN = (
 )
 UNTIL_RESTART = 60.0  # seconds that a fault of the lasting kind lasts
 TOLERANCE = 1e-3  # relative, of the final loss
+SHARE = 0.6  # of the minutes that the steps take undisturbed; half of them and more go into failing and starting again
 
 
 @dataclass
@@ -154,10 +156,10 @@ def final_loss(soak: Soak) -> float:
 
 
 def steps_for(cluster: Cluster, minutes: float) -> int:
-    """As many steps as take half of so many minutes undisturbed; the other half goes into failing and starting again."""
+    """As many steps as take SHARE of so many minutes undisturbed."""
     state = json.loads((undisturbed(cluster, "trial", 20).folder / "run" / "trainer_state.json").read_text())
     seconds = [entry["step_time"] for entry in state["log_history"] if "step_time" in entry][5:]
-    return max(40, int(minutes * 60 / 2 / (sum(seconds) / len(seconds))))
+    return max(40, int(SHARE * minutes * 60 / (sum(seconds) / len(seconds))))
 
 
 def strike_until_the_end(soak: Soak, minutes: float, seed: int) -> Iterator[dict[str, Any]]:
@@ -189,10 +191,13 @@ def strike_until_the_end(soak: Soak, minutes: float, seed: int) -> Iterator[dict
     yield from rows
 
 
-def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
-    """The rows of one soak. Raises RuntimeError where the run fails, or ends with another loss."""
+def soak(minutes: float, seed: int, steps: int | None = None) -> list[dict[str, Any]]:
+    """The rows of one soak, of so many steps or as many as the minutes need.
+
+    Raises RuntimeError where the run fails, or ends with another loss.
+    """
     with Cluster(len(HOSTS) + 1) as cluster:
-        steps = steps_for(cluster, minutes)
+        steps = steps or steps_for(cluster, minutes)
         plain = undisturbed(cluster, "undisturbed", steps)
         took, expected = time.monotonic() - plain.begun, final_loss(plain)
         print(f"undisturbed: {steps} steps in {took:.0f} s, final loss {expected:.5f}", flush=True)
@@ -200,6 +205,8 @@ def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
         rows = list(strike_until_the_end(struck, minutes, seed))
         struck.heal(at_once=True)
         seconds = time.monotonic() - struck.begun
+        if seconds < 60 * minutes:
+            print(f"it ended after {_clock(seconds)} of {minutes:g} minutes: give more --steps", file=sys.stderr)
         print(struck.said[struck.said.rfind("time line of ") :], flush=True)
         if struck.process.returncode:
             raise RuntimeError(f"the run ended with {struck.process.returncode}:\n{struck.said[-6000:]}")
@@ -248,13 +255,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30, help="how long it is struck (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults (default: 0)")
+    parser.add_argument("--steps", type=int, help="of the run (default: as the machine's speed at the start says)")
     parser.add_argument("--print", action="store_true", help="print the time line, and leave the page as it is")
     parser.add_argument("--draw", action="store_true", help="only write the page")
     options = parser.parse_args()
     if not options.draw:
         require()
         try:
-            rows = soak(options.minutes, options.seed)
+            rows = soak(options.minutes, options.seed, options.steps)
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
