@@ -62,9 +62,7 @@ def plain_loss(saved: Path, held_out: Path) -> tuple[float, int]:
 def compare(model_type: str, folder: Path) -> dict[str, Any]:
     """Train one architecture in this process, and measure what it saved both ways."""
     import train
-    from brigade.training import sample_answers
 
-    sample_answers.LONGEST = runs.LONGEST_ANSWER
     shared = runs.write_inputs(folder)
     write_model(model_type, folder / model_type)
     output = folder / f"run-{model_type}"

@@ -15,7 +15,7 @@ STEPS, SAVED = 14, 4  # an epoch has five steps
 TOLERANCE = 1e-5  # relative, over the ten further steps
 SHARED = [
     *["--optim", "adamw_torch", "--learning_rate", "3e-3", "--weight_decay", "0.1", "--max_grad_norm", "1"],
-    *["--lr_scheduler_type", "cosine", "--max_steps", str(STEPS), "--eval_steps", "7", "--eval_answers", "0"],
+    *["--lr_scheduler_type", "cosine", "--max_steps", str(STEPS), "--eval_steps", "7"],
     *["--save_steps", str(SAVED), "--save_total_limit", "9"],
 ]
 METHODS: dict[str, list[str]] = {

@@ -18,7 +18,6 @@ from .ranks import REPOSITORY, run_ranks
 
 GLOBAL_BATCH = 16
 STEPS = 14  # five make an epoch of 67 chats
-LONGEST_ANSWER = 4  # tokens; else generating them would be most of a case's time under ZeRO-3
 
 
 def write_inputs(folder: Path) -> list[str]:
@@ -56,6 +55,7 @@ def write_inputs(folder: Path) -> list[str]:
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0,
             "eval_steps": STEPS // 2,
+            "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them under every strategy
             "save_steps": None,
             "report_to": [],
         },
@@ -113,10 +113,11 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
 
 
 def run_all(
-    ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float, longest_answer: int = LONGEST_ANSWER
+    ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float, longest_answer: int | None = None
 ) -> Any:
     """Run train.main with the "flags" of each case in the directory `folder`, all in one group of ranks.
 
+    longest_answer: tokens, where a case asks for answers
     Returns name -> {"said": what rank 0 printed, "log": its log_history} of the cases that went well, and how the group ended.
     """
     job = folder / f"job-{ranks}.json"
@@ -140,7 +141,7 @@ def _work(job: Path) -> None:
     from brigade.training import sample_answers
 
     todo = json.loads(job.read_text())
-    sample_answers.LONGEST = todo["longest_answer"]
+    sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
     os.chdir(todo["folder"])
     rank = int(os.environ["RANK"])
     for case in todo["cases"]:

@@ -56,10 +56,8 @@ class Watch(TrainerCallback):
 def work(folder):
     import train
     from brigade.distributed import ranks
-    from brigade.training import sample_answers
     from brigade.training.trainer import Trainer
 
-    sample_answers.LONGEST = runs.LONGEST_ANSWER
     rank, sound = int(os.environ["RANK"]), Trainer.compute_loss
 
     def compute_loss(self, model, *args, **options):

@@ -142,9 +142,7 @@ def holds(ids, sample):
 
 
 def work(folder):
-    from brigade.training import sample_answers
-
-    sample_answers.LONGEST, bad_steps.FEWEST = runs.LONGEST_ANSWER, 3
+    bad_steps.FEWEST = 3
     rank = int(os.environ["RANK"])
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         watch, said, output = Watch(), io.StringIO(), folder / "outputs" / name
