@@ -22,7 +22,9 @@ def wanted(world_size):
 
 
 CASES = {size: wanted(size) for size in parity.WORLD_SIZES}
-ONCE = {*(name for name, case in CASES[2].items() if case["accumulation"] == 2), "hsdp-w4-k1"}
+# Each strategy, architecture and optimizer once.
+OF = {"zero3+deepseek_v3", "fsdp2+gemma3", "ddp+lamb", "fsdp2+lars"}
+ONCE = {f"{strategy}-w2-k2" for strategy in parity.STRATEGIES.keys() | OF} | {"hsdp-w4-k1"}
 
 
 DAMAGED = {
