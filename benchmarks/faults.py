@@ -8,6 +8,7 @@ start, from the command.
 """
 
 import argparse
+import re
 import statistics
 
 from benchmarks import pages
@@ -60,8 +61,10 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def _plain(pattern: str) -> str:
-    """The first words that a pattern stands for."""
-    return pattern.split("|")[0].removesuffix("\\n").replace("\\", "")
+    """The first words that a pattern stands for, with N for numbers and `...` where it takes any words."""
+    words = pattern.split("|")[0].removesuffix("\\n").removeprefix("(?s)").replace(" +", " ")
+    words = re.sub(r"\[\\d,\]\+|\\d\+?", "N", words).replace(".*", " ... ").replace(r"\S+", "...")
+    return words.replace("\\", "")
 
 
 def tables() -> dict[str, str]:

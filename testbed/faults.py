@@ -158,6 +158,7 @@ FAULTS: dict[str, Fault] = {
                        arrange=storage.tiny_disk, repair=storage.no_tiny_disk, variables={"BRIGADE_CACHE": storage.TINY}),
     "disk-full-saving": Fault("a host's disk is full while a checkpoint is saved", (
         r"error: node2, rank 1 failed first", r"checkpoint-4 could not be written by rank 1 on node2: .*No space left"), 2,
+        lost=SINCE_CHECKPOINT,
         arrange=storage.small_disks, after=storage.whole_on_small_disks("checkpoint-2"), repair=storage.no_small_disks,
         save_steps=2, output=f"{storage.SMALL}/run"),
     "read-only": Fault("the output directory is read-only", (
