@@ -55,7 +55,7 @@ def write_inputs(folder: Path) -> list[str]:
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0,
             "eval_steps": STEPS // 2,
-            "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them under every strategy
+            "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them
             "save_steps": None,
             "report_to": [],
         },
