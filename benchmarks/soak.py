@@ -5,12 +5,13 @@
     python -m benchmarks.soak --steps 3400    # on a machine whose speed changes meanwhile
     python -m benchmarks.soak --draw          # the page from the results that are there
 
-First the same run undisturbed, whose final loss the struck one must reach. Launch runs on a fourth host, as on a login node; it
+First the same run undisturbed, whose losses the struck one must have. Launch runs on a fourth host, as on a login node; it
 is suspended now and then, too. Ends with 1 where the run does not reach its last step, or reaches another loss.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -35,14 +36,15 @@ PAGE = DOCS / "soak.md"
 HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 BETWEEN = (60.0, 90.0)  # seconds from one fault to the next
 SILENCE = 15  # seconds, of launch: links that are cut for less cost nothing
-# Rates at which rounding, which differs between two and three ranks, does not grow over hundreds of steps.
+# Samples that are not learnt by heart, at a low rate: two ranks round otherwise than three, and that must not grow over
+# thousands of steps (600 samples 66 times at 3e-4: a loss of 0.09, of which two and three ranks differed by 0.16 %).
 TRAIN = (
-    "--global_batch_size 12 --per_device_train_batch_size 2 --max_train_samples 600 --max_eval_samples 12 --learning_rate 3e-4 "
+    "--global_batch_size 12 --per_device_train_batch_size 2 --max_eval_samples 12 --learning_rate 1e-4 "
     "--logging_steps 1 --eval_steps 100000 --save_steps 10 --seed 1 --max_steps {}"
 )
 UNTIL_RESTART = 60.0  # seconds that a fault of the lasting kind lasts
-TOLERANCE = 1e-3  # relative, of the final loss
-SHARE = 0.6  # of the minutes that the steps take undisturbed; half of them and more go into failing and starting again
+TOLERANCE = 1e-3  # relative, of each step's loss
+SHARE = 0.72  # of the minutes that the steps take undisturbed; the rest and more goes into failing and starting again
 
 
 @dataclass
@@ -148,11 +150,30 @@ def undisturbed(cluster: Cluster, name: str, steps: int) -> Soak:
     return soak
 
 
+def losses(soak: Soak) -> dict[int, float]:
+    """Of each step."""
+    log = json.loads((soak.folder / "run" / "trainer_state.json").read_text())["log_history"]
+    return {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
+
+
 def final_loss(soak: Soak) -> float:
     """The mean of the last ten steps'."""
-    log = json.loads((soak.folder / "run" / "trainer_state.json").read_text())["log_history"]
-    losses = [entry["loss"] for entry in log if "loss" in entry][-10:]
-    return sum(losses) / len(losses)
+    last = list(losses(soak).values())[-10:]
+    return sum(last) / len(last)
+
+
+def apart(struck: Soak, plain: Soak) -> Iterator[tuple[int, float]]:
+    """After each tenth of the steps: the largest relative difference of a step's loss in that tenth.
+
+    Rounding grows slowly; a wrong continuation is a leap at a fault.
+    """
+    found, expected = losses(struck), losses(plain)
+    steps = sorted(expected)
+    differences = [abs(found.get(step, math.inf) - expected[step]) / expected[step] for step in steps]  # all are told
+    tenth = -(-len(steps) // 10)
+    for first in range(0, len(steps), tenth):
+        part = differences[first : first + tenth]
+        yield steps[first + len(part) - 1], max(part)
 
 
 def steps_for(cluster: Cluster, minutes: float) -> int:
@@ -201,7 +222,9 @@ def soak(minutes: float, seed: int, steps: int | None = None) -> list[dict[str, 
         plain = undisturbed(cluster, "undisturbed", steps)
         took, expected = time.monotonic() - plain.begun, final_loss(plain)
         print(f"undisturbed: {steps} steps in {took:.0f} s, final loss {expected:.5f}", flush=True)
-        struck = launch(cluster, "struck", steps, f"--restarts {int(minutes) * 3} --min_hosts 2 --restart_pause 2")
+        struck = launch(
+            cluster, "struck", steps, f"--restarts {math.ceil(3 * minutes)} --min_hosts 2 --restart_pause 2"
+        )
         rows = list(strike_until_the_end(struck, minutes, seed))
         struck.heal(at_once=True)
         seconds = time.monotonic() - struck.begun
@@ -214,11 +237,17 @@ def soak(minutes: float, seed: int, steps: int | None = None) -> list[dict[str, 
         done = json.loads((struck.folder / "run" / "success.json").read_text())["steps"]
         whole = {"steps": done, "took": f"{seconds:.0f}", "undisturbed": f"{took:.0f}", "loss": f"{found:.6f}"}
         attempts = len(list((struck.folder / "logs").iterdir()))
+        parts = list(apart(struck, plain))
+        print("largest difference of a loss up to step " + ", ".join(f"{step}: {part:.1e}" for step, part in parts))
         whole |= {"expected": f"{expected:.6f}", "attempts": attempts, "seed": seed}
+        worst = max(part for _, part in parts)
+        whole |= {"apart": f"{worst:.1e}"}
         rows = [row | whole | pages.where() for row in rows]
-        if abs(found - expected) > TOLERANCE * expected:
+        if worst > TOLERANCE:
             print(table([{key: str(value) for key, value in row.items()} for row in rows]))  # an hour's work
-            raise RuntimeError(f"the final loss is {found:.6f}, undisturbed it is {expected:.6f}")
+            raise RuntimeError(
+                f"the losses of a step are {worst:.1e} apart; final {found:.6f}, undisturbed {expected:.6f}"
+            )
         return rows
 
 
@@ -238,7 +267,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     whole = (
         f"{last['steps']} steps in {_clock(float(last['took']))} and {counted(int(last['attempts']), 'attempt')}; "
         f"undisturbed they took {_clock(float(last['undisturbed']))}. "
-        f"Loss of the last ten steps: {last['loss']}, undisturbed {last['expected']}. "
+        f"Loss of the last ten steps: {last['loss']}, undisturbed {last['expected']}; "
+        f"no step's loss differs by more than {last['apart']} of itself. "
         f"Seed {last['seed']}, {last['machine']}."
     )
     head = ["minute", "what was done to it", "at step", "what `launch` said", "further after"]
