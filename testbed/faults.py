@@ -212,7 +212,8 @@ FAULTS: dict[str, Fault] = {
                               strike=strikes.kill_deepspeed, launcher="deepspeed"),
     "launch-killed": Fault("kill -9 of launch itself", (), -9, strike=strikes.signal_launch(signal.SIGKILL), gone=True),
     "launching-host-killed": Fault("the launching host is switched off", (), -9, strike=strikes.power_off_node1, gone=True),
-    "ctrl-c": Fault("Ctrl-C", (r"stopped by SIGINT at step",), 130, strike=strikes.signal_launch(signal.SIGINT), **_STOPS),
+    "ctrl-c": Fault("Ctrl-C", (r"Stopped by Ctrl-C at step", r"stopped by SIGINT at step"), 130,
+                     strike=strikes.signal_launch(signal.SIGINT), **_STOPS),
     "ctrl-c-twice": Fault("Ctrl-C, and again at once", (r"ended at once by the second SIGINT",), 130,
                           strike=strikes.ctrl_c_twice),
     "host-killed-spare": Fault(

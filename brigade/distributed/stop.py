@@ -80,7 +80,8 @@ def _obey(heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> 
     number = _next(heard, numbers)
     if deadline is not None:
         ask(number)
-        if is_main_rank and number == signal.SIGINT:  # somebody sits there, and a step may take long
+        # Somebody sits there, and a step may take long. Launch says so itself.
+        if is_main_rank and number == signal.SIGINT and not supervised.is_watched():
             print(
                 "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
                 file=sys.stderr,

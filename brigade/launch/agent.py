@@ -238,11 +238,12 @@ class Agent:
             with suppress(OSError):
                 await self.writer.drain()
 
-    async def do_finish(self) -> None:
-        """Ask all ranks to save a checkpoint and end. Their launchers are not asked: they would kill them after 30 s."""
+    async def do_finish(self, number: int) -> None:
+        """Ask all ranks, by this signal, to save a checkpoint and end. Their launchers are not asked: they would kill them after
+        30 s."""
         for pid in self.ranks.values():
             with suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, number)
 
     async def do_stop(self, grace: float) -> None:
         """Stop every process of the run: SIGTERM, and after `grace` seconds SIGKILL. Returns when none is left."""

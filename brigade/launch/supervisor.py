@@ -150,8 +150,9 @@ class Launch:
         self._say(
             f"{name}: the ranks have {grace:.0f} s to finish their step and save a checkpoint; a second {name} ends them at once"
         )
+        number = signal.SIGINT if self.stop_signal == signal.SIGINT else signal.SIGTERM  # which stopped.json names
         for channel in self.channels:
-            channel.tell("finish")
+            channel.tell("finish", number=number)
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and not self.stopped_twice and len(self.judge.ended) < len(self.channels):
             await self._hear()

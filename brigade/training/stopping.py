@@ -6,6 +6,7 @@ the checkpoint is one step ahead of its trainer_state.json (transformers/trainer
 
 import json
 import math
+import signal
 import sys
 import threading
 import time
@@ -49,7 +50,8 @@ class Stopping(TrainerCallback):
         if found := ranks.largest(mine):
             stop.agreed.set()
             self.number, rank = found // _RANKS - 1, found % _RANKS
-            self.by = stop.name(self.number) + (f" to rank {rank}" if self.number and self.run.world.size > 1 else "")
+            to_one = self.run.world.size > 1 and self.number not in (0, signal.SIGINT)  # Ctrl-C reaches all of them
+            self.by = stop.name(self.number) + (f" to rank {rank}" if to_one else "")
             control.should_save = control.should_training_stop = True
             if state.is_world_process_zero:
                 once_more = "A second" if self.number else "A"
