@@ -14,6 +14,7 @@ from tests.ranks import agreeing
 from tests.ranks.test_bad_input import ranks_part
 
 
+@pytest.mark.slow
 def test_one_rank_may_prepare_for_longer_than_a_collective_waits():
     done = run_ranks("tests.ranks.agreeing", "slow", ranks=2, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -5,13 +5,14 @@ import pytest
 from testing import parity, runs
 
 HOOKS = ("fp16", "bf16", "power_sgd")
+ACCUMULATIONS = (pytest.param(1, marks=pytest.mark.slow), 4)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """DDP with every hook at accumulation 1 and 4, one process group for all."""
+def results(tmp_path_factory, asked_for):
+    """DDP with every hook at each accumulation that is asked for, one process group for all."""
     cases = []
-    for case in parity.cases(2, (1, 4)):
+    for case in parity.cases(2, tuple(asked_for("accumulation"))):
         if case["strategy"] == "ddp":
             for hook in ("none", *HOOKS):
                 flags = [*case["flags"], "--ddp_comm_hook", hook]
@@ -19,7 +20,7 @@ def results(tmp_path_factory):
     return runs.run_cases(2, cases, tmp_path_factory.mktemp("ddp"))
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
 @pytest.mark.parametrize(("hook", "tolerance"), [("fp16", 1e-3), ("bf16", 1e-2)])
 def test_half_precision_stays_near(results, hook, tolerance, accumulation):
     plain, compressed = results[f"none-{accumulation}"], results[f"{hook}-{accumulation}"]
@@ -28,7 +29,7 @@ def test_half_precision_stays_near(results, hook, tolerance, accumulation):
     assert differences["loss"] < tolerance and differences["eval_loss"] < tolerance
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
 def test_power_sgd_learns(results, accumulation):
     plain, compressed = results[f"none-{accumulation}"]["loss"], results[f"power_sgd-{accumulation}"]["loss"]
     assert compressed[:3] == plain[:3], "two steps are plain, and the third has their weights"
@@ -36,6 +37,9 @@ def test_power_sgd_learns(results, accumulation):
     assert plain[0] - compressed[-1] > 0.8 * (plain[0] - plain[-1])
 
 
+@pytest.mark.slow
+@pytest.mark.cases(accumulation=1)
+@pytest.mark.cases(accumulation=4)
 def test_accumulation_does_not_change_what_is_compressed(results):
     """The hook sees a step's whole gradient, not each micro-batch's."""
     for hook in HOOKS:

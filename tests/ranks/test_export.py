@@ -43,7 +43,7 @@ RUNS = {  # name: strategy, flags
 }
 FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
 ALL = RUNS | FOUR
-ONCE = {"full-ddp", "full-zero2", "full-zero3", "lora-zero3", "qlora-fsdp2"}  # in `make test`
+ONCE = {"full-ddp", "full-zero3", "lora-zero3", "qlora-fsdp2"}  # in `make test`
 
 
 def each(names):

@@ -52,7 +52,7 @@ if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 
 
-ONCE = {"ddp", "zero2", "zero3_hpz", "fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
+ONCE = {"ddp", "zero2", "fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
 
 
 def each(names):

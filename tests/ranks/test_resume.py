@@ -26,7 +26,7 @@ CARRIED = [
     ),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CARRIED}
-ONCE = {"full, zero2 on 2 to zero2 on 3", "full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
+ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
 
 
 def marked(names, once):

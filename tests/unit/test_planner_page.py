@@ -9,6 +9,7 @@ from benchmarks import planner
 from brigade.planner.costs import hardware
 
 
+@pytest.mark.slow
 def test_constants_and_page_are_what_the_tables_give(capsys):
     """Of whoever changes a formula: python -m benchmarks.planner writes them anew."""
     assert planner.main(["--check"]) == 0, capsys.readouterr().out
