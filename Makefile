@@ -47,9 +47,10 @@ test: setup
 test-all: setup skypilot
 	$(PYTEST) tests/ranks tests/unit -m slow
 
-# Two clusters side by side; the tests of one file share one.
+# Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.
+CLUSTERS ?= 3
 test-cluster: setup
-	$(PYTEST) tests/cluster
+	$(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster
 
 # No test: it writes its time line into docs/soak.md.
 MINUTES ?= 30

@@ -16,6 +16,7 @@ from testbed.slurm import Slurm
 from testbed.strikes import training_process
 from tests.cluster.conftest import PATIENCE, SHORT, losses, train_alone
 
+pytestmark = pytest.mark.xdist_group("slurm")  # one daemon's tests, on one worker of pytest
 RECIPE = "recipes/tiny/full.yaml"
 # sbatch hands the environment of its shell on to the job.
 SETTINGS = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
