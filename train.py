@@ -39,7 +39,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return rehearse(settings, world, main)
     with ranks.agreed(world):
         strategy = choose(settings, world)
-        batch = batch_arithmetic(settings.recipe.training, world.size, settings.place("global_batch_size"))
+        data_parallel_size = strategy.axes.data(world.size)
+        batch = batch_arithmetic(settings.recipe.training, data_parallel_size, settings.place("global_batch_size"))
         run = runs.open_run(settings, strategy, world, batch)
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory
         if world.is_main_rank:
@@ -86,12 +87,12 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     # 3. From here on a rank that fails stops at once, and says so if it is the first; its launcher stops the others.
     try:
         with preflight.quick_imports(settings):  # seconds, all the same: not before the data is known to be good
-            from brigade.training import arguments, engines
+            from brigade.training import arguments, choose_engine
             from brigade.training.summary import summary
             from brigade.training.trainer import Trainer
-        engine = engines.of(run)
+        engine = choose_engine.of(run)
         args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
-        model = load.load_model(settings, weights, engine.load_dtype())
+        model = engine.load_model(weights)
         if settings.recipe.model.use_peft:
             from brigade.model import adapters
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from ..errors.console import counted
 from ..run import directory as runs
-from ..strategy.deepspeed_config import swaps_to_nvme, value_at
+from ..strategy.deepspeed_config import swaps_to_nvme
+from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
 
 # What these keep has a value for each element of a parameter, and no more. bitsandbytes quantises in blocks of what one rank has.

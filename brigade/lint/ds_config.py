@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors.findings import Finding, shown
-from ..strategy.deepspeed_config import holds, owned_values, value_at
-from ..strategy.ds_keys import as_json, key_table
+from ..strategy.deepspeed_config import holds, owned_values
+from ..strategy.ds_keys import as_json, key_table, value_at
 
 
 def findings(config: dict[str, Any], name: str) -> Iterator[Finding]:

@@ -238,6 +238,8 @@ class ClusterSection(Section):
     accelerate_config: str | dict[str, Any] | None = None
     nvme_path: str | None = None
     """Where NVMe offload swaps to; default: a folder in the output directory."""
+    tensor_across_hosts: bool = False
+    """Let a tensor group have ranks on two hosts: each layer then waits for the network between them."""
     gpu_mttf_hours: Annotated[float, Field(gt=0)] = 50_700
     """Mean time between two failures of a run, times its GPUs, in hours; `save_steps: auto` goes by it. Default: 419
     interruptions of Llama 3's training in 54 days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4)."""

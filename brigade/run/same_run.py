@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..recipe.identity import computed, difference, recorded
+from ..strategy.axes import without
 
 
 def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tuple[str | None, str | None]:
@@ -31,7 +32,8 @@ def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tu
             del tree["training"][key]
         fsdp = (cluster.get("accelerate_config") or {}).get("fsdp_config")  # the mesh may be another one
         if with_strategy:
-            tree["cluster"] = {"ds_config": cluster.get("ds_config"), "accelerate_config": {"fsdp_config": fsdp}}
+            ds_config = without(cluster.get("ds_config"))
+            tree["cluster"] = {"ds_config": ds_config, "accelerate_config": {"fsdp_config": fsdp}}
         trees.append(tree)
     other = difference(*trees)
     return other and "{} is {!r} there and {!r} here".format(*other), None

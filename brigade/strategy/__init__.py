@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..errors.findings import raise_first, table
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
+from .axes import DS_KEYS, MESH_KEYS, NONE, Axes, of_ds_config, with_axes, without
 
 if TYPE_CHECKING:
     from .accelerate_config import AccelerateStrategy
@@ -28,6 +29,7 @@ class Strategy:
     source: where that stands: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
     ds_config: DeepSpeed's configuration with its "auto"s, or None
     fsdp: options of TrainingArguments.fsdp_config
+    axes: what it divides besides the data
     """
 
     kind: Kind
@@ -37,6 +39,7 @@ class Strategy:
     fsdp: dict[str, Any] = field(default_factory=dict)
     replicate: int = 1
     shard: int = 1
+    axes: Axes = NONE
 
     @property
     def is_deepspeed(self) -> bool:
@@ -51,6 +54,11 @@ class Strategy:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
         return "" if self.kind in ("single", "ddp") else self.name
 
+    def place(self, *keys: str) -> str:
+        """Where the first of these that is an axis stands, for a message."""
+        names = DS_KEYS if self.is_deepspeed else {axis: f"parallelism_config_{key}" for axis, key in MESH_KEYS.items()}
+        return f"{self.source}: {next(names[key] for key in keys if key in names)}"
+
     def as_cluster(self) -> dict[str, Any]:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document = None
@@ -61,14 +69,20 @@ class Strategy:
             document = {
                 "distributed_type": "FSDP",
                 "fsdp_config": {"fsdp_version": 2, **options},
-                "parallelism_config": {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard},
+                "parallelism_config": {
+                    "dp_replicate_size": self.replicate,
+                    "dp_shard_size": self.shard,
+                    **self.axes.as_mesh(),
+                },
             }
+        elif self.axes and not self.is_deepspeed:
+            document = {"distributed_type": "MULTI_GPU", "parallelism_config": self.axes.as_mesh()}
         return {"ds_config": self.ds_config, "accelerate_config": document}
 
     def identity(self) -> Any:
-        """What of the strategy belongs to a run's identity (JSON-able); the world size does not."""
+        """What of the strategy belongs to a run's identity (JSON-able); the world size and its division into axes do not."""
         kind = "ddp" if self.kind == "single" else self.kind  # one process of the same run
-        return [kind, self.ds_config, self.fsdp]
+        return [kind, without(self.ds_config), self.fsdp]
 
 
 def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:
@@ -125,7 +139,8 @@ def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings
     config = deepspeed_config.check(config, name, settings)
     kind: Any = f"zero{config['zero_optimization']['stage']}"
     short = name.rsplit("/", 1)[-1].removesuffix(".json")
-    return Strategy(kind, short if isinstance(source, str) else kind, place, ds_config=config)
+    name = short if isinstance(source, str) else kind
+    return Strategy(kind, name, place, ds_config=config, axes=of_ds_config(config))
 
 
 def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:
@@ -134,11 +149,19 @@ def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Setting
     training = settings.recipe.training
     raise_first(precision(config, place, training.bf16, training.fp16))
     if config.ds_config is not None:
-        return _from_ds_config(config.ds_config, place, settings)
+        strategy = _from_ds_config(config.ds_config, place, settings)
+        if config.axes:
+            from .axis_rules import joined
+
+            axes = joined(strategy.axes, config.axes, place)
+            strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
+        return strategy
     if config.fsdp is None:
-        return _unsharded(world, place)
+        return replace(_unsharded(world, place), axes=config.axes)
     kind: Kind = "hsdp" if config.replicate > 1 else "fsdp2"
-    return Strategy(kind, kind, place, fsdp=config.fsdp, replicate=config.replicate, shard=config.shard)
+    return Strategy(
+        kind, kind, place, fsdp=config.fsdp, replicate=config.replicate, shard=config.shard, axes=config.axes
+    )
 
 
 def refusal(**facts: Any) -> dict[str, Any] | None:
@@ -156,10 +179,21 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
             problem = f"{key} is set, but use_peft is false: all weights would be trained"
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
+    facts |= dict.fromkeys(strategy.axes.used, True)
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
-        raise UserError(settings.place(row["key"]), problem, row["cure"])
+        place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
+        raise UserError(place, problem, row["cure"])
+    if strategy.axes:
+        from . import axis_rules
+
+        axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
-    if strategy.kind == "hsdp" and not settings.rehearse and strategy.replicate * strategy.shard != world.size:
-        problem = f"{sizes} is not the world size {world.size}"
-        raise UserError(strategy.source, problem, f"set both so that their product is {world.size}")
+    ranks, told = strategy.axes.data(world.size), strategy.kind == "hsdp" or strategy.shard > 1
+    if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
+        of = (
+            f"{world.size} / ({strategy.axes}) = {ranks} data-parallel ranks"
+            if strategy.axes
+            else f"the world size {ranks}"
+        )
+        raise UserError(strategy.source, f"{sizes} is not {of}", f"set both so that their product is {ranks}")

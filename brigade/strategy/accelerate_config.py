@@ -14,6 +14,7 @@ import yaml
 
 from ..errors.findings import Finding, raise_first, shown, table
 from ..recipe.files import find, read_yaml
+from .axes import MESH_KEYS, NONE, Axes, of_mesh
 
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
@@ -33,6 +34,7 @@ class AccelerateStrategy:
     replicate: int = 1
     shard: int = 1
     mixed_precision: str = "no"
+    axes: Axes = NONE
 
 
 def read(source: str | dict[str, Any], place: str) -> AccelerateStrategy:
@@ -65,8 +67,8 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
         fsdp = {f"fsdp_{key}": value for key, value in starting_with("FSDP_").items() if value != "None"}
         if "fsdp_transformer_cls_to_wrap" in fsdp:
             fsdp["fsdp_transformer_layer_cls_to_wrap"] = fsdp.pop("fsdp_transformer_cls_to_wrap")
-        mesh = starting_with("PARALLELISM_CONFIG_")
-        document = {"distributed_type": "FSDP", "fsdp_config": fsdp, "parallelism_config": mesh}
+        document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
+    document["parallelism_config"] = starting_with("PARALLELISM_CONFIG_")
     raise_first(findings(document, "accelerate launch"))
     return _strategy(document | {"mixed_precision": env["ACCELERATE_MIXED_PRECISION"]})
 
@@ -96,7 +98,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
         yield from _zero_findings(zero, document, name)
     if kind == "FSDP":
         yield from _fsdp_findings(fsdp, name)
-        yield from _mesh_findings(mesh, name)
+    yield from _mesh_findings(mesh, name)
 
 
 def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: str) -> Iterator[Finding]:
@@ -139,10 +141,10 @@ def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
 def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
     for key, size in mesh_sizes(mesh).items():
         at = f"parallelism_config.parallelism_config_{key}"
-        if key in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+        if key in ("dp_replicate_size", "dp_shard_size", "cp_size", *MESH_KEYS.values()):
             if (ranks := _whole(size)) is None:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
-            elif not key.startswith("dp_") and ranks != 1:
+            elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
 
 
@@ -165,17 +167,18 @@ def _strategy(document: Mapping[str, Any]) -> AccelerateStrategy:
     """The strategy of a document without findings."""
     precision = str(document.get("mixed_precision") or "no")  # YAML reads a bare `no` as false
     zero, options, mesh = sections(document)
-    kind = document["distributed_type"]
+    kind, axes = document["distributed_type"], of_mesh(sizes := mesh_sizes(mesh))
     if kind == "DEEPSPEED":
-        return AccelerateStrategy(zero.get("deepspeed_config_file") or _ds_config(zero), mixed_precision=precision)
+        source = zero.get("deepspeed_config_file") or _ds_config(zero)
+        return AccelerateStrategy(source, mixed_precision=precision, axes=axes)
     if kind != "FSDP":
-        return AccelerateStrategy(mixed_precision=precision)
+        return AccelerateStrategy(mixed_precision=precision, axes=axes)
     fsdp = {ours: _parsed(options[theirs]) for ours, theirs in FSDP_KEYS.items() if theirs in options}
     fsdp = {key: value for key, value in fsdp.items() if value != KEYS["fsdp2_defaults"].get(key)}
     if fsdp.get("auto_wrap_policy") != "SIZE_BASED_WRAP":
         fsdp.pop("min_num_params", None)
-    replicate, shard = (int(mesh_sizes(mesh).get(f"dp_{which}_size", 1)) for which in ("replicate", "shard"))
-    return AccelerateStrategy(fsdp=fsdp, replicate=replicate, shard=shard, mixed_precision=precision)
+    replicate, shard = (int(sizes.get(f"dp_{which}_size", 1)) for which in ("replicate", "shard"))
+    return AccelerateStrategy(fsdp=fsdp, replicate=replicate, shard=shard, mixed_precision=precision, axes=axes)
 
 
 def _ds_config(options: Mapping[str, Any]) -> dict[str, Any]:

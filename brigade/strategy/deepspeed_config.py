@@ -15,7 +15,8 @@ from ..errors import UserError
 from ..errors.findings import Finding, raise_first, shown
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
-from .ds_keys import as_json, key_table, read_keys
+from .axes import DS_KEYS
+from .ds_keys import as_json, key_table, read_keys, value_at
 
 
 def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]:
@@ -88,13 +89,6 @@ def is_quantised(config: dict[str, Any]) -> bool:
     return any(zero.get(f"zero_quantized_{what}") for what in ("weights", "gradients", "nontrainable_weights"))
 
 
-def value_at(config: Any, path: str, default: Any = None) -> Any:
-    """The value at a dotted path, or the default where a table on the way is missing or no table."""
-    for part in path.split("."):
-        config = config.get(part, default) if isinstance(config, dict) else default
-    return config
-
-
 def owned_values() -> dict[str, str]:
     """Path in a ds_config -> the recipe's key that decides the value; optimizer and scheduler aside, refused as a whole."""
     owned = key_table()["owned_by_recipe"].items()
@@ -130,9 +124,10 @@ def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("ds-removed-optimizer", name, block, kind=kind, **gone[kind])
         else:
             yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
-    for block in ("tensor_parallel", "sequence_parallel_size", "expert_parallel"):
-        if config.get(block) not in (None, 1, {}):
-            yield Finding.of("ds-parallelism", name, block)
+    for axis, path in DS_KEYS.items():
+        size = value_at(config, path)
+        if size is not None and (type(size) is not int or size < 0):  # 0 is off, by DeepSpeed's own word
+            yield Finding.of("ds-axis-size", name, path, value=shown(size, as_json), axis=axis)
 
 
 def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:

@@ -21,6 +21,13 @@ def key_table() -> dict[str, Any]:
     return table(Path(__file__).with_suffix(".yaml"))
 
 
+def value_at(config: Any, path: str, default: Any = None) -> Any:
+    """The value at a dotted path, or the default where a table on the way is missing or no table."""
+    for part in path.split("."):
+        config = config.get(part, default) if isinstance(config, dict) else default
+    return config
+
+
 def as_json(value: Any) -> str:
     return json.dumps(value, default=str)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import upstream
+from ..model import load
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter
 from ..run.directory import Run, add_to_record
@@ -26,12 +27,17 @@ class OneProcess:
 
     def __init__(self, run: Run) -> None:
         self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
+        self.averaged_over = run.world.size  # gradients are means over so many ranks
 
     # ---- before the model is loaded --------------------------------------------------------------------------------
     def load_dtype(self) -> torch.dtype:
         """Weights in fp32, cast for the computation (autocast, MixedPrecisionPolicy). Those that stay frozen under adapters
         need no fp32 anywhere."""
         return half_or_full(self.run.settings) if self.run.settings.recipe.model.use_peft else torch.float32
+
+    def load_model(self, weights: str) -> Any:
+        """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
+        return load.load_model(self.run.settings, weights, self.load_dtype())
 
     def arguments(self) -> dict[str, Any]:
         """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
@@ -226,7 +232,3 @@ ENGINES = {
     "fsdp2": FSDP2,
     "hsdp": HSDP,
 }
-
-
-def of(run: Run) -> OneProcess:
-    return ENGINES[run.strategy.kind](run)

@@ -185,7 +185,7 @@ def recipe_here(settings: Settings) -> Recipe:
 
 def batch_here(run: Run, config: Any) -> Batch:
     """As check() returns it."""
-    training, world = run.settings.recipe.training, run.world
+    training = run.settings.recipe.training
     if training.per_device_train_batch_size != "auto":
         return run.batch
     record = run.directory / RECORD
@@ -196,7 +196,7 @@ def batch_here(run: Run, config: Any) -> Batch:
         found = int(began[1]), "as this run began"
     else:
         found = _largest_micro_batch(run, config)
-    return batch_arithmetic(training, world.size, run.settings.place("global_batch_size"), *found)
+    return batch_arithmetic(training, run.batch.data_parallel_size, run.settings.place("global_batch_size"), *found)
 
 
 def _largest_micro_batch(run: Run, config: Any) -> tuple[int, str]:

@@ -19,11 +19,13 @@ class Meter:
     """Counts what happens between two calls of `report`; pauses during evaluation and checkpoints.
 
     `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
+    counts: False on ranks that compute with another rank's tokens: one of them counts
     first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; since the start: seconds paused_ever,
     tokens_ever of this rank
     """
 
-    def __init__(self, parameters: int, layers: int | None, hidden_size: int | None) -> None:
+    def __init__(self, parameters: int, layers: int | None, hidden_size: int | None, counts: bool = True) -> None:
+        self.counts = counts
         self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
         self.device_name = device_name()
         self.first: list[tuple[list[About], float]] = []
@@ -50,7 +52,7 @@ class Meter:
         self.waited += waited
         if len(self.first) < self.first_steps:
             self.first.append((micro_batches, waited))
-        for about in micro_batches:
+        for about in micro_batches if self.counts else ():
             self.tokens_ever += about.tokens
             for key in COUNTED:
                 self.sums[key] += getattr(about, key)
@@ -102,7 +104,9 @@ class Meter:
         seconds, steps = max(now - (self.began or now) - self.paused, 1e-9), max(self.steps, 1)
         self._see_memory(training=True)
         own = {"slow": self.slow.sample()} if self.slow else {}
-        rows = ranks.gather(self.sums | own | {"waited": self.waited, "peak": self._peak, "reserved": self._reserved})
+        own |= {"counts": self.counts, "waited": self.waited, "peak": self._peak, "reserved": self._reserved}
+        rows = ranks.gather(self.sums | own)
+        counting = [row["tokens"] for row in rows if row["counts"]]
         tokens, squared_lengths, supervised, slots = (sum(row[key] for row in rows) for key in COUNTED)
         figures = {
             "tokens_per_second": tokens / seconds,
@@ -113,9 +117,8 @@ class Meter:
             "data_time": max(row["waited"] for row in rows) / steps,
             "peak_memory_gib": max(row["peak"] for row in rows),
         }
-        if len(rows) > 1:
-            spread = max(row["tokens"] for row in rows) - min(row["tokens"] for row in rows)
-            figures["token_spread"] = 100 * spread * len(rows) / max(tokens, 1)
+        if len(counting) > 1:
+            figures["token_spread"] = 100 * (max(counting) - min(counting)) * len(counting) / max(tokens, 1)
         if self.slow:
             figures |= self.slow.take([row["slow"] for row in rows], seconds, steps)
         if torch.cuda.is_available():

@@ -72,6 +72,7 @@ class Trainer(EvaluatingTrainer):
             place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
         self.run, self.world, self.engine, self.data, self.window_shown = run, run.world, engine, data, False
+        self.place = run.strategy.axes.place(run.world.rank, run.world.size)
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         engine.attach(self)
@@ -96,7 +97,7 @@ class Trainer(EvaluatingTrainer):
             from .save_interval import SaveInterval
 
             self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
-        self.meter = Meter(parameter_count(model), *model_shape(model.config))
+        self.meter = Meter(parameter_count(model), *model_shape(model.config), counts=self.place.speaks_for_its_data)
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.world.size > 1:
@@ -107,7 +108,7 @@ class Trainer(EvaluatingTrainer):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
-        shape = (len(rows), micro, accumulation, self.world.rank, self.world.size, seed)
+        shape = (len(rows), micro, accumulation, self.place.data, self.run.batch.data_parallel_size, seed)
         supervised = None if rows.streamed else rows.supervised()
         batches = (StreamBatches if rows.streamed else GlobalBatches)(*shape, supervised, size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
@@ -155,7 +156,7 @@ class Trainer(EvaluatingTrainer):
     ) -> Any:
         """Sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch.
 
-        In training times the ranks, for every engine averages gradients over them. Without a cache: with one, the
+        In training times the ranks over which the engine averages gradients. Without a cache: with one, the
         second sample of a row would see the first.
         """
         about = inputs.get(ABOUT)
@@ -170,7 +171,7 @@ class Trainer(EvaluatingTrainer):
         finally:
             END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
         heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
-        loss = nonfinite.spread(outputs.loss, self.world.size) if self.model.training else outputs.loss
+        loss = nonfinite.spread(outputs.loss, self.engine.averaged_over) if self.model.training else outputs.loss
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:

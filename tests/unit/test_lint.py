@@ -85,7 +85,7 @@ EXAMPLES = {
     "ds-nvme-path": ({"ds.json": ds({"offload_optimizer": {"device": "nvme"}})}, Z + ".offload_optimizer.device"),
     "ds-accumulation": ({"ds.json": ds(gradient_accumulation_steps=4)}, "ds.json:1: gradient_accumulation_steps"),
     "ds-optimizer": ({"ds.json": ds(optimizer={"type": "AdamW", "params": {"lr": "auto"}})}, "ds.json:1: optimizer"),
-    "ds-parallelism": ({"ds.json": ds(tensor_parallel={"autotp_size": 2})}, "ds.json:1: tensor_parallel"),
+    "ds-axis-size": ({"ds.json": ds(sequence_parallel_size=-2)}, "ds.json:1: sequence_parallel_size"),
     "ds-contradicts-recipe": ({"ds.json": ds(bf16={"enabled": True}), "r.yaml": recipe()}, "ds.json:1: bf16.enabled"),
     "ds-owned-by-recipe": ({"ds.json": ds(train_batch_size=32), "r.yaml": recipe()}, "ds.json:1: train_batch_size"),
     "ds-weights-not-gathered": (
@@ -120,7 +120,7 @@ EXAMPLES = {
     "accelerate-precision": (
         {"a.yaml": {**FSDP, "mixed_precision": "fp16"}, "r.yaml": recipe(training={"bf16": True})}, "a.yaml:4: mixed_precision"),
     "accelerate-parallelism": (
-        {"a.yaml": fsdp({"parallelism_config_tp_size": 2})}, "a.yaml:5: parallelism_config.parallelism_config_tp_size"),
+        {"a.yaml": fsdp({"parallelism_config_cp_size": 2})}, "a.yaml:5: parallelism_config.parallelism_config_cp_size"),
     "accelerate-mesh": (
         {"a.yaml": fsdp({"parallelism_config_dp_replicate_size": 2}) | {"num_processes": 8}}, "a.yaml:5: parallelism_config"),
     "accelerate-processes": ({"a.yaml": DDP | {"num_processes": 15}}, "a.yaml:4: num_processes"),

@@ -340,10 +340,9 @@ def test_a_value_where_a_block_belongs(pick_config, mistake, path, value):
     assert f"ds.json: {path}" in message and ("null" if value is None else repr(value)) in message
 
 
-@pytest.mark.parametrize("key, value", [
-    ("tensor_parallel", {"autotp_size": 2}), ("sequence_parallel_size", 2), ("expert_parallel", {"enabled": True}),
-])  # fmt: skip
-def test_other_parallelisms_are_refused(pick_config, mistake, key, value):
+@pytest.mark.parametrize("key", ["tensor_parallel.autotp_size", "sequence_parallel_size", "pipeline.stages"])
+@pytest.mark.parametrize("value", [-1, "two", 1.5])
+def test_an_axis_of_no_size_is_refused(pick_config, mistake, key, value):
     assert f"ds.json: {key}" in mistake(pick_config, changed(key, value))
 
 

@@ -1,0 +1,57 @@
+"""What has to hold where a strategy divides more than the data: sizes that fit the ranks, and groups that stay inside a host."""
+
+from dataclasses import replace
+
+from ..cluster import World
+from ..errors import UserError
+from ..recipe.flags import Settings
+from .axes import DS_KEYS, MESH_KEYS, Axes
+
+
+def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
+    """Raises UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
+    if settings.rehearse:  # it takes the sizes that its ranks allow
+        return
+    if found := problem(axes, world.size):
+        raise UserError(source, *found)
+    if crosses_hosts(axes, world.local_size) and not settings.recipe.cluster.tensor_across_hosts:
+        raise UserError(
+            source,
+            f"tensor groups of {axes.tensor} ranks would cross hosts of {world.local_size}: each layer waits for the network, "
+            "twice forward and twice backward",
+            f"set a tensor size that divides {world.local_size}, or give --tensor_across_hosts true",
+        )
+
+
+def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
+    """The axes of a ds_config and of accelerate's parallelism_config beside it.
+
+    Raises UserError where the two say different sizes.
+    """
+    for axis, size in mesh.used.items():
+        if axis in ours.used and ours.used[axis] != size:
+            key = f"parallelism_config_{MESH_KEYS[axis]}"
+            problem = f"{key} is {size}, but {DS_KEYS[axis]} of its ds_config is {ours.used[axis]}"
+            raise UserError(source, problem, "keep one of them")
+    return replace(ours, **mesh.used)
+
+
+def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
+    """Why these axes do not go over so many ranks: (problem, cure), or None."""
+    if world_size % axes.model:
+        near = [n for n in (world_size // axes.model * axes.model, (world_size // axes.model + 1) * axes.model) if n]
+        return (
+            f"{axes} needs a multiple of {axes.model} ranks, and there are {world_size}",
+            f"start {' or '.join(map(str, near))} ranks, or set sizes whose product divides {world_size}",
+        )
+    if axes.data(world_size) % axes.experts:
+        return (
+            f"experts over {axes.experts} ranks do not divide the {axes.data(world_size)} data-parallel ranks",
+            f"set it to a divisor of {axes.data(world_size)}",
+        )
+    return None
+
+
+def crosses_hosts(axes: Axes, local_size: int) -> bool:
+    """Whether a tensor group would have ranks on two hosts."""
+    return axes.tensor > 1 and bool(local_size % axes.tensor)
