@@ -62,5 +62,5 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
     size = sum(hosts.values())
     first = next(iter(hosts))
     strategy = choose(settings, World(0, 0, size, hosts[first], first, "launch"), env={})
-    batch_arithmetic(settings.recipe.training, size, settings.place("global_batch_size"))
+    batch_arithmetic(settings.recipe.training, strategy.axes.data(size), settings.place("global_batch_size"))
     return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy)

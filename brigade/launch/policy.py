@@ -101,10 +101,10 @@ def would_repeat(faults: list[Fault]) -> str | None:
 
 
 def next_hosts(
-    wanted: dict[str, int], spares: tuple[str, ...], least: int, faults: list[Fault], sound: set[str]
+    wanted: dict[str, int], spares: tuple[str, ...], least: int, faults: list[Fault], sound: set[str], unit: int = 1
 ) -> dict[str, int]:
-    """Hosts and slots of the next attempt: of the sound ones those that were least often at fault, at most as many as wanted.
-    {} where fewer than `least` are left.
+    """Hosts and slots of the next attempt: of the sound ones those that were least often at fault, at most as many as wanted, and
+    so many that their ranks are a multiple of `unit` (Axes.unit). {} where fewer than `least` are left.
 
     Where no spare is left, a sound host is given a second chance. At fault twice in succession, it has had it.
     A spare takes the slots of a host that it replaces.
@@ -117,9 +117,14 @@ def next_hosts(
     usable = without if len(without) >= least else usable
     if len(usable) < least:
         return {}
-    chosen = sorted(sorted(usable, key=blamed.__getitem__)[: len(wanted)], key=order.index)
-    vacant = [slots for host, slots in wanted.items() if host not in chosen]
-    return {host: wanted[host] if host in wanted else vacant.pop(0) for host in chosen}
+    best = sorted(usable, key=blamed.__getitem__)
+    for count in range(min(len(best), len(wanted)), least - 1, -1):
+        chosen = sorted(best[:count], key=order.index)
+        vacant = [slots for host, slots in wanted.items() if host not in chosen]
+        found = {host: wanted[host] if host in wanted else vacant.pop(0) for host in chosen}
+        if sum(found.values()) % unit == 0:
+            return found
+    return {}
 
 
 def pause(policy: Policy, faults: list[Fault]) -> float:
@@ -141,6 +146,15 @@ def check(job: Job, policy: Policy) -> None:
     if (policy.min_hosts or 1) > len(job.hosts):
         problem = f"{policy.min_hosts} hosts are more than the {len(job.hosts)} that the run begins with"
         raise UserError("flag --min_hosts", problem, "give a smaller number")
+    axes, slots = job.strategy.axes, min(job.hosts.values())
+    if policy.min_hosts and (policy.min_hosts * slots) % axes.unit:
+        enough = next(
+            count
+            for count in range(policy.min_hosts, axes.unit * policy.min_hosts + 1)
+            if not count * slots % axes.unit
+        )
+        problem = f"{axes} does not divide the {policy.min_hosts * slots} ranks of {counted(policy.min_hosts, 'host')}"
+        raise UserError("flag --min_hosts", problem, f"give {enough}")
     if twice := next((host for host in policy.spares if policy.spares.count(host) > 1), None):
         raise UserError("flag --spare", f"{twice} is named twice", "name it once")
     if twice := next((host for host in policy.spares if host in job.hosts), None):

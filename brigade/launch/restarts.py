@@ -181,9 +181,11 @@ class Restarts:
         found = await self._unless_interrupted(survey(pool, self.how, self.runs, self.reference))
         for host, problem in found.unsound.items():
             self._note(f"{host} is left out: {problem}")
-        hosts = next_hosts(self.wanted, self.policy.spares, self.least, self.faults, set(found.sound))
+        unit = self.job.strategy.axes.unit
+        hosts = next_hosts(self.wanted, self.policy.spares, self.least, self.faults, set(found.sound), unit)
         if not hosts:
-            self._note(f"{counted(len(found.sound), 'host')} can carry the run, and it needs {self.least}")
+            ranks = f", and ranks in multiples of {unit}" if unit > 1 else ""
+            self._note(f"{counted(len(found.sound), 'host')} can carry the run, and it needs {self.least}{ranks}")
             return False
         left = max((end for host, end in self.orphans.items() if host not in found.sound), default=0.0)
         await self._unless_interrupted(asyncio.sleep(max(0.0, left - time.monotonic())))

@@ -57,6 +57,11 @@ class Axes:
         return self.tensor * self.sequence * self.stages
 
     @property
+    def unit(self) -> int:
+        """What the number of ranks has to be a multiple of: experts divide data-parallel ranks."""
+        return self.model * self.experts
+
+    @property
     def used(self) -> dict[str, int]:
         """The axes that go over more than one rank."""
         return {axis: size for axis in NAMES if (size := getattr(self, axis)) > 1}

@@ -38,18 +38,15 @@ def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
     """Why these axes do not go over so many ranks: (problem, cure), or None."""
-    if world_size % axes.model:
-        near = [n for n in (world_size // axes.model * axes.model, (world_size // axes.model + 1) * axes.model) if n]
-        return (
-            f"{axes} needs a multiple of {axes.model} ranks, and there are {world_size}",
-            f"start {' or '.join(map(str, near))} ranks, or set sizes whose product divides {world_size}",
-        )
-    if axes.data(world_size) % axes.experts:
-        return (
-            f"experts over {axes.experts} ranks do not divide the {axes.data(world_size)} data-parallel ranks",
-            f"set it to a divisor of {axes.data(world_size)}",
-        )
-    return None
+    if not world_size % axes.unit:
+        return None
+    near = [
+        ranks for ranks in (world_size // axes.unit * axes.unit, (world_size // axes.unit + 1) * axes.unit) if ranks
+    ]
+    return (
+        f"{axes} needs a multiple of {axes.unit} ranks, and there are {world_size}",
+        f"start {' or '.join(map(str, near))} ranks, or set sizes whose product divides {world_size}",
+    )
 
 
 def crosses_hosts(axes: Axes, local_size: int) -> bool:

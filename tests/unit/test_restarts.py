@@ -108,6 +108,13 @@ def test_hosts_of_the_next_attempt(faults, sound, least, spares, expected):
     assert list(next_hosts(THREE, spares, least, faults, sound).items()) == list(expected.items())
 
 
+@pytest.mark.parametrize(("unit", "least", "expected"), [(1, 1, 3), (8, 1, 2), (16, 1, 2), (16, 3, 0), (32, 1, 0)])
+def test_hosts_of_the_next_attempt_are_so_many_that_the_axes_divide_their_ranks(unit, least, expected):
+    four = dict.fromkeys(("node1", "node2", "node3", "node4"), 8) | {"node3": 4}
+    found = next_hosts(four, (), least, [failed("lost", "node4")], {"node1", "node2", "node3"}, unit)
+    assert len(found) == expected and sum(found.values()) % unit == 0
+
+
 def test_pauses_grow_until_a_checkpoint_is_added():
     policy, stuck = Policy(9, pause=10.0), exception(checkpoint=30)
     assert [pause(policy, [stuck] * count) for count in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
