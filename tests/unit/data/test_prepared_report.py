@@ -1,0 +1,206 @@
+"""Packed rows, and what preparation prints: figures, shares, a sample with its supervised part marked."""
+
+import io
+
+import numpy as np
+import pytest
+
+from brigade.data import packing, report
+from brigade.data.store import IGNORED, Samples
+from brigade.recipe.batch import batch_arithmetic
+from tests.unit.data.preparing import chats, figures, mixed
+
+
+def test_packed_rows_are_the_same_samples(prepare, write, tokenizer):
+    data = {"train_file": write("a.jsonl", chats("a", 50)), "validation_file": write("h.jsonl", chats("h", 3))}
+    single, packed = prepare(**data, max_length=64), prepare(**data, max_length=64, packing=True)
+    assert isinstance(packed.train, Samples) and len(packed.train) == packed.facts["sequences"] < 50
+    parts = []
+    for row in packed.train:
+        assert row["lengths"].sum() == len(row["input_ids"]) == len(row["labels"]) <= 64
+        ends = row["lengths"].cumsum()[:-1]
+        parts += zip(np.split(row["input_ids"], ends), np.split(row["labels"], ends), strict=True)
+    assert all(labels[0] == IGNORED for _, labels in parts), "a sample's first token is not the last one's next"
+    ours = sorted((ids.tolist(), labels.tolist()) for ids, labels in parts)
+    assert ours == sorted((row["input_ids"].tolist(), row["labels"].tolist()) for row in single.train)
+    assert all(len(row["lengths"]) == 1 for row in packed.heldout["a"])
+    assert packed.train.supervised().sum() == single.train.supervised().sum() == packed.facts["supervised"]
+    assert packed.train.lengths().sum() == packed.facts["tokens"]
+    lengths = single.train.lengths()
+    assert len(packed.train) == len(packing.best_fit(lengths, 64))
+
+
+# ---- what is printed ---------------------------------------------------------------------------------------------
+def test_figures(load, prepare, write):
+    data = {
+        "train_file": write("a.jsonl", [*chats("a", 50), {"prompt": "why " * 90, "completion": "b"}]),
+        "validation_file": write("h.jsonl", chats("h", 3)),
+        "max_length": 64,
+    }
+    prepared = prepare(**data)
+    said = figures(load, prepared, data=data | {"dataset_name": None})
+    share = prepared.facts["supervised"] / prepared.facts["tokens"]
+    assert f"50 training and 3 held-out samples, {prepared.facts['tokens']:,} tokens, {share:.0%} supervised" in said
+    assert (
+        "0% padding" in said
+        and "1 longer than max_length cut" in said
+        and "1 without a supervised token dropped" in said
+    )
+    assert "packed" not in said
+    packed = prepare(**data, packing=True)
+    said = figures(load, packed, data=data | {"dataset_name": None, "packing": True})
+    full = packed.facts["tokens"] / packed.facts["sequences"] / 64
+    assert f"packed into {packed.facts['sequences']} sequences, {full:.1%} full" in said
+
+
+def test_what_is_too_long_is_told_by_what_became_of_it(load, prepare, write):
+    """Texts lose nothing; chats, and completions, lose their end."""
+    long = "word " * 100
+    texts_, held = [{"text": long}] * 2, {"validation_file": write("h.jsonl", chats("h", 3)), "max_length": 64}
+    turns = [{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": long}]}] * 3
+
+    def said(*content, **changes):
+        data = held | {"train_file": write("a.jsonl", [*chats("a", 4), *content])} | changes
+        return figures(load, prepare(**data), data=data | {"dataset_name": None})
+
+    assert "longer" not in said()
+    assert "2 longer texts split into several samples" in (found := said(*texts_)) and "cut" not in found
+    assert "3 longer than max_length cut" in (found := said(*turns)) and "split" not in found
+    assert "3 longer than max_length cut, 2 longer texts split into several samples" in said(*texts_, *turns)
+    assert "1 longer than max_length cut" in said({"prompt": "a", "completion": long})
+
+
+def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, write):
+    """Held-out samples, and those beyond max_train_samples, have no part in them."""
+    pairs = [{"prompt": "a " * 30, "completion": "b"}, {"prompt": "a", "completion": " b" * 60}]
+    data = {
+        "train_file": write("a.jsonl", pairs),
+        "validation_file": write("h.jsonl", pairs[1:] * 9),
+        "max_train_samples": 1,
+    }
+    prepared = prepare(**data)
+    (row,) = prepared.train
+    supervised = int((row["labels"] != IGNORED).sum())
+    assert supervised < 5 and (prepared.facts["supervised"], prepared.facts["tokens"]) == (
+        supervised,
+        len(row["labels"]),
+    )
+    said = figures(load, prepared, data=data | {"dataset_name": None})
+    assert f"{len(row['labels'])} tokens, {supervised / len(row['labels']):.0%} supervised" in said
+    padded = figures(load, prepare(**data), data=data | {"dataset_name": None}, training={"padding_free": False})
+    assert "0% padding" in said and "0% padding" in padded, "one length needs none"
+
+
+LONG = {"prompt": "a", "completion": " b" * 99}  # is cut
+LOST = {"prompt": "a " * 99, "completion": "b"}  # is cut, and then dropped
+TEXT = {"text": "a b " * 99}  # is split
+
+
+@pytest.mark.parametrize("before, behind, options, counts", [
+    ([LONG, LOST, TEXT], [], {}, (2, 1, 1)),
+    ([LONG, LOST, TEXT], [LONG, LOST, TEXT], {}, (4, 2, 2)),
+    ([LONG], [LONG, LOST, TEXT], {"max_train_samples": 9}, (1, 0, 0)),
+    ([LOST], [LOST, LONG], {"max_train_samples": 8}, (1, 0, 1)),
+    ([LOST], [LOST, LONG], {"max_train_samples": 9}, (3, 0, 2)),
+    ([], [LONG, LOST, TEXT], {"max_train_samples": 8}, (0, 0, 0)),
+], ids=["few", "many", "one beyond", "two beyond", "none beyond", "all beyond"])  # fmt: skip
+def test_counts_are_those_of_the_rows_that_are_trained_on(prepare, write, before, behind, options, counts):
+    """And of rows that were dropped among them; of none that are held out or beyond max_train_samples."""
+    file = write("a.jsonl", [*before, *chats("a", 8), *behind])
+    prepared = prepare(train_file=file, validation_file=write("h.jsonl", [LONG, LOST, TEXT]), max_length=32, **options)
+    assert tuple(prepared.facts[key] for key in ("cut", "split", "dropped")) == counts
+
+
+def test_of_a_held_out_share_and_of_what_weights_leave_out_nothing_is_counted(prepare, write):
+    prepared = prepare(train_file=write("a.jsonl", [LONG] * 20), validation_split=0.25, max_length=32)
+    assert prepared.facts["cut"] == len(prepared.train) == 15
+    few, many = write("few.jsonl", chats("a", 10)), write("many.jsonl", [LONG] * 30 + [LOST] * 5)
+    held = write("h.jsonl", chats("h", 1))
+    sources = [{"train_file": file, "validation_file": held, "weight": 0.5} for file in (few, many)]
+    prepared = prepare(datasets=sources, max_length=32)
+    assert prepared.facts["by_source"] == [10, 10]
+    assert prepared.facts["cut"] == 10 and prepared.facts["dropped"] == 0
+
+
+def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
+    rows_ = [{"text": "word " * (2 + i % 7)} for i in range(64)]
+    data = {"train_file": write("a.jsonl", rows_), "validation_file": write("h.jsonl", rows_[:1])}
+    prepared = prepare(**data)
+    settings = load(data=data | {"dataset_name": None}, training={"padding_free": False, "seed": 5})
+    training = settings.recipe.training
+    batch = batch_arithmetic(training, 1, "")
+    from brigade.data.collate import Collate, WithFiller
+    from brigade.data.sampling import GlobalBatches
+
+    collate = Collate(0, padding_free=False, packed=False, cumulative=False)
+    samples = WithFiller(prepared.train, 0)
+    found = [
+        collate(samples.__getitems__(each))["about"]
+        for each in GlobalBatches(len(prepared.train), batch.micro, batch.accumulation, 0, 1, 5)
+    ]
+    slots = sum(about.slots for about in found)
+    assert report.padding(prepared.train, training, batch) == pytest.approx(1 - prepared.facts["tokens"] / slots)
+
+
+def test_sources_are_told_with_their_numbers(load, prepare, write):
+    said = figures(load, mixed(prepare, write, (10, 20), (0.5, 0.5)))
+    assert "10 a + 10 b" in said and "4 held-out" in said
+
+
+def test_one_sample_with_its_supervised_part_marked(prepare, write, tokenizer, monkeypatch):
+    from rich.console import Console
+
+    prepared = prepare(train_file=write("a.jsonl", chats("Grüße", 4)), validation_file=write("h.jsonl", chats("h", 1)))
+    plain = report.sample(prepared, tokenizer).plain
+    assert plain == "<|im_start|>user\nGrüße 0?<|im_end|>\n<|im_start|>assistant\n[[Grüße 0.<|im_end|>]]\n"
+    monkeypatch.setattr("sys.stdout", Terminal())
+    coloured = report.sample(prepared, tokenizer)
+    assert coloured.plain == plain.replace("[[", "").replace("]]", "")
+    marked = [coloured.plain[span.start : span.end] for span in coloured.spans if "green" in str(span.style)]
+    assert marked == ["Grüße 0.<|im_end|>"]
+    Console(file=(out := io.StringIO()), force_terminal=True, color_system="standard", width=100).print(coloured)
+    assert "\x1b[4;32mGrüße 0.<|im_end|>" in out.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_every_turn_of_the_assistant_is_marked(prepare, write, tokenizer):
+    turns = chats("a", 1)[0]["messages"] + chats("b", 1)[0]["messages"]
+    files = {"train_file": write("a.jsonl", [{"messages": turns}]), "validation_file": write("h.jsonl", chats("h", 1))}
+    shown = report.sample(prepare(**files), tokenizer).plain
+    assert shown.count("[[") == 2 and "[[a 0.<|im_end|>]]" in shown and "[[b 0.<|im_end|>]]" in shown
+    text = write("t.jsonl", [{"text": "All of it."}])
+    shown = report.sample(prepare(**files | {"train_file": text}), tokenizer).plain
+    assert shown.endswith("[[ of it.<|im_end|>]]"), "all but the first token, which nothing predicts"
+
+
+def test_of_a_stream_a_held_out_sample_is_shown(load, prepare, write, tokenizer):
+    data = {
+        "train_file": write("a.jsonl", chats("a", 9)),
+        "validation_file": write("h.jsonl", chats("held", 2)),
+        "streaming": True,
+    }
+    prepared = prepare(**data, training={"max_steps": 3})
+    assert "held 0?" in report.sample(prepared, tokenizer).plain
+    said = figures(load, prepared, data=data | {"dataset_name": None, "packing": True}, training={"max_steps": 3})
+    assert said == "streamed, 2 held-out samples, packed"
+
+
+def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(prepare, write, tokenizer):
+    data = {"validation_file": write("h.jsonl", chats("h", 1)), "packing": True}
+    shown = report.sample(prepare(train_file=write("a.jsonl", chats("a", 4)), **data), tokenizer).plain
+    assert shown.count("<|im_start|>user") == 1
+    long = report.sample(prepare(train_file=write("b.jsonl", [{"text": "word " * 999}]), **data), tokenizer)
+    assert len(long) <= report.LONGEST
+
+
+def test_no_line_of_the_sample_is_folded(prepare, write, tokenizer, capsys):
+    files = {
+        "train_file": write("a.jsonl", [{"text": "a long line " * 40}]),
+        "validation_file": write("h.jsonl", chats("h", 1)),
+    }
+    report.show_sample(prepare(**files), tokenizer)
+    assert "a long line " * 30 in capsys.readouterr().out

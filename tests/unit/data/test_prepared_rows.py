@@ -1,0 +1,206 @@
+"""Kinds of rows: chats, prompts with completions, texts, tools; what of each is supervised."""
+
+import copy
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from brigade.data import rows
+from brigade.data.store import IGNORED
+from tests.unit.data.preparing import chats, figures, texts, words
+
+
+def test_a_completion_is_supervised_and_its_prompt_is_not(from_rows, tokenizer):
+    (row,) = from_rows({"prompt": "What is 1 + 1?", "completion": " It is 2."}).train
+    assert words(tokenizer, row) == " It is 2.<|im_end|>"
+    assert tokenizer.decode(row["input_ids"]) == "What is 1 + 1? It is 2.<|im_end|>"
+
+
+def test_prompt_and_completion_of_messages(from_rows, tokenizer):
+    history = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "first"},
+        {"role": "user", "content": "b?"},
+    ]
+    (row,) = from_rows({"prompt": history, "completion": [{"role": "assistant", "content": "second"}]}).train
+    assert "first" in tokenizer.decode(row["input_ids"])
+    assert words(tokenizer, row) == "second<|im_end|>", "an answer in the prompt is no part of the completion"
+
+
+def test_a_text_is_supervised_whole_but_for_its_first_token(from_rows, tokenizer):
+    (row,) = from_rows({"text": "Some words of a text."}).train
+    assert row["labels"][0] == IGNORED and (row["labels"][1:] == row["input_ids"][1:]).all()
+    assert tokenizer.decode(row["input_ids"]) == "Some words of a text.<|im_end|>"
+
+
+def test_a_long_text_is_split_and_nothing_of_it_is_lost(from_rows, tokenizer):
+    text = " ".join(f"word {i}" for i in range(100))
+    prepared = from_rows({"text": text}, {"text": "short"}, max_length=16)
+    *parts, short = prepared.train
+    assert tokenizer.decode(np.concatenate([row["input_ids"] for row in parts])).startswith(text)
+    assert all(len(row["input_ids"]) == 16 for row in parts[:-1]) and tokenizer.decode(short["input_ids"]).startswith(
+        "short"
+    )
+    assert [prepared.facts[key] for key in ("cut", "split", "dropped")] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_empty_texts_are_skipped_and_counted(load, prepare, write, tokenizer, monkeypatch, processes):
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 60)  # among them chunks of nothing else
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    content = [{"text": text} for text in ("", "one", " \n\t", "two", *[""] * 20, "word " * 40, "\u00a0", "three")]
+    data = {
+        "train_file": write("a.jsonl", content),
+        "validation_file": write("h.jsonl", [{"text": ""}, {"text": "held"}]),
+        "max_length": 32,
+        "dataset_num_proc": processes,
+    }
+    prepared = prepare(**data)
+    found = texts(tokenizer, prepared.train)
+    assert [text.split("<")[0] for text in (*found[:2], found[-1])] == ["one", "two", "three"]
+    assert "".join(found[2:-1]).startswith("word " * 39) and prepared.facts["samples"] == len(found)
+    assert [prepared.facts[key] for key in ("empty", "split", "dropped")] == [23, 1, 0]
+    assert len(prepared.heldout["a"]) == 1
+    assert "23 empty texts skipped" in figures(load, prepared, data=data | {"dataset_name": None})
+
+
+def test_empty_texts_alone_are_no_data(prepare, write, mistake):
+    file, held = write("a.jsonl", [{"text": ""}] * 3), write("h.jsonl", [{"text": "held"}])
+    assert "no training samples" in mistake(prepare, train_file=file, validation_file=held)
+
+
+def test_a_bad_row_behind_empty_texts_is_named_by_its_line(prepare, write, mistake):
+    long = {"text": "word " * 99}
+    file = write("a.jsonl", [{"text": ""}, {"text": "a"}, {"text": " "}, long])
+    assert f"{file}, line 4" in mistake(prepare, train_file=file, max_length=16, truncation=False)
+
+
+def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    own = copy.deepcopy(tokenizer)
+    end = own.eos_token
+    own.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, own.eos_token_id)]
+    )
+    (row,) = from_rows({"prompt": "a", "completion": " b"}, tokenizer=own).train
+    assert words(tokenizer, row) == f" b{end}" and row["input_ids"].tolist().count(own.eos_token_id) == 1
+
+
+@pytest.mark.parametrize("row, columns", [
+    ({"conversations": [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b."}]}, {"messages": "conversations"}),
+    ({"question": "a?", "answer": "b."}, {"prompt": "question", "completion": "answer"}),
+    ({"content": "b."}, {"text": "content"}),
+])  # fmt: skip
+def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, row, columns):
+    held = write("held2.jsonl", [row] * 2)
+    prepared = from_rows(row, columns=columns, validation_file=held)
+    assert "b." in words(tokenizer, prepared.train[0]) or "." in words(tokenizer, prepared.train[0])
+    message = mistake(prepare, train_file=write("plain.jsonl", [row]), validation_file=held)
+    assert "none of the columns 'messages', 'prompt', 'text'" in message and repr(next(iter(row))) in message
+
+
+@pytest.mark.parametrize("row, said", [
+    ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"),
+    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "list"), ({}, "nothing"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "without an assistant turn"),
+    ({"prompt": chats("a", 1)[0]["messages"], "completion": [{"role": "user", "content": "b"}]}, "no assistant turn"),
+    ({"messages": [{"role": "user", "content": "a"}] * 2}, "do not alternate"),
+    ({"messages": [{"role": "assistant", "content": "a"}] * 2}, "do not alternate"),
+    ({"messages": [*chats("a", 1)[0]["messages"], {"role": "system", "content": "s"}]}, "only be the first"),
+    ({"text": "\ud800"}, "train.jsonl"),
+], ids=str)  # fmt: skip
+def test_rows_that_hold_nothing_to_learn(from_rows, tmp_path, mistake, row, said):
+    message = mistake(from_rows, *chats("a", 2), row)
+    assert f"{tmp_path / 'train.jsonl'}, line 3" in message and said in message
+
+
+def test_truncation_off(from_rows, tmp_path, mistake):
+    long = {"prompt": "a", "completion": " b" * 40}
+    assert from_rows(long, max_length=16).facts["cut"] == 1
+    for row in (long, {"text": " b" * 40}):
+        message = mistake(from_rows, *chats("a", 2), row, max_length=20, truncation=False)
+        assert (
+            f"{tmp_path / 'train.jsonl'}, line 3" in message
+            and "max_length is 20" in message
+            and "truncation" in message
+        )
+    assert from_rows(*chats("a", 2), max_length=20, truncation=False).facts["cut"] == 0
+
+
+# ---- tools -------------------------------------------------------------------------------------------------------
+def tool(name, **properties):
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": name,
+            "parameters": {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}},
+        },
+    }
+
+
+def with_tools(name, arguments, tools):
+    return {
+        "tools": tools,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Do it."},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+            },
+            {"role": "tool", "content": "done"},
+            {"role": "assistant", "content": "It is done."},
+        ],
+    }
+
+
+def test_tool_calls_from_parquet_are_those_from_json(from_rows, prepare, write, tokenizer, tmp_path):
+    content = [
+        with_tools("f", {"x": 1}, [tool("f", x="integer")]),
+        with_tools("g", {"y": "a"}, [tool("g", y="string")]),
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "a.parquet")
+    held = write("held.jsonl", content[:1])
+    lines = prepare(train_file=write("a.jsonl", content), validation_file=held, chat_template="qwen3")
+    parquet = prepare(train_file=str(tmp_path / "a.parquet"), validation_file=held, chat_template="qwen3")
+    assert texts(tokenizer, parquet.train) == texts(tokenizer, lines.train)
+    whole = texts(tokenizer, lines.train)[0]
+    assert "Be brief." in whole and '"x": 1' in whole and "null" not in whole and "done" in whole
+    assert '"x": 1' in words(tokenizer, lines.train[0]) and "It is done." in words(tokenizer, lines.train[0])
+    # OpenAI's own form: arguments, and here the tools too, as JSON in a text.
+    as_text = [with_tools("f", json.dumps({"x": 1}), json.dumps([tool("f", x="integer")]))]
+    assert texts(tokenizer, from_rows(*as_text, chat_template="qwen3").train) == [whole]
+
+
+def test_an_argument_that_is_null_stays(from_rows, tokenizer):
+    (row,) = from_rows(with_tools("f", {"x": None}, [tool("f", x="integer")]), chat_template="qwen3").train
+    assert '"x": null' in words(tokenizer, row)
+
+
+@pytest.mark.parametrize("template", ["chatml", "gemma3", "phi4"])
+def test_tools_are_never_left_out_without_a_word(from_rows, tmp_path, mistake, template):
+    """A stock ChatML template drops them, and the model would learn to answer as if it had called nothing."""
+    whole = with_tools("f", {"x": 1}, [tool("f", x="integer")])
+    whole["messages"] = whole["messages"][1:3]  # user and call: a role `tool` is refused by its name
+    for part in ({"tools": whole["tools"], **chats("a", 1)[0]}, {"messages": whole["messages"]}):
+        message = mistake(from_rows, *chats("a", 2), part, chat_template=template)
+        assert f"{tmp_path / 'train.jsonl'}, line 3" in message and "tool" in message
+        assert template != "chatml" or ("leaves them out" in message and "chat_template" in message.splitlines()[-1])
+    for nothing in ({"tools": []}, {"tools": None}):
+        assert len(from_rows(chats("a", 1)[0] | nothing, chat_template=template).train) == 1
+
+
+def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_path):
+    own = tmp_path / "own.jinja"
+    own.write_text(
+        "{% if tools %}{{ tools | length }} tools {% endif %}{% for m in messages %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train
+    assert tokenizer.decode(row["input_ids"]).startswith("2 tools")
