@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 # Transformers' words for how a module is divided, and which dimension of its weight and bias that is; None: they stay whole.
 WEIGHTS = {
@@ -60,23 +59,56 @@ def tied(config: Any) -> bool:
 
 
 def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Divide a model in place: parameters become DTensors of a one-dimensional mesh, whole ones on the meta device too.
+    """Divide a model in place: all parameters become DTensors of a one-dimensional mesh, whole ones on the meta device too.
 
-    plan: of each module, by its name in this model, a style among Transformers'
+    Those of no plan are whole on every rank, and DTensors all the same: so all have one mesh once FSDP2 has sharded them, and
+    an optimizer steps many of them at once. plan: of each module, by its name in this model, a style among Transformers'.
     Parameters must hold the same on every rank of the mesh, or nothing.
     """
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
-    for name, style in plan.items():
-        module = model.get_submodule(name)
-        if style == NORMS:
-            _sum_gradients(module, mesh.get_group())
-            continue
+    divided: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # tied weights stay tied
+    for name, module in list(model.named_modules()):
+        style = plan.get(name, "")
         for key, parameter in list(module.named_parameters(recurse=False)):
-            where: Placement = Shard(0) if WEIGHTS[style] == 0 else Shard(1) if key == "weight" else Replicate()
-            whole = distribute_tensor(parameter.detach(), mesh, [where], src_data_rank=None)
-            setattr(module, key, torch.nn.Parameter(whole, requires_grad=parameter.requires_grad))
-        ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
+            if parameter not in divided:
+                where = _placement(WEIGHTS.get(style), key)
+                values = distribute_tensor(parameter.detach(), mesh, [where], src_data_rank=None)
+                divided[parameter] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
+            module.register_parameter(key, divided[parameter])
+        if style in WEIGHTS:
+            ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
+        elif module._parameters:
+            # A norm of each head sees its rank's heads alone, so that a rank's gradient is a part of the sum. Transformers' own
+            # style adds up what has accumulated, in every micro-step anew (distributed/tensor_parallel.py:
+            # ReplicatedWithGradAllReduce), and hangs on a parameter that FSDP2 replaces.
+            _compute_locally(module, Partial() if style == NORMS else Replicate())
+
+
+def _placement(dimension: int | None, key: str) -> Placement:
+    """Of a weight, and of a bias: that of outputs is divided with them, and what inputs are summed up to gets it once."""
+    if dimension is None or (dimension == 1 and key != "weight"):
+        return Replicate()
+    return Shard(dimension)
+
+
+def _compute_locally(module: torch.nn.Module, gradient: Placement) -> None:
+    """Let a module compute with the values of its DTensors. gradient: how what reaches them relates to the whole gradient.
+
+    An instance's attribute is found before a module's parameter, and goes again after the forward pass.
+    """
+    forward = module.forward
+
+    def local(*args: Any, **options: Any) -> Any:
+        own = {key: value for key, value in module._parameters.items() if isinstance(value, DTensor)}
+        vars(module).update({key: value.to_local(grad_placements=[gradient]) for key, value in own.items()})
+        try:
+            return forward(*args, **options)
+        finally:
+            for key in own:
+                del vars(module)[key]
+
+    module.forward = local  # type: ignore[method-assign]
 
 
 def plan_of(model: Any) -> dict[str, str]:
@@ -86,7 +118,7 @@ def plan_of(model: Any) -> dict[str, str]:
     rowwise one. The other is whole, and what it computes is on every rank the same.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    styles = {name: style for name, style in base.tp_plan.items()}
+    styles = dict(base.tp_plan)
     head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
     found: dict[str, str] = {}
     for name, module in base.named_modules():
@@ -102,44 +134,3 @@ def plan_of(model: Any) -> dict[str, str]:
             found[name] = style
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     return {prefix + name: style for name, style in found.items()}
-
-
-class _SumBackward(torch.autograd.Function):
-    """A tensor as it is; its gradient is the sum over the group."""
-
-    @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        context.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient, group=context.group)
-        return gradient, None
-
-
-def _sum_gradients(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """A norm that each rank computes for its own heads: the gradient of its weight is the sum over all heads.
-
-    Transformers' own style sums up what has accumulated, in every micro-step anew (distributed/tensor_parallel.py:
-    ReplicatedWithGradAllReduce), and hangs its hook on a parameter that FSDP2 replaces. Here what the forward pass sees of the
-    weight passes its gradient through the sum; an instance's attribute is found before a module's parameter.
-    """
-    forward = module.forward
-
-    def summed(*args: Any, **options: Any) -> Any:
-        names = [name for name, parameter in module.named_parameters(recurse=False) if parameter.requires_grad]
-        for name in names:
-            vars(module)[name] = _SumBackward.apply(module._parameters[name], group)
-        try:
-            return forward(*args, **options)
-        finally:
-            for name in names:
-                del vars(module)[name]
-
-    module.forward = summed  # type: ignore[method-assign]
-
-
-def is_divided(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, DTensor)
