@@ -6,6 +6,11 @@ from .engines import ENGINES, OneProcess
 
 def of(run: Run) -> OneProcess:
     """The engine of a run's strategy; strategy/refused.yaml has left those alone that there is one for."""
-    if run.strategy.axes:
-        raise NotImplementedError(str(run.strategy.axes))
+    axes = run.strategy.axes
+    if list(axes.used) == ["tensor"]:
+        from . import tensor_engines
+
+        return tensor_engines.ENGINES[run.strategy.kind](run)
+    if axes:
+        raise NotImplementedError(str(axes))
     return ENGINES[run.strategy.kind](run)

@@ -26,7 +26,8 @@ def global_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     for layout, square in squares.items():
         if layout is not None:
             mesh, placements = layout
-            parts = [Partial() if placement.is_shard() else Replicate() for placement in placements]
+            # Not is_shard(): a matrix that is also divided over a tensor group is a _StridedShard.
+            parts = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
             square = DTensor.from_local(square, mesh, parts).full_tensor()
         total = total.to(square.device) + square
     return total.sqrt()

@@ -21,16 +21,27 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 # ---- several runs in one process ---------------------------------------------------------------------------------
+_GROUPS = (
+    "_ZERO_PARAM_INTRA_PARALLEL_GROUP",
+    "_TENSOR_MODEL_PARALLEL_GROUP",
+    "_MODEL_PARALLEL_GROUP",
+    "_DATA_PARALLEL_GROUP",
+    "mpu",
+)
+
+
 def forget_earlier_run() -> None:
     """What an earlier run left in the engines' modules: a ZeRO-3 configuration would shard whatever is built from now on
     (transformers/integrations/deepspeed.py: _hf_deepspeed_config_weak_ref), and hpZ's groups may be made only once
-    (deepspeed/utils/groups.py: _ZERO_PARAM_INTRA_PARALLEL_GROUP). A run that was interrupted between the micro-steps of a step
-    leaves word that gradients are not complete (accelerate/state.py: GradientState), and the optimizer of the next one would
-    then make no step, not even the one in which FSDP2's states are made before they are loaded."""
+    (deepspeed/utils/groups.py: _ZERO_PARAM_INTRA_PARALLEL_GROUP), and AutoTP's serve whoever comes next, whatever size it wants
+    (_init_tp_mesh_device). A run that was interrupted between the micro-steps of a step leaves word that gradients are not
+    complete (accelerate/state.py: GradientState), and the optimizer of the next one would then make no step, not even the one
+    in which FSDP2's states are made before they are loaded."""
     if "transformers.integrations.deepspeed" in sys.modules:
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
     if "deepspeed.utils.groups" in sys.modules:
-        sys.modules["deepspeed.utils.groups"]._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # type: ignore[attr-defined]
+        for kept in _GROUPS:
+            setattr(sys.modules["deepspeed.utils.groups"], kept, None)
     if "accelerate.state" in sys.modules:
         sys.modules["accelerate.state"].GradientState._reset_state()
 

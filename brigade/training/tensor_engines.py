@@ -1,0 +1,79 @@
+"""The engines of tensor parallelism: DeepSpeed's AutoTP under ZeRO, and Transformers' plans as DTensors under FSDP2."""
+
+from typing import Any
+
+from accelerate import ParallelismConfig
+
+from ..run.directory import Run
+from .engines import FSDP2, DeepSpeed
+
+
+class TensorDeepSpeed(DeepSpeed):
+    """AutoTP divides the model inside of deepspeed.initialize, by Transformers' plan (runtime/engine.py:
+    _apply_autotp_partitioning), and asserts that the ranks of a group have the same batch."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.averaged_over = run.strategy.axes.data(run.world.size)
+
+    def arguments(self) -> dict[str, Any]:
+        arguments = super().arguments()
+        config = arguments["deepspeed"]
+        config.pop(
+            "train_batch_size", None
+        )  # DeepSpeed would compare it with the world size instead of the data-parallel one
+        # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:4072).
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+        return arguments
+
+    def load_model(self, weights: str) -> Any:
+        # Under ZeRO-3 Transformers renames no weights where it sees AutoTP (integrations/deepspeed.py:345), which divides them
+        # only later, when they have their names.
+        from transformers.integrations.deepspeed import deepspeed_config
+
+        config = deepspeed_config() or {}
+        said = config.pop("tensor_parallel")
+        try:
+            return super().load_model(weights)
+        finally:
+            config["tensor_parallel"] = said
+
+
+class Mesh(ParallelismConfig):  # type: ignore[misc]
+    """With a dimension of data also where it has one rank: Accelerate has no FSDP2 without it."""
+
+    dp_shard_enabled = True
+
+
+class TensorFSDP2(FSDP2):
+    """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.averaged_over = run.strategy.axes.data(run.world.size)
+
+    def arguments(self) -> dict[str, Any]:
+        strategy = self.run.strategy
+        shard = self.averaged_over // strategy.replicate
+        mesh = (ParallelismConfig if shard > 1 else Mesh)(
+            dp_replicate_size=strategy.replicate, dp_shard_size=shard, tp_size=strategy.axes.tensor
+        )
+        return super().arguments() | {"parallelism_config": mesh}
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        from ..engines import tensor
+        from ..upstream import divide_model
+
+        def divide(model: Any) -> None:
+            tensor.divide(model, tensor.plan_of(model), trainer.accelerator.torch_device_mesh["tp"])
+
+        divide_model.before_sharding(divide)
+
+
+ENGINES = {
+    "zero1": TensorDeepSpeed,
+    "zero2": TensorDeepSpeed,
+    "zero3": TensorDeepSpeed,
+    "fsdp2": TensorFSDP2,
+}

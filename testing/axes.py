@@ -1,0 +1,39 @@
+"""The cases of parity for axes besides data parallelism: each against the same single process as the strategies of parity.py."""
+
+from typing import Any
+
+from .parity import LEARNING_RATE
+from .runs import GLOBAL_BATCH
+
+STRATEGIES = {
+    **{f"{zero}_tp2": ["--ds_config", f"ds_configs/{zero}_tp2.json"] for zero in ("zero1", "zero2", "zero3")},
+    "fsdp2_tp2": ["--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"],
+}
+# Architectures with a norm of each head, with tied embeddings, with biases.
+MODELS = ("qwen2", "qwen3", "gemma3_text", "mistral", "phi")
+VARIANTS = {
+    "packing": ["--packing", "true"],
+    "lora": ["--use_peft", "--learning_rate", "10"],
+    "adamw": ["--optim", "adamw_torch_fused", "--learning_rate", "1e-3"],
+    "clip": ["--max_grad_norm", "1"],
+}
+
+
+def case(strategy: str, ranks: int, accumulation: int, variant: str = "") -> dict[str, Any]:
+    """One run over so many ranks, as parity.cases has them. variant: one of MODELS or of VARIANTS"""
+    micro = GLOBAL_BATCH // (ranks // 2) // accumulation
+    name = f"{strategy}-w{ranks}-k{accumulation}{variant and '+'}{variant}"
+    flags = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(1 + ranks)]
+    return _case(name, flags, micro, variant)
+
+
+def reference(variant: str = "") -> dict[str, Any]:
+    """One process without any engine."""
+    return _case(f"single+{variant}", [], GLOBAL_BATCH, variant)
+
+
+def _case(name: str, flags: list[str], micro: int, variant: str) -> dict[str, Any]:
+    model = variant if variant in MODELS else None
+    rate = "0.3" if model else LEARNING_RATE["sgd"]
+    shared = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro}".split()
+    return {"name": name, "model": model, "flags": [*flags, *shared, *VARIANTS.get(variant, [])]}
