@@ -1,6 +1,8 @@
 """The cases of parity of sequence parallelism: rows in parts under every strategy, against one process (testing/parity.py)."""
 
+import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from . import parity
@@ -24,9 +26,16 @@ def strategy(kind: str, size: int, world_size: int) -> list[str]:
 
 
 KINDS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-PACKED = ["--packing", "true", "--global_batch_size", "6", "--max_length", "61"]  # rows of 61 tokens: no 2 or 4 divides them
-LORA = ["--use_peft", "--learning_rate", "2"]
-# What a run computes besides; the reference computes it too. heads: more ranks than key-value heads
+PACKED = [
+    "--packing",
+    "true",
+    "--global_batch_size",
+    "6",
+    "--max_length",
+    "61",
+]  # rows of 61 tokens: no 2 or 4 divides them
+LORA = ["--use_peft", "--learning_rate", "4"]
+# What a run computes besides; the reference computes it too.
 VARIANTS: dict[str, list[str]] = {
     "plain": [],
     "packed": PACKED,
@@ -56,3 +65,16 @@ def reference(variant: str = "plain", model: str | None = None) -> dict[str, Any
 
 def reference_of(case: dict[str, Any]) -> str:
     return f"single-{case['variant']}" + (f"-{case['model']}" if case["model"] else "")
+
+
+def on(world_size: int) -> Iterator[dict[str, Any]]:
+    """All cases of one world size: every strategy with every accumulation, and each variant and other model under some."""
+    sizes = [size for size in (2, 4) if world_size % size == 0]
+    for kind, size, accumulation in itertools.product(KINDS, sizes, parity.ACCUMULATIONS):
+        yield case(kind, size, world_size, accumulation)
+    if world_size == 4:
+        yield case("hsdp", 2, 4, 2)
+    for kind, size, variant in itertools.product(("ddp", "zero3", "fsdp2"), sizes, list(VARIANTS)[1:]):
+        yield case(kind, size, world_size, 2 if variant == "lora" else 1, variant)
+    for kind, model in itertools.product(("zero3", "fsdp2"), parity.MODELS) if world_size == 2 else ():
+        yield case(kind, 2, 2, 1, model=model)

@@ -1,9 +1,9 @@
 """Ulysses sequence parallelism: the ranks of a group compute with the same rows, each with its part of their tokens.
 
-Everything but attention treats tokens one by one. For attention an all-to-all exchanges tokens for heads: a rank then has all tokens
-of its share of the heads, and a second one brings each token's result back to the rank that has it (Jacobs et al. 2023, arXiv
-2309.14509). Each rank's loss is a sum over its own tokens, so that for DDP, ZeRO and FSDP2 these are plain data-parallel ranks, whose
-gradients add up to the whole row's.
+Everything but attention treats tokens one by one. For attention an all-to-all exchanges tokens for heads: a rank then has all
+tokens of its share of the heads, and a second one brings each token's result back to the rank that has it (Jacobs et al. 2023,
+arXiv 2309.14509). Each rank's loss is a sum over its own tokens. So these are plain data-parallel ranks to DDP, ZeRO and FSDP2:
+their gradients add up to the whole row's.
 """
 
 import math
@@ -19,7 +19,6 @@ from ..data.collate import ABOUT, About, Collate
 from ..data.store import IGNORED, Row
 from ..distributed.ranks import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
-
 
 IN_PARTS = "in_parts"  # the key of a micro-batch, and option of attention, that says so
 # Not by a ContextVar: activation checkpointing computes attention again in the backward pass, on GPUs in another thread.

@@ -193,7 +193,9 @@ def _record(
     of_step = trainer.callback_handler.train_dataloader.batch_sampler.of_step(step - 1)
     written = []
     for each in micro_batches:
-        rows = [int(row) for row in of_step[each["micro_batch"] - 1, axes.place(each["rank"], size).data] if row != FILLER]
+        rows = [
+            int(row) for row in of_step[each["micro_batch"] - 1, axes.place(each["rank"], size).data] if row != FILLER
+        ]
         samples = places.of(trainer.data, rows, trainer.run.settings)
         loss = each["loss"] if math.isfinite(each["loss"]) else str(each["loss"])
         written.append(each | {"loss": loss, "samples": samples})

@@ -1,5 +1,7 @@
-"""The engines where the tokens of a row are divided over ranks (engines/sequence.py). To each of them these are plain data-parallel
-ranks: states are sharded over all of them, gradients are means over all of them."""
+"""The engines where the tokens of a row are divided over ranks (engines/sequence.py).
+
+To each of them these are plain data-parallel ranks: states are sharded over all of them, gradients are means over all of them.
+"""
 
 from typing import Any
 
