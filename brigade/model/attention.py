@@ -28,7 +28,8 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
     """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU FlashAttention 2 where it is installed, else
-    SDPA. eager for models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
+    SDPA, or varlen where rows are divided over ranks. eager for models without SDPA (gpt-oss). Raises UserError for varlen where
+    it would compute something else.
     """
     import transformers
     from transformers.utils import is_flash_attn_2_available
@@ -50,7 +51,10 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
         return "eager", "the model has no SDPA"
     if not torch.cuda.is_available():
         return ("sdpa", f"the model has {lacking}") if lacking else (VARLEN, "the fastest proven on a CPU")
-    if not (training.bf16 or training.fp16):
+    half = training.bf16 or training.fp16
+    if settings.rows_in_parts and not lacking and not (half and is_flash_attn_2_available()):
+        return VARLEN, "it needs no mask of a whole row"
+    if not half:
         return "sdpa", "FlashAttention computes in bf16 and fp16 only"
     if is_flash_attn_2_available():
         return "flash_attention_2", "it is installed"

@@ -29,6 +29,7 @@ class Settings:
 
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     overridden: one line per recipe value that a flag replaced
+    rows_in_parts: whether the strategy divides rows over ranks (set once it is chosen)
     argv: the flags as they were given, without what a launcher puts between them
     """
 
@@ -41,6 +42,7 @@ class Settings:
     sources: dict[str, str] = field(default_factory=dict)
     overridden: list[str] = field(default_factory=list)
     argv: list[str] = field(default_factory=list)
+    rows_in_parts: bool = False
 
     @property
     def name(self) -> str:

@@ -115,6 +115,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     else:
         strategy = _unsharded(world, "the world size")
     _check(strategy, settings, world)
+    settings.rows_in_parts = strategy.axes.sequence > 1
     return strategy
 
 

@@ -189,10 +189,13 @@ def _record(
     trainer: Any, step: int, kind: str, what: str, action: str, back_to: Path | None, micro_batches: list[MicroBatch]
 ) -> str:
     """Write the step into FILE, with the samples of these micro-batches, and add an event. Returns who they are, in words."""
+    axes, size = trainer.run.strategy.axes, trainer.world.size
     of_step = trainer.callback_handler.train_dataloader.batch_sampler.of_step(step - 1)
     written = []
     for each in micro_batches:
-        rows = [int(row) for row in of_step[each["micro_batch"] - 1, each["rank"]] if row != FILLER]
+        rows = [
+            int(row) for row in of_step[each["micro_batch"] - 1, axes.place(each["rank"], size).data] if row != FILLER
+        ]
         samples = places.of(trainer.data, rows, trainer.run.settings)
         loss = each["loss"] if math.isfinite(each["loss"]) else str(each["loss"])
         written.append(each | {"loss": loss, "samples": samples})

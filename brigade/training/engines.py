@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import upstream
+from ..data.collate import Collate
 from ..model import load
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter
@@ -56,6 +57,10 @@ class OneProcess:
             upstream.scale_losses_on_cpus(trainer.accelerator)
         if not self.run.shared:
             upstream.save_on_the_first_rank_alone(trainer.model)
+
+    def collate(self, *how: Any) -> Collate:
+        """What makes micro-batches of rows; its arguments are Collate's."""
+        return Collate(*how)
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
         """Once the model is wrapped, before the first of so many steps."""
@@ -214,8 +219,8 @@ class HSDP(FSDP2):
     def arguments(self) -> dict[str, Any]:
         from accelerate import ParallelismConfig
 
-        strategy = self.run.strategy
-        mesh = ParallelismConfig(dp_replicate_size=strategy.replicate, dp_shard_size=strategy.shard)
+        replicate = self.run.strategy.replicate
+        mesh = ParallelismConfig(dp_replicate_size=replicate, dp_shard_size=self.run.world.size // replicate)
         return super().arguments() | {"parallelism_config": mesh}
 
     def before_micro_step(self, trainer: Any, model: Any) -> None:

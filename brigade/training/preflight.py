@@ -37,6 +37,10 @@ def check(run: Run, config: Any) -> Batch:
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
+    if run.strategy.axes.sequence > 1:
+        from ..engines import sequence_checks
+
+        sequence_checks.check(settings, config, run.strategy.axes.sequence, run.strategy.place("sequence"))
     if settings.recipe.model.use_peft:
         from ..model import adapters
 

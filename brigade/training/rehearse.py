@@ -27,7 +27,8 @@ from ..model.tiny import shrink
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
-from ..strategy import Strategy, choose
+from ..strategy import Strategy, axis_rules, choose
+from ..strategy.axes import Axes, with_axes
 
 STEPS, SAVE_STEPS = 6, 3
 
@@ -38,16 +39,19 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     Raises SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
     """
     with ranks.agreed(world):
-        strategy = choose(settings, world)
+        strategy = with_small_axes(choose(settings, world))
+    least = max(4 if strategy.kind == "hsdp" else 2, strategy.axes.model)
     if world.launcher == "python":
-        raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
+        raise SystemExit(_launch(least))
     with ranks.agreed(world):
+        if found := axis_rules.problem(strategy.axes, world.size):
+            raise UserError("flag --rehearse", *found)
         if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
             problem = f"{strategy.name} cannot shard over {counted(world.size, 'rank')}"
             cure = "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own"
             raise UserError("flag --rehearse", problem, cure)
         if strategy.kind == "hsdp":
-            strategy = replace(strategy, replicate=2, shard=world.size // 2)
+            strategy = replace(strategy, replicate=2, shard=world.size // 2 // strategy.axes.model)
         folder = settings.directory(strategy.name).parent
         config = shrink(model_config(settings))
     ranks.start(world)
@@ -76,6 +80,14 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         _judge(strategy, first, second, held, settings.recipe.training.optim)
     if world.is_main_rank:
         _report(strategy, held)
+
+
+def with_small_axes(strategy: Strategy) -> Strategy:
+    """Each axis that the strategy has, over two ranks."""
+    if not strategy.axes:
+        return strategy
+    small = Axes(**dict.fromkeys(strategy.axes.used, 2))
+    return replace(strategy, axes=small, ds_config=strategy.ds_config and with_axes(strategy.ds_config, small))
 
 
 def model_config(settings: Settings) -> dict[str, Any]:
@@ -196,7 +208,7 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
         return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
 
-    shard = strategy.shard if strategy.kind == "hsdp" else count
+    shard = count // strategy.replicate
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
     cut = cut_parameters([math.prod(shape) for shape in states.shapes], shard)[rank % shard]
     sharded, whole = formula(math.prod, shard, cut=cut, hpz=int(hpz != 1)), formula(_row, 1)

@@ -11,7 +11,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from .. import upstream
-from ..data.collate import ABOUT, Collate, WithFiller
+from ..data.collate import ABOUT, WithFiller
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..errors import UserError
@@ -81,9 +81,8 @@ class Trainer(EvaluatingTrainer):
         padding_free, squares, _ = packed_samples.layout(run.settings, model.config)
         cumulative = upstream.attention_of(model.config) in NEEDS_CUMULATIVE_LENGTHS
         multiple = 64 if training.torch_compile else 1  # few shapes to compile for
-        self.collate = Collate(
-            self.pad_token_id, padding_free, run.settings.recipe.data.packing, cumulative, multiple, squares
-        )
+        packing = run.settings.recipe.data.packing
+        self.collate = engine.collate(self.pad_token_id, padding_free, packing, cumulative, multiple, squares)
         self.remove_callback(PrinterCallback)
         if run.world.is_main_rank:
             self.add_callback(Progress())

@@ -568,12 +568,20 @@ def test_hsdp_sizes_must_make_up_the_world(pick, mistake, replicate, shard, size
     assert pick("--rehearse", size=size, cluster={"accelerate_config": hsdp(replicate, shard)}).kind == "hsdp"
 
 
-@pytest.mark.parametrize("key", ["tp_size", "cp_size", "sp_size"])
+@pytest.mark.parametrize("key", ["tp_size", "cp_size"])
 def test_other_meshes_are_refused(pick, mistake, key):
     mesh = {f"parallelism_config_{key}": 2}
     assert f"parallelism_config_{key}" in mistake(
         pick, cluster={"accelerate_config": {**FSDP2, "parallelism_config": mesh}}
     )
+
+
+@pytest.mark.parametrize("kind", [{"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
+                                  {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}}])  # fmt: skip
+def test_rows_go_over_a_divisor_of_the_ranks(pick, mistake, kind):
+    assert pick(size=8, cluster=kind).axes.sequence == 4
+    assert pick(size=8, cluster=kind).axes.data(8) == 2
+    assert "sequence 4 needs a multiple of 4 ranks, and there are 6" in mistake(pick, size=6, cluster=kind)
 
 
 @pytest.mark.parametrize("precision, training, fine", [

@@ -1,0 +1,140 @@
+"""Ulysses sequence parallelism: the ranks of a group compute with the same rows, each with its part of their tokens.
+
+Everything but attention treats tokens one by one. For attention an all-to-all exchanges tokens for heads: a rank then has all
+tokens of its share of the heads, and a second one brings each token's result back to the rank that has it (Jacobs et al. 2023,
+arXiv 2309.14509). Each rank's loss is a sum over its own tokens. So these are plain data-parallel ranks to DDP, ZeRO and FSDP2:
+their gradients add up to the whole row's.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..cluster import World
+from ..data.collate import ABOUT, About, Collate
+from ..data.store import IGNORED, Row
+from ..distributed.ranks import COLLECTIVE_TIMEOUT
+from ..strategy.axes import Axes
+
+IN_PARTS = "in_parts"  # the key of a micro-batch, and option of attention, that says so
+# Not by a ContextVar: activation checkpointing computes attention again in the backward pass, on GPUs in another thread.
+_groups: list[Any] = []  # the one that this run divides rows over
+_installed: set[str] = set()
+
+
+class DividedRows(Collate):
+    """Of each micro-batch, laid end to end and padded to a multiple of `of` tokens, the part with this number.
+
+    Tensors are (1, tokens / of), but for cumulative lengths, which speak of the whole row: attention sees all of it.
+    ABOUT counts this part, so that sums over ranks are those of the rows.
+    """
+
+    def __init__(self, *given: Any, number: int, of: int) -> None:
+        super().__init__(*given)
+        self.number, self.of, self.multiple = number, of, self.multiple * of
+
+    def __call__(self, fetched: tuple[list[Row], int | None]) -> dict[str, Any]:
+        batch = super().__call__(fetched)
+        size = batch["input_ids"].shape[1] // self.of
+        begin = size * self.number
+        for key in ("input_ids", "labels", "position_ids"):
+            batch[key] = batch[key][:, begin : begin + size].contiguous()
+        kept, targets = batch["logits_to_keep"], batch["shift_labels"]
+        here = (kept >= begin) & (kept < begin + size)
+        kept, targets = kept[here] - begin, targets[:, here]
+        if not len(kept):  # as for a filler: every parameter stays in the graph, and every all-to-all has all its ranks
+            kept, targets = torch.zeros(1, dtype=torch.long), torch.full((1, 1), IGNORED)
+        batch |= {"logits_to_keep": kept, "shift_labels": targets, IN_PARTS: True}
+        batch[ABOUT] = self._about(fetched[0], batch, slice(begin, begin + size))
+        return batch
+
+    def _about(self, rows: list[Row], batch: dict[str, Any], part: slice) -> About:
+        lengths = np.concatenate([row["lengths"] for row in rows])
+        real = np.concatenate([np.full(len(row["labels"]), (row["labels"] != IGNORED).any()) for row in rows])
+        # A sample's squared length is the sum of its length over its tokens.
+        attended = np.repeat(lengths, lengths)[part][real[part]]
+        whole = batch[ABOUT]
+        return About(
+            tokens=len(attended),
+            squared_lengths=int(attended.sum()),
+            supervised=int((batch["labels"] != IGNORED).sum()),
+            slots=batch["input_ids"].numel(),
+            step_supervised=whole.step_supervised,
+            end_to_end=whole.end_to_end,
+            row=whole.row,
+            logits=len(batch["logits_to_keep"]),
+        )
+
+
+class _AllToAll(torch.autograd.Function):
+    """Part i of the first dimension goes to rank i of the group, and rank i's part for this rank comes to place i."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        found = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(found, parts.contiguous(), group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
+        return _AllToAll.apply(gradients[0], ctx.group), None
+
+
+def heads_for_tokens(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """(1, heads, tokens / n, size) of this rank's tokens -> (1, heads / n, tokens, size) of its heads. A collective.
+
+    Where there are fewer heads than ranks (keys and values), each goes to several.
+    """
+    n = group.size()
+    heads = tensor.repeat_interleave(math.lcm(tensor.shape[1], n) // tensor.shape[1], dim=1)[0]
+    return _AllToAll.apply(heads.unflatten(0, (n, -1)), group).transpose(0, 1).flatten(1, 2)[None]
+
+
+def tokens_for_heads(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """(1, tokens, heads / n, size) of this rank's heads -> (1, tokens / n, heads, size) of its tokens. A collective."""
+    return _AllToAll.apply(tensor[0].unflatten(0, (group.size(), -1)), group).transpose(0, 1).flatten(1, 2)[None]
+
+
+def around(attention: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention of Transformers that also takes rows in parts, which IN_PARTS tells it. Without that, as where answers are
+    generated, each rank computes alone."""
+
+    def divided(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
+        if not options.pop(IN_PARTS, False):
+            return attention(module, query, key, value, attention_mask, **options)
+        group = _groups[-1]
+        if attention_mask is not None:
+            raise RuntimeError("rows in parts have no attention mask: cumulative lengths say where samples begin")
+        if torch.is_autocast_enabled(query.device.type):  # rotary embeddings and norms hand over fp32: twice the bytes
+            half = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (tensor.to(half) for tensor in (query, key, value))
+        options.pop("position_ids", None)  # this rank's part of them
+        if (sinks := options.get("s_aux")) is not None:  # one for each head
+            options["s_aux"] = sinks.chunk(group.size())[group.rank()]
+        whole = (heads_for_tokens(tensor, group) for tensor in (query, key, value))
+        found, _ = attention(module, *whole, None, **options)
+        return tokens_for_heads(found, group), None
+
+    return divided
+
+
+def install(name: str, group: Any) -> None:
+    """Let the attention `name` take rows that the ranks of `group` have in parts."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if name not in _installed:  # an earlier run of this process may have
+        # Not register(): attention.register() would undo it.
+        ALL_ATTENTION_FUNCTIONS[name] = torch.compiler.disable(around(ALL_ATTENTION_FUNCTIONS[name]))
+        _installed.add(name)
+    _groups[:] = [group]
+
+
+def group_of(axes: Axes, world: World) -> Any:
+    """The process group of the ranks that have parts of this rank's rows. A collective of all ranks."""
+    made = {tuple(ranks): dist.new_group(ranks, COLLECTIVE_TIMEOUT) for ranks in axes.groups("sequence", world.size)}
+    return next(group for ranks, group in made.items() if world.rank in ranks)

@@ -1,0 +1,47 @@
+"""Rows in parts over 2 and 4 ranks: the losses, gradient norms and held-out losses of one process (testing/axes_sequence.py)."""
+
+import pytest
+
+from testing import axes_sequence as cases
+from testing import parity, runs
+
+EVERY = {2: list(cases.on(2)), 4: list(cases.on(4))}
+# In `make test`: two engines, packed rows and adapters.
+ONCE = {"ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed", "fsdp2-sp2-w2-k2-lora"}
+DAMAGED = cases.case("ddp", 2, 2, 1, name="damaged", damage=True)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, asked_for):
+    names, found = asked_for("name"), {}
+    for world_size, known in EVERY.items():
+        chosen = [case for case in [*known, *[DAMAGED] * (world_size == 2)] if case["name"] in names]
+        if chosen:
+            found |= runs.run_cases(world_size, chosen, tmp_path_factory.mktemp(f"ranks{world_size}"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory, asked_for):
+    chosen = [case for case in (*EVERY[2], *EVERY[4], DAMAGED) if case["name"] in asked_for("name")]
+    wanted = {cases.reference_of(case): cases.reference(case["variant"], case["model"]) for case in chosen}
+    return runs.run_cases(1, list(wanted.values()), tmp_path_factory.mktemp("reference"))
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(case["name"], marks=() if case["name"] in ONCE else pytest.mark.slow) for of in EVERY.values() for case in of
+])  # fmt: skip
+def test_rows_in_parts_equal_one_process(name, references, results):
+    case = next(case for of in EVERY.values() for case in of if case["name"] == name)
+    reference = references[cases.reference_of(case)]
+    moved = 0.985 if case["variant"] == "lora" else 0.9  # adapters on random weights learn little
+    assert len(reference["loss"]) == runs.STEPS and reference["loss"][-1] < moved * reference["loss"][0]
+    differences = parity.worst(results[name], reference)
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+
+
+@pytest.mark.cases(name="damaged")
+def test_a_one_percent_error_in_one_ranks_gradient_is_caught(references, results):
+    differences = parity.worst(results["damaged"], references["single-plain"])
+    assert differences["grad_norm"] > 100 * parity.TOLERANCE
+    assert differences["loss"] > 3 * parity.TOLERANCE
