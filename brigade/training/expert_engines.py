@@ -1,0 +1,17 @@
+"""The engine of expert parallelism: FSDP2, with each layer's experts divided over groups of ranks (engines/experts.py)."""
+
+from typing import Any
+
+from ..engines import experts
+from ..upstream import fsdp2
+from .engines import FSDP2
+
+
+class ExpertParallel(FSDP2):
+    """FSDP2 for all but the experts. Every rank has rows of its own, so batches and means are those of FSDP2."""
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        plan = trainer.model.config.get_text_config().base_model_ep_plan
+        ranks = experts.mesh(trainer.args.device.type, self.run.world.size, self.run.strategy.axes.experts)
+        fsdp2.shard_before_layers(lambda model, options: experts.shard(model, plan, ranks, options))
