@@ -210,6 +210,7 @@ def _interrupted(flags: list[str], step: int) -> None:
 @contextlib.contextmanager
 def _damaged_gradients(wanted: bool) -> Any:
     from brigade.model import load
+    from brigade.upstream import are_experts
 
     whole = load.load_model
 
@@ -217,6 +218,11 @@ def _damaged_gradients(wanted: bool) -> Any:
         model = whole(*args, **kwargs)
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: gradient * 1.01)
+        for module in model.modules():  # FSDP2 replaces parameters, and keeps modules
+            if are_experts(module):
+                module.register_forward_hook(
+                    lambda *said: said[-1].register_hook(lambda gradient: gradient * 1.01) and None
+                )
         return model
 
     if wanted:

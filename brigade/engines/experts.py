@@ -15,7 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-_WRAPPER = "_checkpoint_wrapped_module."  # FSDP2's activation checkpointing
+from ..upstream import are_experts
+
+# Parts of names that are no module of the model's own: FSDP2's activation checkpointing, adapters.
+_WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
 DATA, EXPERTS, ALONE = "expert_data", "experts", "alone"  # dimensions of the mesh
 
 
@@ -36,7 +39,9 @@ def of_model(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torch.
     """
     wanted = [_pattern(name) for name, style in plan.items() if style == "ep_dispatch_experts"]
     for name, module in list(model.named_modules()):
-        if any(pattern.fullmatch(name.replace(_WRAPPER, "")) for pattern in wanted):
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        if are_experts(module) and any(pattern.fullmatch(name) for pattern in wanted):
             yield module
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..engines import experts
+from ..model import experts as of_config
 from ..upstream import fsdp2
 from .engines import FSDP2
 
@@ -12,6 +13,6 @@ class ExpertParallel(FSDP2):
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
-        plan = trainer.model.config.get_text_config().base_model_ep_plan
+        plan = of_config.plan(trainer.model.config)
         ranks = experts.mesh(trainer.args.device.type, self.run.world.size, self.run.strategy.axes.experts)
         fsdp2.shard_before_layers(lambda model, options: experts.shard(model, plan, ranks, options))

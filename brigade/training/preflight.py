@@ -37,11 +37,22 @@ def check(run: Run, config: Any) -> Batch:
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
+    _check_experts(run, config)
     if settings.recipe.model.use_peft:
         from ..model import adapters
 
         adapters.check_targets(settings, config)
     return batch_here(run, config)
+
+
+def _check_experts(run: Run, config: Any) -> None:
+    text, axes = config.get_text_config(), run.strategy.axes
+    if axes.experts > 1 or getattr(text, "output_router_logits", False):
+        from ..model import experts
+
+        experts.check_loss(run.settings, config)
+        if axes.experts > 1:
+            experts.check(run.settings, config, axes.experts, run.world.size, run.strategy.place("experts"))
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
