@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from . import resume
 from .runs import GLOBAL_BATCH
 
 MODELS = ("qwen3_moe", "mixtral", "gpt_oss")
@@ -54,3 +55,29 @@ def name_of(model: str, method: str, ranks: int, size: int, accumulation: int) -
 
 def reference_of(model: str, method: str, folder: Path) -> dict[str, Any]:
     return case(model, method, 1, 1, 1, folder)
+
+
+# A run's topology: (ranks, ranks of a group; 1: FSDP2, 0: DDP). What one wrote after step 4 the other continues.
+RESUMED = {
+    "experts over 2 to themselves": ((2, 2), (2, 2)),
+    "experts over 2 to FSDP2": ((2, 2), (2, 1)),
+    "FSDP2 to experts over 2": ((2, 1), (2, 2)),
+    "experts over 2 of 4 ranks to 4": ((4, 2), (4, 4)),
+    "experts over 4 to 2 ranks": ((4, 4), (2, 2)),
+    "experts over 2 to DDP": ((4, 2), (2, 0)),
+    "DDP to experts over 2 of 4 ranks": ((2, 0), (4, 2)),
+}
+
+
+def whole_run(topology: tuple[int, int], folder: Path, method: str = "full") -> dict[str, Any]:
+    """A run of Qwen3-MoE that nobody disturbs."""
+    ranks, size = topology
+    micro = ["--per_device_train_batch_size", str(GLOBAL_BATCH // ranks // 2)]
+    flags = [*resume.SHARED, *METHODS[method], "--learning_rate", "3e-3", *micro, *flags_of(size, folder)]
+    return {"name": f"{method}, {ranks} ranks, experts over {size}", "model": "qwen3_moe", "flags": flags}
+
+
+def continued(name: str, folder: Path) -> dict[str, Any]:
+    before, after = (whole_run(topology, folder) for topology in RESUMED[name])
+    checkpoint = folder / "outputs" / before["name"] / f"checkpoint-{resume.SAVED}"
+    return after | {"name": name, "flags": [*after["flags"], "--resume_from_checkpoint", str(checkpoint)]}

@@ -210,19 +210,17 @@ def _interrupted(flags: list[str], step: int) -> None:
 @contextlib.contextmanager
 def _damaged_gradients(wanted: bool) -> Any:
     from brigade.model import load
-    from brigade.upstream import are_experts
 
     whole = load.load_model
 
+    def damage(_: Any, __: Any, output: Any) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * 1.01)
+
     def damaged(*args: Any, **kwargs: Any) -> Any:
         model = whole(*args, **kwargs)
-        for parameter in model.parameters():
-            parameter.register_hook(lambda gradient: gradient * 1.01)
-        for module in model.modules():  # FSDP2 replaces parameters, and keeps modules
-            if are_experts(module):
-                module.register_forward_hook(
-                    lambda *said: said[-1].register_hook(lambda gradient: gradient * 1.01) and None
-                )
+        # Not on parameters, which FSDP2 replaces: it keeps modules.
+        model.get_output_embeddings().register_forward_hook(damage)
         return model
 
     if wanted:
