@@ -213,10 +213,14 @@ def _damaged_gradients(wanted: bool) -> Any:
 
     whole = load.load_model
 
+    def damage(_: Any, __: Any, output: Any) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * 1.01)
+
     def damaged(*args: Any, **kwargs: Any) -> Any:
         model = whole(*args, **kwargs)
-        for parameter in model.parameters():
-            parameter.register_hook(lambda gradient: gradient * 1.01)
+        # Not on parameters, which FSDP2 replaces: it keeps modules.
+        model.get_output_embeddings().register_forward_hook(damage)
         return model
 
     if wanted:

@@ -61,7 +61,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
 def _unknown_keys(options: Mapping[str, Any], section: str, name: str) -> Iterator[Finding]:
     known, at_top = KEYS[section], section == "top_level"
     for key, value in options.items():
-        if key not in known:
+        if key not in known and not (section == "parallelism_config" and key in KEYS["own"]):
             fate = "knows no such key" if at_top else "copies this key and nobody reads it"
             values = {"fate": fate, "value": shown(value), "instead": did_you_mean(str(key), known)}
             yield Finding.of("accelerate-unknown-key", name, str(key) if at_top else f"{section}.{key}", **values)

@@ -12,19 +12,21 @@ from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
 from .sizes import beyond_texts, empty_model, half_or_full, parameter_count
 
-ALL_LINEAR = "all-linear"
+ALL_LINEAR, EXPERTS = "all-linear", "experts"
 
 
 def describe(section: ModelSection, model: Any) -> dict[str, str]:
     """{"method": "LoRA r 16 on q_proj, v_proj: 0.10% of 8,037,076,992 parameters are trained"}, or {} without adapters."""
     if not section.use_peft:
         return {}
-    on, experts = ", ".join(section.lora_target_modules), ""
+    everywhere, experts = section.lora_target_modules == ALL_LINEAR, ""
+    on = "all linear layers" if everywhere else ", ".join(section.lora_target_modules)
     own = [parameter for module in _reached(model).values() for parameter in module.parameters(recurse=False)]
-    if any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own):
+    if adapted := target_parameters(section, model):
+        on += f", {', '.join(adapted)}"
+    elif any(len(getattr(p, "ds_shape", p.shape)) == 3 and not p.requires_grad for p in own):
         experts = "; experts are no linear layers and stay as they are"
-    if section.lora_target_modules == ALL_LINEAR:
-        on = "all linear layers"
+    if everywhere:
         plain = [layer for layer in linear_layers(model) if ".base_layer" not in layer and ".lora_" not in layer]
         if taken := sorted(taken_for_experts(model.get_base_model(), plain)):
             experts += f", and so do {', '.join(taken)}, which PEFT takes for them"
@@ -85,6 +87,26 @@ def _reached(model: Any) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if module not in outside}
 
 
+def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
+    """Names by which PEFT finds the parameters that get adapters (`experts.gate_up_proj`), or None. PEFT sorts them too."""
+    if section.lora_target_parameters != EXPERTS:
+        return sorted(section.lora_target_parameters) or None
+    return sorted(fused_experts(model)) or None
+
+
+def fused_experts(model: Any) -> set[str]:
+    """Names of the weights of experts, each with the module that it stands in: (experts, rows, columns), and no biases."""
+    from ..upstream import are_experts
+
+    return {
+        f"{_last(path.replace('.base_layer', ''))}.{name}"
+        for path, module in model.named_modules()
+        if are_experts(module)
+        for name, parameter in module.named_parameters(recurse=False)
+        if len(getattr(parameter, "ds_shape", parameter.shape)) == 3
+    }
+
+
 def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
     """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
     DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
@@ -139,12 +161,28 @@ def check_targets(settings: Settings, config: Any) -> None:
                 problem = f"{hit!r} shares its weight with the model's other end (tie_word_embeddings): "
                 problem += "trained apart, the two could not be saved as one"
                 raise UserError(settings.place(key), problem, "leave it out")
+    asked = _check_parameters(settings, model)
     try:
         wrapped = wrap(model, settings, "")
     except ValueError as error:
+        if asked and "ParamWrapper" in str(error):  # dropout, DoRA
+            place, cure = settings.place("lora_target_parameters"), "leave that key out, or lora_target_parameters"
         raise UserError(place, f"PEFT refuses: {first_line(error)}", cure) from None
-    if wrapped.peft_config["default"].target_parameters:
+    if set(wrapped.peft_config["default"].target_parameters or ()) != asked:
         raise UserError(place, "PEFT takes some of these names for fused experts, which are no linear layers", cure)
+
+
+def _check_parameters(settings: Settings, model: Any) -> set[str]:
+    """The parameters that lora_target_parameters names. Raises UserError for one that the model does not have."""
+    section, place = settings.recipe.model, settings.place("lora_target_parameters")
+    asked = set(target_parameters(section, model) or ())
+    fused = fused_experts(model)
+    cure = f"its experts': {', '.join(sorted(fused))}; or {EXPERTS}" if fused else "leave it out"
+    if section.lora_target_parameters and not fused:
+        raise UserError(place, f"{type(model).__name__} has no fused experts", cure)
+    if odd := next((target for target in sorted(asked) if target not in fused), None):
+        raise UserError(place, f"{odd!r} fits no weights of experts in {type(model).__name__}", cure)
+    return asked
 
 
 def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
@@ -196,6 +234,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
         lora_alpha=section.lora_alpha,  # type: ignore[arg-type]  # a number, whatever its hint says
         lora_dropout=section.lora_dropout,
         target_modules=targets,
+        target_parameters=target_parameters(section, model),
         modules_to_save=section.lora_modules_to_save or None,
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,

@@ -37,6 +37,10 @@ def _words_or_all(value: Any) -> Any:
     return value if value == "all-linear" else _words(value)
 
 
+def _words_or_experts(value: Any) -> Any:
+    return value if value == "experts" else _words_or_none(value)
+
+
 def _not_empty(value: Any) -> Any:
     if value == []:
         raise ValueError("a list of at least one source")
@@ -79,6 +83,9 @@ class ModelSection(Section):
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)] = "all-linear"
     """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
+    lora_target_parameters: Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)] = []
+    """Parameters of no linear layer that get adapters too (PEFT's target_parameters): names (`experts.gate_up_proj`), or experts:
+    the weights of every layer's experts, which a mixture of experts holds fused."""
     lora_modules_to_save: Annotated[list[str], BeforeValidator(_words_or_none)] = []
     """Modules that are trained whole besides the adapters: `embed_tokens,lm_head`, or none. The chat tokens of some base models
     are learned in no other way (docs/methods.md)."""

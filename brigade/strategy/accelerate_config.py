@@ -68,7 +68,10 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
         if "fsdp_transformer_cls_to_wrap" in fsdp:
             fsdp["fsdp_transformer_layer_cls_to_wrap"] = fsdp.pop("fsdp_transformer_cls_to_wrap")
         document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
-    document["parallelism_config"] = starting_with("PARALLELISM_CONFIG_")
+    document["parallelism_config"] = mesh = starting_with("PARALLELISM_CONFIG_")
+    if is_on("PARALLELISM_CONFIG") and all(size == "1" for key, size in mesh.items() if key.endswith("_size")):
+        # Its launcher saw a mesh, and knew none of the sizes in it.
+        raise_first([Finding.of("accelerate-launch-drops", "accelerate launch", "parallelism_config")])
     raise_first(findings(document, "accelerate launch"))
     return _strategy(document | {"mixed_precision": env["ACCELERATE_MIXED_PRECISION"]})
 
@@ -146,6 +149,10 @@ def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
+    sizes = {key: _whole(size) for key, size in mesh_sizes(mesh).items() if str(key).endswith("_size")}
+    if (sizes.pop("ep_size", 1) or 1) > 1 and (other := next((key for key, size in sizes.items() if size != 1), None)):
+        at = f"parallelism_config.parallelism_config_{other}"
+        yield Finding.of("accelerate-experts-alone", name, at, value=shown(sizes[other]))
 
 
 def _whole(value: Any) -> int | None:

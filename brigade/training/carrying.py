@@ -4,6 +4,9 @@ Each rank reads its own share of every parameter, one after another, and writes 
 as it is, and nothing is converted on the disk. checkpoint/layout.py says when that is needed, and what cannot be carried.
 """
 
+import itertools
+import math
+import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,13 +111,25 @@ def _shares(trainer: Any) -> Iterator[Share]:
     for parameter in trainer.model.parameters():
         if not parameter.requires_grad:
             continue
-        start, stop = 0, parameter.numel()
-        if isinstance(parameter, DTensor):  # FSDP2 shards rows
-            chunks = parameter.__create_chunk_list__()
-            size = parameter.to_local().numel()
-            start = chunks[0].offsets[0] * (parameter.numel() // parameter.shape[0]) if size else 0
-            stop = start + size
-        yield parameter, start, stop, parameter, 0
+        offset = 0
+        for start, stop in _ranges(parameter):
+            yield parameter, start, stop, parameter, offset
+            offset += stop - start
+
+
+def _ranges(parameter: Tensor) -> list[tuple[int, int]]:
+    """Where, in the flattened whole, what this rank holds of a parameter lies: one range of rows under FSDP2, or of every row
+    of a rank's experts a range, where these are divided too."""
+    if not isinstance(parameter, DTensor):
+        return [(0, parameter.numel())]
+    if not parameter.to_local().numel():
+        return [(0, 0)]
+    chunk, shape = parameter.__create_chunk_list__()[0], parameter.shape
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    cut = max((dim for dim, size in enumerate(chunk.sizes) if size != shape[dim]), default=0)  # the last one divided
+    first, length = sum(map(operator.mul, chunk.offsets, strides)), chunk.sizes[cut] * strides[cut]
+    starts = [first + sum(map(operator.mul, at, strides)) for at in itertools.product(*map(range, chunk.sizes[:cut]))]
+    return [(start, start + length) for start in starts]
 
 
 def _local(tensor: Tensor) -> Tensor:

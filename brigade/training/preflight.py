@@ -37,15 +37,20 @@ def check(run: Run, config: Any) -> Batch:
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
-    if run.strategy.axes.sequence > 1:
-        from ..engines import sequence_checks
+    if getattr(config.get_text_config(), "output_router_logits", False):
+        from ..model import experts
 
-        sequence_checks.check(settings, config, run.strategy.axes.sequence, run.strategy.place("sequence"))
+        experts.check_loss(settings, config)
     if settings.recipe.model.use_peft:
         from ..model import adapters
 
         adapters.check_targets(settings, config)
-    return batch_here(run, config)
+    batch = batch_here(run, config)
+    if run.strategy.axes:
+        from ..engines import checks
+
+        checks.check(run, config, batch)
+    return batch
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:

@@ -114,6 +114,11 @@ def layer_classes(model: Any) -> tuple[str, ...]:
     return tuple(model._no_split_modules or ())
 
 
+def are_experts(module: Any) -> bool:
+    """Whether a module holds the fused experts of a layer (integrations/moe.py: use_experts_implementation)."""
+    return hasattr(module, "_is_expert_parallel")
+
+
 def replace_gate(experts: Any, gate: Any) -> None:
     """Fused experts compute `gate(both)`, where they have no gate of their own as gpt-oss has (integrations/moe.py)."""
     from transformers.integrations.moe import _default_apply_gate

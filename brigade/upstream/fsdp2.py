@@ -1,7 +1,7 @@
 """FSDP2 as torch, Accelerate, Transformers and PEFT have it together."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -69,3 +69,30 @@ def whole_gradients(model: Any) -> Iterator[Any]:
                 for parameter in group.fsdp_params:
                     yield parameter.unsharded_accumulated_grad
                     yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+
+
+def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
+    """Call shard(model, fully_shard's options) on the next model that Accelerate prepares, once it has emptied it, and before it
+    shards the layers (utils/fsdp_utils.py: fsdp2_prepare_model): it would shard all parts over the same ranks. It looks for which
+    modules are layers at that very moment. What it does before and after stays: the weights of the first rank reach the others by
+    each parameter's own placement."""
+    from accelerate import accelerator as caller
+    from accelerate.utils import fsdp_utils
+
+    prepare, layers_of = caller.fsdp2_prepare_model, fsdp_utils.fsdp2_prepare_auto_wrap_policy
+
+    def shard_and_find_layers(plugin: Any, model: Any) -> Any:
+        policy = plugin.mixed_precision_policy or torch.distributed.fsdp.MixedPrecisionPolicy()
+        options = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
+        shard(model, options | {"mp_policy": policy})
+        return layers_of(plugin, model)
+
+    def prepare_once(accelerator: Any, model: Any) -> Any:
+        caller.fsdp2_prepare_model = prepare
+        fsdp_utils.fsdp2_prepare_auto_wrap_policy = shard_and_find_layers
+        try:
+            return prepare(accelerator, model)
+        finally:
+            fsdp_utils.fsdp2_prepare_auto_wrap_policy = layers_of
+
+    caller.fsdp2_prepare_model = prepare_once

@@ -1,0 +1,30 @@
+"""Whether a model fits its run's axes. Told before the model is built; what does not depend on the model: strategy/axis_rules.py."""
+
+from typing import Any
+
+from ..errors import UserError
+from ..recipe.batch import Batch
+from ..run.directory import Run
+
+
+def check(run: Run, config: Any, batch: Batch) -> None:
+    """Raises UserError for heads, layers or experts that an axis cannot divide, and for models that it has no way to divide."""
+    settings, strategy = run.settings, run.strategy
+    axes = strategy.axes
+    if axes.tensor > 1:
+        from . import tensor
+
+        if mistake := tensor.check(config, axes.tensor):
+            raise UserError(strategy.place("tensor"), *mistake)
+    if axes.sequence > 1:
+        from . import sequence_checks
+
+        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"))
+    if axes.experts > 1:
+        from ..model import experts
+
+        experts.check(settings, config, axes.experts, run.world.size, strategy.place("experts"))
+    if axes.stages > 1:
+        from . import pipeline_rules
+
+        pipeline_rules.check(run, config, batch)

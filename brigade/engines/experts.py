@@ -1,0 +1,77 @@
+"""Expert parallelism: every rank of a group holds some experts of each layer whole, and tokens travel to them and back.
+
+What travels is Transformers' all-to-all (distributed/expert_parallel.py: AllToAllEP), which autograd differentiates: an expert's
+gradient is the sum over the tokens of its whole group. Ranks that hold the same experts, one of each group, shard them as FSDP2
+shards all else. The experts are divided along dimension 0 and their copies' shards along dimension 1: two divisions of one
+dimension would make torch's _StridedShard, of which torch 2.13 distributes no uneven one, and which is no Shard to who asks.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+from ..upstream import are_experts
+
+# Parts of names that are no module of the model's own: FSDP2's activation checkpointing, adapters.
+_WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
+DATA, EXPERTS, ALONE = "expert_data", "experts", "alone"  # dimensions of the mesh
+
+
+def mesh(device: str, world_size: int, size: int) -> DeviceMesh:
+    """Groups of `size` neighbouring ranks with all experts between them; across groups the ranks with the same experts.
+
+    Its third dimension is of single ranks: those that hold the same tokens.
+    """
+    whole = init_device_mesh(device, (world_size // size, size, 1), mesh_dim_names=(DATA, EXPERTS, ALONE))
+    whole[DATA, EXPERTS]._flatten("expert_ranks")  # a sum over both dimensions is then one collective
+    return whole
+
+
+def of_model(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torch.nn.Module]:
+    """The modules that a model's plan calls experts, wherever it stands among others (PEFT's, for one).
+
+    plan: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}, a config's base_model_ep_plan
+    """
+    wanted = [_pattern(name) for name, style in plan.items() if style == "ep_dispatch_experts"]
+    for name, module in list(model.named_modules()):
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        if are_experts(module) and any(pattern.fullmatch(name) for pattern in wanted):
+            yield module
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\*", r"\d+"))
+
+
+def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: DeviceMesh, options: Mapping[str, Any]) -> None:
+    """Divide the experts of `model` over the ranks of mesh(), in place. Before fully_shard sees the layers around them.
+
+    options: of fully_shard, mesh aside
+    """
+    from transformers.distributed.expert_parallel import EpDispatchExpertsParallel, MoEParamShard
+
+    divide, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
+    for experts in of_model(model, plan):
+        for name in dict(experts.named_parameters(recurse=False)):
+            divide.shard_param(experts, name, ranks[EXPERTS])
+        dispatch.install_forward(experts, ranks[EXPERTS], tp_mesh=ranks[ALONE], ep_implementation="all_to_all")
+        fully_shard(experts, mesh=ranks[DATA], shard_placement_fn=lambda _: Shard(1), **options)
+        _average(experts, ranks)
+
+
+def _average(experts: Any, ranks: DeviceMesh) -> None:
+    """Gradients become means over all ranks, as those of the layers around them.
+
+    A rank's gradient of its experts is a sum over its group's batches already, and FSDP2 reduces it over the ranks with the same
+    experts alone. Another divisor than their number would go to NCCL as PREMUL_SUM, which makes bf16 zero up to torch 2.13
+    (pytorch/pytorch#190747): sum, and divide afterwards. A single rank reduces nothing, and divides all the same.
+    """
+    experts.set_gradient_divide_factor(float(ranks.size()))
+    if ranks[DATA].size() > 1:
+        experts.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,61 @@
+"""Expert parallelism prints the losses, gradient norms and held-out losses of one process, and continues what others wrote."""
+
+import pytest
+
+from testing import axes_experts, parity, runs
+
+NAMES = {axes_experts.name_of(*case): case for case in axes_experts.PARITY}
+ONCE = set(list(NAMES)[:2])  # in `make test`
+ADAPTED = {
+    axes_experts.name_of(*case): case
+    for case in [("qwen3_moe", "LoRA on experts", 2, size, 2) for size in (0, 1)]
+    + [("gpt_oss", "LoRA on experts", 2, 1, 1), ("mixtral", "LoRA on experts", 2, 0, 1)]
+}
+ALL = NAMES | ADAPTED
+CHEAPEST, DAMAGED = axes_experts.PARITY[0], "damaged"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("experts")
+
+
+@pytest.fixture(scope="module")
+def wanted(asked_for):
+    names = asked_for("name")
+    return {name: case for name, case in ALL.items() if name in names or (DAMAGED in names and case == CHEAPEST)}
+
+
+@pytest.fixture(scope="module")
+def reference(folder, wanted):
+    pairs = dict.fromkeys((model, method) for model, method, *_ in wanted.values())
+    cases = {pair: axes_experts.reference_of(*pair, folder) for pair in pairs}
+    found = runs.run_cases(1, list(cases.values()), folder)
+    return {pair: found[case["name"]] for pair, case in cases.items()}
+
+
+@pytest.fixture(scope="module")
+def results(folder, wanted, asked_for):
+    found = {}
+    for ranks in (2, 4):
+        cases = [axes_experts.case(*case, folder) for case in wanted.values() if case[2] == ranks]
+        if ranks == 2 and DAMAGED in asked_for("name"):
+            cases.append(axes_experts.case(*CHEAPEST, folder) | {"name": DAMAGED, "damage": True})
+        if cases:
+            found |= runs.run_cases(ranks, cases, folder)
+    return found
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in ALL])
+def test_experts_over_ranks_equal_one_process(name, reference, results):
+    model, method, *_ = ALL[name]
+    of = reference[model, method]
+    assert of["loss"][-1] < 0.99 * of["loss"][0]
+    differences = parity.worst(results[name], of)
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+
+
+@pytest.mark.cases(name=DAMAGED)
+def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results):
+    differences = parity.worst(results[DAMAGED], reference[CHEAPEST[:2]])
+    assert differences["grad_norm"] > 100 * parity.TOLERANCE

@@ -1,0 +1,58 @@
+"""A run with experts over ranks continues what another topology wrote, and another topology what it wrote; and its model, and
+what `export` makes of its checkpoints, is a Hugging Face directory equal to one process's to the bit in names and shapes."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from brigade.__main__ import main
+from testing import axes_experts, resume, runs
+
+ONCE = {"experts over 2 to themselves", "experts over 2 to FSDP2"}  # in `make test`
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def results(folder, asked_for):
+    pairs = {name: axes_experts.RESUMED[name] for name in axes_experts.RESUMED if name in asked_for("name")}
+    topologies = dict.fromkeys([(2, 2), *(topology for pair in pairs.values() for topology in pair)])
+    found = {}
+    for ranks in (2, 4):
+        if cases := [axes_experts.whole_run(topology, folder) for topology in topologies if topology[0] == ranks]:
+            found |= runs.run_cases(ranks, cases, folder)
+    for ranks in (2, 4):
+        if cases := [axes_experts.continued(name, folder) for name, pair in pairs.items() if pair[1][0] == ranks]:
+            found |= runs.run_cases(ranks, cases, folder)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in axes_experts.RESUMED]
+)
+def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, results):
+    before, after = axes_experts.RESUMED[name]
+    whole = results[axes_experts.whole_run(after, folder)["name"]]
+    difference = resume.worst(results[name], whole)
+    assert difference <= (0 if before == after else resume.TOLERANCE)
+
+
+def test_the_model_and_the_export_are_one_processs(folder, results):
+    run = folder / "outputs" / axes_experts.whole_run((2, 2), folder)["name"]
+    trained, layout = load_file(run / "model.safetensors"), load_file(folder / "qwen3_moe" / "model.safetensors")
+    assert {name: (t.shape, t.dtype) for name, t in trained.items()} == {
+        n: (t.shape, t.dtype) for n, t in layout.items()
+    }
+    assert main(["export", str(run), str(folder / "exported")]) in (0, None)
+    assert main(["export", str(run), str(folder / "middle"), "--step", str(resume.SAVED)]) in (0, None)
+    exported, middle = (load_file(folder / name / "model.safetensors") for name in ("exported", "middle"))
+    assert (
+        all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
+        and exported.keys() == trained.keys()
+    )
+    assert middle.keys() == trained.keys() and not any(
+        torch.equal(middle[n], t) for n, t in trained.items() if t.dim() > 1
+    )
