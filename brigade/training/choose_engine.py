@@ -1,11 +1,28 @@
 """Which engine runs a strategy: one of engines.py, or one of the files imported below where it has axes besides data."""
 
+from typing import Any
+
 from ..run.directory import Run
 from .engines import ENGINES, OneProcess
 
 
 def of(run: Run) -> OneProcess:
     """The engine of a run's strategy; strategy/refused.yaml has left those alone that there is one for."""
+    if run.strategy.axes.stages > 1:
+        from .pipeline_engine import PipelineEngine
+
+        return PipelineEngine(run)
     if run.strategy.axes:
         raise NotImplementedError(str(run.strategy.axes))
     return ENGINES[run.strategy.kind](run)
+
+
+def trainer_of(run: Run) -> Any:
+    """The class of its Trainer."""
+    if run.strategy.axes.stages > 1:
+        from .pipeline_trainer import PipelineTrainer
+
+        return PipelineTrainer
+    from .trainer import Trainer
+
+    return Trainer

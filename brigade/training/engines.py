@@ -14,7 +14,7 @@ import torch
 from .. import upstream
 from ..model import load
 from ..model.location import load_config
-from ..model.sizes import half_or_full, largest_parameter
+from ..model.sizes import half_or_full, largest_parameter, parameter_count
 from ..run.directory import Run, add_to_record
 from .norms import clip_
 
@@ -59,6 +59,10 @@ class OneProcess:
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
         """Once the model is wrapped, before the first of so many steps."""
+
+    def parameter_count(self, model: Any, trained: bool = False) -> int:
+        """Of the whole model, whatever part of it this rank has."""
+        return parameter_count(model, trained)
 
     # ---- a step ----------------------------------------------------------------------------------------------------
     def before_micro_step(self, trainer: Any, model: Any) -> None:

@@ -21,7 +21,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
     if training.fp16 and trainer.args.use_cpu:
         precision += " (slow on a CPU: for trials)"
-    parameters = parameter_count(trainer.model)
+    parameters = trainer.engine.parameter_count(trainer.model)
     short = ""
     if training.warmup_steps > trainer.args.max_steps > 0:
         short = f" (still in its {training.warmup_steps:g} steps of warm-up at the end)"

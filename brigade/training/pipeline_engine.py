@@ -1,0 +1,73 @@
+"""The engine of a pipeline: each rank loads its own stages, and what is summed over them."""
+
+from typing import Any
+
+import torch
+
+from ..distributed import ranks
+from ..engines import pipeline_schedule as schedules
+from ..engines import pipeline_split as splitting
+from ..engines.pipeline import Groups, Pipeline
+from ..model import load
+from ..model.location import load_config
+from ..model.sizes import empty_model, parameter_count
+from ..run.directory import Run
+from .engines import OneProcess
+from .norms import global_norm, scale_
+
+
+class PipelineEngine(OneProcess):
+    """Stages over ranks, and DDP between the ranks that have the same ones.
+
+    layers: of each stage
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.axes = run.strategy.axes
+        self.place = self.axes.place(run.world.rank, run.world.size)
+        self.averaged_over = run.batch.data_parallel_size
+        self.own = schedules.stages_of(self.axes, self.place.stage)
+        self.layers: list[range] = []
+        self.counts = {False: 0, True: 0}
+
+    def load_model(self, weights: str) -> Any:
+        settings, config = self.run.settings, load_config(self.run.settings)
+        with torch.device("meta"):
+            costs = splitting.costs(empty_model(settings, config))
+        self.layers = splitting.split(*costs, self.axes.every_stage)
+        layers = {layer for stage in self.own for layer in self.layers[stage]}
+        of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
+        return load.load_model(settings, weights, self.load_dtype(), model_class=of_stage)
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"ddp_backend": "gloo" if self.cpu else None}
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
+        trainer.pipeline = Pipeline(
+            trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
+        )
+        counted = torch.nn.ParameterList(trainer.pipeline.counted())
+        own = [parameter_count(counted, trained) if not self.place.data else 0 for trained in (False, True)]
+        self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
+
+    def parameter_count(self, model: Any, trained: bool = False) -> int:
+        return self.counts[trained]
+
+    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
+        own = [parameter.grad for parameter in trainer.pipeline.counted() if parameter.grad is not None]
+        squares = trainer.pipeline.total(global_norm(own).to(trainer.args.device) ** 2)
+        norm = squares.sqrt()
+        if max_norm > 0:
+            scale_((parameter.grad for parameter in trainer.model.parameters()), norm, max_norm)
+        return norm
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+        from ..engines.pipeline_state import gathered
+
+        with torch.device("meta"):
+            whole = empty_model(self.run.settings, trainer.model.config)
+        names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
+        return gathered(trainer.pipeline, names, wanted=trainer.args.should_save)

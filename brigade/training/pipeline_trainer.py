@@ -1,0 +1,64 @@
+"""Our Trainer over a pipeline: a step is one call of its schedule, with all micro-batches of the global batch."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..distributed import heartbeat
+from ..engines.pipeline import Groups, Pipeline
+from ..engines.pipeline_split import Part
+from . import nonfinite
+from .trainer import Trainer
+
+
+class PipelineTrainer(Trainer):
+    """All ranks of a pipeline draw the same rows, so that between stages only activations travel.
+
+    Transformers' loop hands over one micro-batch after another: they are kept until the last one of the step.
+    """
+
+    groups: Groups
+    pipeline: Pipeline
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.waiting: list[dict[str, Any]] = []
+        super().__init__(*args, **options)
+
+    def _wrap_model(self, model: Any, *_: Any, **__: Any) -> Any:
+        """Not by accelerate, which would take the ranks for copies of one model."""
+        return self.pipeline
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        self.waiting.append(self._prepare_inputs(inputs))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        model.train()
+        heartbeat.enter(heartbeat.FORWARD)
+        micro_batches, self.waiting = self.waiting, []
+        losses = self.pipeline.step(micro_batches, num_items_in_batch)
+        nonfinite.guard_of(self).micro_losses.extend(losses)
+        heartbeat.enter(heartbeat.OPTIMIZER)
+        return torch.stack(losses).sum()
+
+    def compute_part(
+        self, part: Part, inputs: dict[str, Any], supervised: Any, hidden: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What a stage returns for a micro-batch: the last one the loss, as compute_loss does."""
+        heartbeat.enter(heartbeat.FORWARD if self.model.training else heartbeat.EVALUATION)
+        with self.compute_loss_context_manager(), self.accelerator.autocast():
+            output = self.outputs(partial(part, hidden), inputs, supervised)
+            if part.last and self.model.training:
+                output = nonfinite.spread(output.loss, self.engine.averaged_over)
+            elif part.last:
+                output = output.loss
+        if self.model.training:
+            heartbeat.enter(heartbeat.BACKWARD)
+        return output
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """In evaluation. Each rank of a pipeline counts the tokens, and one of them has their loss: so many times over."""
+        loss = self.pipeline.evaluate(inputs, num_items_in_batch)
+        return torch.zeros(()) if loss is None else loss * len(self.groups.ranks)
