@@ -9,7 +9,7 @@ from .runs import GLOBAL_BATCH
 
 
 def config(folder: Path, stages: int, **more: Any) -> list[str]:
-    """Flags of DDP between pipelines of so many stages, by an accelerate config in `folder`. more: pp_schedule, pp_virtual_stages"""
+    """Flags of DDP between pipelines of so many stages, by an accelerate config in `folder`. more: pp_schedule, ..."""
     mesh = {f"parallelism_config_{key}": value for key, value in {"pp_size": stages, **more}.items()}
     file = folder / f"{'-'.join(map(str, ['pp', stages, *more.values()]))}.yaml"
     file.write_text(json.dumps({"distributed_type": "MULTI_GPU", "parallelism_config": mesh}))
@@ -22,3 +22,10 @@ def case(name: str, strategy: list[str], data: int, accumulation: int, *flags: s
     rate = LEARNING_RATE[more.pop("rate", "sgd")]
     usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --per_device_eval_batch_size 3"
     return {"name": name, "flags": [*strategy, *usual.split(), *flags], **more}
+
+
+def zero1(folder: Path, stages: int, **more: Any) -> list[str]:
+    """Flags of ZeRO-1 between pipelines of so many stages, by a ds_config in `folder`. more: schedule, virtual_stages"""
+    file = folder / f"{'-'.join(map(str, ['zero1', stages, *more.values()]))}.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages, **more}}))
+    return ["--ds_config", str(file)]

@@ -1,6 +1,6 @@
 """A rank's stages of a pipeline, and what it exchanges with the other ranks: activations, gradients, losses, sums."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ Compute = Callable[[Part, dict[str, Any], Any, Tensor | None], Tensor]
 class Groups:
     """Process groups of this rank. A collective: every rank makes all of them, in the same order.
 
-    stages: of the ranks that together hold a model, first to last; data: of those that hold the same stages; ends: of the first and
-    the last rank of a pipeline, which have a tied embedding each (None elsewhere)
+    stages: of the ranks that together hold a model, first to last; data: of those that hold the same stages
+    ends: of the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
     """
 
     def __init__(self, axes: Axes, rank: int, world_size: int) -> None:
@@ -106,7 +106,7 @@ class Pipeline(nn.Module):
         for parameter in trained:
             if parameter.grad is None:  # an expert that met no token, on this rank alone
                 parameter.grad = torch.zeros_like(parameter)
-        mean_([parameter.grad for parameter in trained], self.groups.data)
+        mean_([parameter.grad for parameter in trained if parameter.grad is not None], self.groups.data)
         if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
             dist.all_reduce(tied.grad, group=self.groups.ends)
 
@@ -121,6 +121,17 @@ class Pipeline(nn.Module):
         again = None if 0 in self.parts else self.tied()
         return [parameter for parameter in self.model.parameters() if parameter is not again]
 
+    def hand_out(self, owned: Mapping[nn.Parameter, int]) -> None:
+        """Each parameter to all data-parallel ranks, from the one that has stepped it."""
+        buckets: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        for parameter, owner in owned.items():
+            buckets.setdefault((owner, parameter.dtype), []).append(parameter.detach())
+        for (owner, _), tensors in buckets.items():
+            for bucket in in_buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                dist.broadcast(flat, group_src=owner, group=self.groups.data)
+                _spread(flat, bucket)
+
     def total(self, value: Tensor) -> Tensor:
         """The sum over the ranks of the pipeline, on each of them."""
         dist.all_reduce(value, group=self.groups.stages)
@@ -128,7 +139,7 @@ class Pipeline(nn.Module):
 
 
 class _Called(nn.Module):
-    """What torch calls for a stage: with a micro-batch's number, for it would look for gradients in all that it hands on."""
+    """What torch calls for a stage: with a micro-batch's number, for torch would look for gradients in all that it hands on."""
 
     def __init__(self, pipeline: Pipeline, part: Part) -> None:
         super().__init__()
@@ -138,23 +149,41 @@ class _Called(nn.Module):
         return self._pipeline[0].computed(self.part, number, hidden)
 
 
-def mean_(tensors: Iterable[Tensor], group: Any) -> None:
-    """Each tensor becomes its mean over the group, in buckets. On every rank of the group the same tensors in the same order."""
+def shares(pipeline: Pipeline) -> dict[nn.Parameter, int]:
+    """Which data-parallel rank steps which trained parameter, so that all have about as many elements; all agree."""
+    size = dist.get_world_size(pipeline.groups.data)
+    held, found = [0] * size, dict[nn.Parameter, int]()
+    trained = [parameter for parameter in pipeline.model.parameters() if parameter.requires_grad]
+    for parameter in sorted(trained, key=torch.numel, reverse=True):  # stable
+        found[parameter] = owner = held.index(min(held))
+        held[owner] += parameter.numel()
+    return {parameter: found[parameter] for parameter in trained}
+
+
+def mean_(tensors: list[Tensor], group: Any) -> None:
+    """Each tensor becomes its mean over the group. On every rank of the group the same tensors in the same order."""
     size = dist.get_world_size(group)
     if size == 1:
         return
-    buckets: dict[torch.dtype, list[Tensor]] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        for bucket in in_buckets([tensor for tensor in tensors if tensor.dtype == dtype]):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(size)
+            dist.all_reduce(flat, group=group)
+            _spread(flat, bucket)
+
+
+def in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours together, up to BUCKET bytes or one tensor."""
+    bucket: list[Tensor] = []
     for tensor in tensors:
-        bucket = buckets.setdefault(tensor.dtype, [])
+        if bucket and sum(each.nbytes for each in bucket) + tensor.nbytes > BUCKET:
+            yield bucket
+            bucket = []
         bucket.append(tensor)
-        if sum(each.nbytes for each in bucket) >= BUCKET:
-            _mean_of_bucket(buckets.pop(tensor.dtype), group, size)
-    for bucket in buckets.values():
-        _mean_of_bucket(bucket, group, size)
+    if bucket:
+        yield bucket
 
 
-def _mean_of_bucket(tensors: list[Tensor], group: Any, size: int) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(size)
-    dist.all_reduce(flat, group=group)
+def _spread(flat: Tensor, tensors: list[Tensor]) -> None:
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

@@ -37,6 +37,14 @@ def make(axes: Axes, stages: list[Any], micro_batches: int) -> Any:
     return CLASSES[name](of_stages, micro_batches, **options)
 
 
+def refusal(axes: Axes, micro_batches: int) -> str:
+    """Why a schedule cannot do so many micro-batches, or ""."""
+    name, rounds = axes.chosen_schedule, max(1, micro_batches // axes.stages)
+    if name.startswith("interleaved") and (micro_batches < axes.stages or micro_batches % rounds):
+        return f"{name} takes micro-batches in rounds of {axes.stages}, and {micro_batches} do not fill them"
+    return ""
+
+
 def bubble(axes: Axes, micro_batches: int) -> float:
     """The share of a step in which a rank idles, of stages that all take as long: (p - 1) / (v m + p - 1), with p ranks, v stages
     on each and m micro-batches (2104.04473, section 2.2). Zero-bubble schedules fill most of it."""

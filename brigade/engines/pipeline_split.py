@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import upstream
-from ..errors import UserError, first_line
-from ..recipe.flags import Settings
-
-CURE = "use another strategy for it: docs/choosing.md"
+from ..errors import first_line
 
 
 class HandsOn(nn.Module):
@@ -47,8 +44,8 @@ class Decoder:
 class Part(nn.Module):
     """One stage: some of the layers of a model that may hold those of other stages too, by the model's own forward pass.
 
-    As its inputs the first stage takes input_ids, the others what the stage before returned: (rows, tokens, hidden size). The last
-    returns what the model itself returns.
+    The first stage takes input_ids, the others what the stage before returned: (rows, tokens, hidden size). The last returns
+    what the model itself returns.
     """
 
     def __init__(self, model: Any, layers: range, first: bool, last: bool) -> None:
@@ -105,8 +102,8 @@ def _products(layer: nn.Module, share: float) -> int:
 
 
 def split(layers: Sequence[int], head: int, stages: int) -> list[range]:
-    """Which layers each stage has: neighbours, at least one for each, so that the dearest stage costs as little as it can. The last
-    stage has the head too. Of splits whose dearest stages are equally dear, the more even one.
+    """Which layers each stage has: neighbours, at least one for each, so that the dearest stage costs as little as it can.
+    The last stage has the head too. Of splits whose dearest stages are equally dear, the more even one.
 
     Raises ValueError where there are fewer layers than stages.
     """
@@ -176,20 +173,9 @@ def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
         model.all_tied_weights_keys = {}
 
 
-# ---- whether it can be done ------------------------------------------------------------------------------------------
-def check(settings: Settings, config: Any, stages: int, source: str) -> None:
-    """Raises UserError where a model has too few layers, or where stages of it do not compute what it does."""
-    text = config.get_text_config()
-    if stages > (count := getattr(text, "num_hidden_layers", None) or 0):
-        problem = f"{stages} stages, but {type(config).__name__} has {count} layers"
-        raise UserError(source, problem, f"set it to {count} or less" if count else CURE)
-    if why := tried(config, settings.recipe.model.trust_remote_code):
-        raise UserError(source, f"{type(config).__name__} cannot be divided into stages: {why}", CURE)
-
-
 def tried(config: Any, trust_remote_code: bool) -> str:
-    """Why stages of this architecture do not compute what the whole model does: tried out with a tiny random one, and "" where the
-    two losses are equal to the bit. Some models scale what they take for embeddings, or look back at them in each layer."""
+    """Why stages of this architecture do not compute what the whole model does, tried out with a tiny random one; "" where the
+    losses are equal to the bit. Some models scale what they take for embeddings, or look back at them in each layer."""
     from transformers import AutoModelForCausalLM
 
     from ..model.tiny import shrink

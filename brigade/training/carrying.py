@@ -82,8 +82,9 @@ def _name(name: str) -> str:
 
 def _order(trainer: Any) -> list[str]:
     """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
-    decayed = {_name(name) for name in trainer.get_decay_parameter_names(trainer.model)}
-    names = [_name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    model = trainer.engine.whole_model(trainer)
+    decayed = {_name(name) for name in trainer.get_decay_parameter_names(model)}
+    names = [_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return sorted(names, key=lambda name: name not in decayed)  # stable
 
 

@@ -64,6 +64,14 @@ class OneProcess:
         """Of the whole model, whatever part of it this rank has."""
         return parameter_count(model, trained)
 
+    def whole_model(self, trainer: Any) -> Any:
+        """One with all names of the model's parameters, in its order; it may be on the meta device."""
+        return trainer.model
+
+    def summary(self) -> dict[str, str]:
+        """Further lines of the run's summary."""
+        return {}
+
     # ---- a step ----------------------------------------------------------------------------------------------------
     def before_micro_step(self, trainer: Any, model: Any) -> None:
         """Before each forward and backward pass."""

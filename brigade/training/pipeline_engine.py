@@ -1,5 +1,6 @@
 """The engine of a pipeline: each rank loads its own stages, and what is summed over them."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from ..engines import pipeline_split as splitting
 from ..engines.pipeline import Groups, Pipeline
 from ..model import load
 from ..model.location import load_config
-from ..model.sizes import empty_model, parameter_count
+from ..model.sizes import beyond_texts, empty_model, parameter_count
 from ..run.directory import Run
 from .engines import OneProcess
 from .norms import global_norm, scale_
+
+MUCH = 0.3  # a bubble that is worth a word
 
 
 class PipelineEngine(OneProcess):
@@ -33,9 +36,7 @@ class PipelineEngine(OneProcess):
 
     def load_model(self, weights: str) -> Any:
         settings, config = self.run.settings, load_config(self.run.settings)
-        with torch.device("meta"):
-            costs = splitting.costs(empty_model(settings, config))
-        self.layers = splitting.split(*costs, self.axes.every_stage)
+        self.layers = splitting.split(*splitting.costs(empty_model(settings, config)), self.axes.every_stage)
         layers = {layer for stage in self.own for layer in self.layers[stage]}
         of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
         return load.load_model(settings, weights, self.load_dtype(), model_class=of_stage)
@@ -64,10 +65,39 @@ class PipelineEngine(OneProcess):
             scale_((parameter.grad for parameter in trainer.model.parameters()), norm, max_norm)
         return norm
 
+    def summary(self) -> dict[str, str]:
+        axes, count = self.axes, self.run.batch.accumulation
+        layers = ", ".join(str(len(each)) for each in self.layers)
+        share = schedules.bubble(axes, count)
+        few = "; more accumulation makes it less" if share > MUCH else ""
+        said = (
+            f"{axes.chosen_schedule}, {layers} layers in its stages, {count} micro-batch{'es' * (count > 1)}"
+        )
+        return {"pipeline": f"{said}: a rank idles {share:.0%} of a step (bubble){few}"}
+
+    # ---- a checkpoint ------------------------------------------------------------------------------------------------
+    def whole_model(self, trainer: Any) -> Any:
+        model = empty_model(self.run.settings, trainer.model.config)
+        for part in beyond_texts(model).values():
+            part.requires_grad_(False)
+        return model
+
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
         from ..engines.pipeline_state import gathered
 
-        with torch.device("meta"):
-            whole = empty_model(self.run.settings, trainer.model.config)
+        whole = self.whole_model(trainer)
         names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
-        return gathered(trainer.pipeline, names, wanted=trainer.args.should_save)
+        return gathered(trainer.pipeline, trainer.model.state_dict(), names, wanted=trainer.args.should_save)
+
+    def save_weights(self, trainer: Any, folder: Path) -> None:
+        """Each stage its own, under the names of the whole model."""
+        from ..engines.pipeline_state import save_model
+
+        save_model(folder, trainer.model.state_dict() if not self.place.data else {})
+
+    def save_optimizer(self, trainer: Any, folder: Path) -> None:
+        from ..engines.pipeline_state import save_optimizer
+
+        names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+        mine = names if trainer.owned or not self.place.data else {}
+        save_optimizer(folder, trainer.optimizer.optimizer, mine)

@@ -1,14 +1,16 @@
 """Our Trainer over a pipeline: a step is one call of its schedule, with all micro-batches of the global batch."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..distributed import heartbeat
-from ..engines.pipeline import Groups, Pipeline
+from ..engines.pipeline import Groups, Pipeline, shares
 from ..engines.pipeline_split import Part
 from . import nonfinite
+from .pipeline_engine import PipelineEngine
 from .trainer import Trainer
 
 
@@ -18,16 +20,28 @@ class PipelineTrainer(Trainer):
     Transformers' loop hands over one micro-batch after another: they are kept until the last one of the step.
     """
 
+    engine: PipelineEngine
     groups: Groups
     pipeline: Pipeline
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.waiting: list[dict[str, Any]] = []
+        self.owned: dict[Any, int] = {}  # under ZeRO-1: the data-parallel rank that steps a parameter
         super().__init__(*args, **options)
 
     def _wrap_model(self, model: Any, *_: Any, **__: Any) -> Any:
         """Not by accelerate, which would take the ranks for copies of one model."""
         return self.pipeline
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Under ZeRO-1 each data-parallel rank steps a share of its stages' parameters, and hands them to the others."""
+        optimizer = super().create_optimizer(model)
+        if self.run.strategy.kind == "zero1" and not self.owned:
+            self.owned = shares(self.pipeline)
+            for group in optimizer.param_groups:
+                group["params"] = [each for each in group["params"] if self.owned[each] == self.place.data]
+            optimizer.register_step_post_hook(lambda *_: self.pipeline.hand_out(self.owned))
+        return optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.waiting.append(self._prepare_inputs(inputs))
@@ -55,6 +69,19 @@ class PipelineTrainer(Trainer):
         if self.model.training:
             heartbeat.enter(heartbeat.BACKWARD)
         return output
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if _internal_call:  # a checkpoint stays in parts
+            self.engine.save_weights(self, Path(output_dir or self.args.output_dir))
+        else:
+            super().save_model(output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As our Trainer's, but for the optimizer's states, which lie on all ranks."""
+        self.engine.save_optimizer(self, Path(output_dir))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+        self.save_stream(output_dir)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -41,7 +41,12 @@ def check(run: Run, config: Any) -> Batch:
         from ..model import adapters
 
         adapters.check_targets(settings, config)
-    return batch_here(run, config)
+    batch = batch_here(run, config)
+    if run.strategy.axes.stages > 1:
+        from ..engines import pipeline_rules
+
+        pipeline_rules.check(run, config, batch)
+    return batch
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:

@@ -312,9 +312,13 @@ class Trainer(EvaluatingTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        self.save_stream(output_dir)
+        self.engine.save_states(Path(output_dir))
+
+    def save_stream(self, output_dir: str) -> None:
+        """Where the data goes on, where it is a stream."""
         if self.train_dataset.streamed and self.args.should_save:
             self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
-        self.engine.save_states(Path(output_dir))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
