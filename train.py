@@ -95,9 +95,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
         model = engine.load_model(weights)
         if settings.recipe.model.use_peft:
-            from brigade.model import adapters
-
-            model = adapters.wrap(model, settings, weights)
+            model = engine.with_adapters(model, weights)
         if settings.recipe.training.torch_compile:
             load.compile_layers(model)
         trainer = trainer_class(run, engine, model, args, data, tokenizer, callbacks)

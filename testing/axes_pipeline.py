@@ -29,3 +29,15 @@ def zero1(folder: Path, stages: int, **more: Any) -> list[str]:
     file = folder / f"{'-'.join(map(str, ['zero1', stages, *more.values()]))}.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages, **more}}))
     return ["--ds_config", str(file)]
+
+
+def deep(folder: Path, layers: int = 4) -> list[str]:
+    """Flags of the tiny model with more layers, in `folder`."""
+    from .runs import write_inputs
+
+    write_inputs(folder)
+    there = folder / f"model-{layers}"
+    there.mkdir(exist_ok=True)
+    config = json.loads((folder / "model" / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (there / "config.json").write_text(json.dumps(config))
+    return ["--model_name_or_path", str(there)]

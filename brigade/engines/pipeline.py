@@ -11,7 +11,7 @@ from ..distributed.ranks import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
 from ..upstream import pipelining
 from . import pipeline_schedule as schedules
-from .pipeline_split import Part
+from .pipeline_split import Decoder, Part
 
 BUCKET = 25 * 2**20  # bytes that are reduced at once, as in DDP
 
@@ -48,6 +48,7 @@ class Pipeline(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.axes, self.groups, self.device, self.compute = model, axes, groups, device, compute
+        self.tied_keys = Decoder(model).whole.all_tied_weights_keys
         self.rank, self.last = dist.get_rank(groups.stages), len(layers) - 1
         self.hidden_size = model.config.get_text_config().hidden_size
         own = schedules.stages_of(axes, self.rank)
@@ -82,7 +83,10 @@ class Pipeline(nn.Module):
 
     def computed(self, part: Part, number: int, hidden: Tensor | None) -> Tensor:
         """What a stage of this rank makes of a micro-batch of this step."""
-        return self.compute(part, self.micro_batches[number], self.supervised, hidden)
+        output = self.compute(part, self.micro_batches[number], self.supervised, hidden)
+        if not part.last and output.dtype != self.dtype:  # the next stage waits for so many bytes
+            raise RuntimeError(f"a stage returned {output.dtype}, and {self.dtype} was expected")
+        return output
 
     def _shape(self, micro_batch: dict[str, Any]) -> tuple[int, ...]:
         return (*micro_batch["input_ids"].shape, self.hidden_size)
@@ -112,7 +116,7 @@ class Pipeline(nn.Module):
 
     def tied(self) -> nn.Parameter | None:
         """The embedding that is the head's weight too, where another rank has it as well."""
-        if not self.model.all_tied_weights_keys or self.groups.ends is None:
+        if not self.tied_keys or self.groups.ends is None:
             return None
         return self.model.get_input_embeddings().weight
 

@@ -149,6 +149,20 @@ def class_of_stage(config: Any, layers: set[int], first: bool, last: bool) -> An
     return type(base.__name__, (base,), body)
 
 
+@contextmanager
+def in_whole(model: Any, whole: Any) -> Iterator[None]:
+    """Meanwhile a stage's model has the modules of `whole`, which takes no memory, in the place of those that other stages have:
+    adapters are then drawn from the same random numbers on each stage as in one process."""
+    away = {name: module for name, module in model.named_modules() if isinstance(module, HandsOn)}
+    for name in away:
+        model.set_submodule(name, whole.get_submodule(name))
+    try:
+        yield
+    finally:
+        for name, module in away.items():
+            model.set_submodule(name, module)
+
+
 def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
     """Leave a model its own parts, in place."""
     from ..model.sizes import beyond_texts

@@ -39,6 +39,12 @@ class OneProcess:
         """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
         return load.load_model(self.run.settings, weights, self.load_dtype())
 
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        """load_model's, for a recipe that trains adapters. weights: where they came from"""
+        from ..model import adapters
+
+        return adapters.wrap(model, self.run.settings, weights)
+
     def arguments(self) -> dict[str, Any]:
         """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
         if not self.training.activation_checkpointing:

@@ -31,6 +31,7 @@ class PipelineEngine(OneProcess):
         self.place = self.axes.place(run.world.rank, run.world.size)
         self.averaged_over = run.batch.data_parallel_size
         self.own = schedules.stages_of(self.axes, self.place.stage)
+        self.adapted = run.settings.recipe.model.use_peft
         self.layers: list[range] = []
         self.counts = {False: 0, True: 0}
 
@@ -40,6 +41,10 @@ class PipelineEngine(OneProcess):
         layers = {layer for stage in self.own for layer in self.layers[stage]}
         of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
         return load.load_model(settings, weights, self.load_dtype(), model_class=of_stage)
+
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        with splitting.in_whole(model, empty_model(self.run.settings, model.config)):
+            return super().with_adapters(model, weights)
 
     def arguments(self) -> dict[str, Any]:
         return super().arguments() | {"ddp_backend": "gloo" if self.cpu else None}
@@ -70,9 +75,7 @@ class PipelineEngine(OneProcess):
         layers = ", ".join(str(len(each)) for each in self.layers)
         share = schedules.bubble(axes, count)
         few = "; more accumulation makes it less" if share > MUCH else ""
-        said = (
-            f"{axes.chosen_schedule}, {layers} layers in its stages, {count} micro-batch{'es' * (count > 1)}"
-        )
+        said = f"{axes.chosen_schedule}, {layers} layers in its stages, {count} micro-batch{'es' * (count > 1)}"
         return {"pipeline": f"{said}: a rank idles {share:.0%} of a step (bubble){few}"}
 
     # ---- a checkpoint ------------------------------------------------------------------------------------------------
@@ -80,20 +83,33 @@ class PipelineEngine(OneProcess):
         model = empty_model(self.run.settings, trainer.model.config)
         for part in beyond_texts(model).values():
             part.requires_grad_(False)
+        model.generation_config = trainer.model.generation_config
+        if self.adapted:
+            model = super().with_adapters(model, "")
+            model.peft_config = trainer.model.peft_config
         return model
 
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
         from ..engines.pipeline_state import gathered
 
         whole = self.whole_model(trainer)
-        names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
+        if self.adapted:  # the base is where it was
+            names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
+        else:
+            names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
         return gathered(trainer.pipeline, trainer.model.state_dict(), names, wanted=trainer.args.should_save)
 
     def save_weights(self, trainer: Any, folder: Path) -> None:
         """Each stage its own, under the names of the whole model."""
         from ..engines.pipeline_state import save_model
 
-        save_model(folder, trainer.model.state_dict() if not self.place.data else {})
+        state = trainer.model.state_dict()
+        if self.adapted:
+            from .carrying import saved_names
+
+            trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+            state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
+        save_model(folder, {} if self.place.data else state)
 
     def save_optimizer(self, trainer: Any, folder: Path) -> None:
         from ..engines.pipeline_state import save_optimizer

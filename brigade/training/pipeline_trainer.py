@@ -76,6 +76,15 @@ class PipelineTrainer(Trainer):
         else:
             super().save_model(output_dir)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        own = self.model
+        if self.engine.adapted and self.args.should_save:  # PEFT looks for the adapters' modules
+            self.model = self.engine.whole_model(self)
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.model = own
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """As our Trainer's, but for the optimizer's states, which lie on all ranks."""
         self.engine.save_optimizer(self, Path(output_dir))

@@ -77,8 +77,9 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
     from ..model import adapters
 
     ids = report.first(data)["input_ids"]
-    return adapters.describe(section, trainer.model) | adapters.untrained_chat_tokens(
-        section, trainer.processing_class, ids, trainer.model
+    model = trainer.engine.whole_model(trainer)
+    return adapters.describe(section, model) | adapters.untrained_chat_tokens(
+        section, trainer.processing_class, ids, model
     )
 
 
