@@ -89,17 +89,16 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         with preflight.quick_imports(settings):  # seconds, all the same: not before the data is known to be good
             from brigade.training import arguments, choose_engine
             from brigade.training.summary import summary
-            from brigade.training.trainer import Trainer
+
+            trainer_class = choose_engine.trainer_of(run)
         engine = choose_engine.of(run)
         args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
         model = engine.load_model(weights)
         if settings.recipe.model.use_peft:
-            from brigade.model import adapters
-
-            model = adapters.wrap(model, settings, weights)
+            model = engine.with_adapters(model, weights)
         if settings.recipe.training.torch_compile:
             load.compile_layers(model)
-        trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
+        trainer = trainer_class(run, engine, model, args, data, tokenizer, callbacks)
         stop.where = lambda: resume.how_to_continue(run, trainer.state)  # if it is interrupted
         if world.is_main_rank:
             summary(run, trainer, data, checkpoint)

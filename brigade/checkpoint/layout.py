@@ -5,6 +5,7 @@ from typing import Any
 
 from ..errors.console import counted
 from ..run import directory as runs
+from ..strategy.axes import Axes, of_ds_config, of_mesh
 from ..strategy.deepspeed_config import swaps_to_nvme
 from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
@@ -17,8 +18,8 @@ _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_univer
 
 def is_native(folder: Path, run: runs.Run) -> bool:
     """Whether the engine loads it exactly: files are whole, or torch divides them anew, or ZeRO is divided as it was."""
-    if engine_of(folder) != _engine(run):
-        return False
+    if engine_of(folder) != _engine(run) or run.strategy.axes.stages > 1 or axes_of(folder).stages > 1:
+        return False  # a pipeline's checkpoint is by names, as FSDP2's, and each rank reads its own
     if not run.strategy.is_deepspeed or any(value_at(run.strategy.ds_config, key) for key in _DIVIDES_ANEW):
         return True
     before = _ds_config(folder)
@@ -51,9 +52,18 @@ def ranks_of(folder: Path) -> int | None:
 
 def written_by(folder: Path) -> str:
     """The strategy and the ranks in words."""
-    name, ranks = _run(folder).get("run", {}).get("strategy", {}).get("name"), ranks_of(folder)
-    who = name or engine_of(folder)
+    name, ranks, axes = _run(folder).get("run", {}).get("strategy", {}).get("name"), ranks_of(folder), axes_of(folder)
+    who = " x ".join(filter(None, (name or engine_of(folder), str(axes))))
     return f"{who} on {counted(ranks, 'rank')}" if ranks else who
+
+
+def axes_of(folder: Path) -> Axes:
+    """What the run that wrote it divided besides the data."""
+    cluster = _run(folder).get("cluster") or {}
+    config = cluster.get("accelerate_config")
+    if isinstance(config, dict):
+        return of_mesh(config.get("parallelism_config") or {})
+    return of_ds_config(_ds_config(folder) or {})
 
 
 def _engine(run: runs.Run) -> str:

@@ -89,18 +89,18 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     return str(folder)
 
 
-def load_model(settings: Settings, source: str, dtype: torch.dtype) -> "PreTrainedModel":
+def load_model(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
     """The model from `source` in `dtype`, with the attention that the run computes. Under ZeRO-3 TrainingArguments must exist by
     now: it is then loaded shard by shard, and never whole on one rank."""
     attention.register()
     chosen, _ = attention.choose(settings, load_config(settings))
-    return load_base(settings, source, dtype, attn_implementation=chosen)
+    return load_base(settings, source, dtype, attn_implementation=chosen, **options)
 
 
 def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
     """The model as it is before any adapter: in `dtype`, or in 4 bits with `dtype` for the computation.
 
-    options: further ones of from_pretrained
+    options: further ones of from_pretrained; model_class: instead of the one that belongs to the config
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.distributed.fsdp import is_fsdp_enabled
@@ -122,7 +122,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
             options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
             del options["config"].quantization_config
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+    model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
         _hold_places(model)
     base_weights.check_finite(model if own else None, source)

@@ -52,7 +52,7 @@ class Strategy:
     @property
     def writes_in_parts(self) -> str:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
-        return "" if self.kind in ("single", "ddp") else self.name
+        return "" if self.kind in ("single", "ddp") and self.axes.stages == 1 else self.name
 
     def place(self, *keys: str) -> str:
         """Where the first of these that is an axis stands, for a message."""

@@ -175,13 +175,15 @@ def _go_back(trainer: Any, checkpoint: Path) -> None:
 
 # ---- whose fault it was ----------------------------------------------------------------------------------------------
 def _gathered(trainer: Any, guard: Any) -> list[MicroBatch]:
-    """Rank, host, number from 1, and part of the step's loss of each micro-batch of this step, on every rank."""
-    size = trainer.world.size
-    held = ranks.gather((trainer.world.host, [float(loss) / size for loss in guard.micro_losses]))
+    """Rank, host, number from 1, and part of the step's loss of each micro-batch of this step, on every rank; of ranks that
+    compute with the same tokens the first one."""
+    size, world = trainer.engine.averaged_over, trainer.world
+    held = ranks.gather((world.host, [float(loss) / size for loss in guard.micro_losses]))
     return [
         {"rank": rank, "host": host, "micro_batch": number, "loss": loss}
         for rank, (host, losses) in enumerate(held)
         for number, loss in enumerate(losses, 1)
+        if trainer.run.strategy.axes.place(rank, world.size).speaks_for_its_data
     ]
 
 
@@ -189,13 +191,11 @@ def _record(
     trainer: Any, step: int, kind: str, what: str, action: str, back_to: Path | None, micro_batches: list[MicroBatch]
 ) -> str:
     """Write the step into FILE, with the samples of these micro-batches, and add an event. Returns who they are, in words."""
-    axes, size = trainer.run.strategy.axes, trainer.world.size
     of_step = trainer.callback_handler.train_dataloader.batch_sampler.of_step(step - 1)
+    place, size = trainer.run.strategy.axes.place, trainer.world.size
     written = []
     for each in micro_batches:
-        rows = [
-            int(row) for row in of_step[each["micro_batch"] - 1, axes.place(each["rank"], size).data] if row != FILLER
-        ]
+        rows = [int(row) for row in of_step[each["micro_batch"] - 1, place(each["rank"], size).data] if row != FILLER]
         samples = places.of(trainer.data, rows, trainer.run.settings)
         loss = each["loss"] if math.isfinite(each["loss"]) else str(each["loss"])
         written.append(each | {"loss": loss, "samples": samples})

@@ -34,7 +34,8 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     Raises UserError where the checkpoint lacks a parameter of the model.
     """
     names = {parameter: _name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
-    source = states.of(checkpoint, _order(trainer), _saved_names(trainer.model, names.values()))
+    order = _order(whole := trainer.engine.whole_model(trainer), trainer)
+    source = states.of(checkpoint, order, saved_names(whole, order))
     if missing := [name for name in names.values() if name not in source.sizes]:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
@@ -83,14 +84,14 @@ def _name(name: str) -> str:
     return name
 
 
-def _order(trainer: Any) -> list[str]:
+def _order(model: Any, trainer: Any) -> list[str]:
     """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
-    decayed = {_name(name) for name in trainer.get_decay_parameter_names(trainer.model)}
-    names = [_name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    decayed = {_name(name) for name in trainer.get_decay_parameter_names(model)}
+    names = [_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return sorted(names, key=lambda name: name not in decayed)  # stable
 
 
-def _saved_names(model: Any, names: Any) -> dict[str, str]:
+def saved_names(model: Any, names: Any) -> dict[str, str]:
     """Parameter -> its name in a file of adapters, as PEFT itself renames them."""
     if not hasattr(model, "peft_config"):
         return {}

@@ -15,7 +15,7 @@ from .. import upstream
 from ..data.collate import Collate
 from ..model import load
 from ..model.location import load_config
-from ..model.sizes import half_or_full, largest_parameter
+from ..model.sizes import half_or_full, largest_parameter, parameter_count
 from ..run.directory import Run, add_to_record
 from .norms import clip_
 
@@ -39,6 +39,12 @@ class OneProcess:
     def load_model(self, weights: str) -> Any:
         """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
         return load.load_model(self.run.settings, weights, self.load_dtype())
+
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        """load_model's, for a recipe that trains adapters. weights: where they came from"""
+        from ..model import adapters
+
+        return adapters.wrap(model, self.run.settings, weights)
 
     def arguments(self) -> dict[str, Any]:
         """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""
@@ -64,6 +70,18 @@ class OneProcess:
 
     def begin(self, trainer: Any, checkpoint: str | None, steps: int) -> None:
         """Once the model is wrapped, before the first of so many steps."""
+
+    def parameter_count(self, model: Any, trained: bool = False) -> int:
+        """Of the whole model, whatever part of it this rank has."""
+        return parameter_count(model, trained)
+
+    def whole_model(self, trainer: Any) -> Any:
+        """One with all names of the model's parameters, in its order; it may be on the meta device."""
+        return trainer.model
+
+    def summary(self) -> dict[str, str]:
+        """Further lines of the run's summary."""
+        return {}
 
     # ---- a step ----------------------------------------------------------------------------------------------------
     def before_micro_step(self, trainer: Any, model: Any) -> None:

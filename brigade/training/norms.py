@@ -41,8 +41,14 @@ def clip_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Te
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients)
     if max_norm > 0:
-        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
+        scale_(gradients, norm, max_norm)
+    return norm
+
+
+def scale_(gradients: Iterable[torch.Tensor | None], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale gradients of this norm in place so that it is at most `max_norm`."""
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for gradient in gradients:
+        if gradient is not None:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             local.mul_(scale.to(local.device, local.dtype))
-    return norm

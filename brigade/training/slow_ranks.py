@@ -34,7 +34,7 @@ class SlowRanks:
 
     def __init__(self, run: Run) -> None:
         self.run, self.host = run, run.world.host
-        alone = run.strategy.kind in ALONE and not torch.cuda.is_available()
+        alone = run.strategy.kind in ALONE and not run.strategy.axes and not torch.cuda.is_available()
         self.parts = {name: phases for name, phases in PARTS.items() if alone or name == "data loading"}
         self.before = [0.0] * len(heartbeat.PHASES)
         self.probed = 0.0

@@ -21,7 +21,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
     precision = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
     if training.fp16 and trainer.args.use_cpu:
         precision += " (slow on a CPU: for trials)"
-    parameters = parameter_count(trainer.model)
+    parameters = trainer.engine.parameter_count(trainer.model)
     short = ""
     if training.warmup_steps > trainer.args.max_steps > 0:
         short = f" (still in its {training.warmup_steps:g} steps of warm-up at the end)"
@@ -34,7 +34,8 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
-        "strategy": f"{strategy.name} (from {strategy.source})",
+        "strategy": f"{' x '.join(filter(None, (strategy.name, str(strategy.axes))))} (from {strategy.source})",
+        **trainer.engine.summary(),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
@@ -76,8 +77,9 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
     from ..model import adapters
 
     ids = report.first(data)["input_ids"]
-    return adapters.describe(section, trainer.model) | adapters.untrained_chat_tokens(
-        section, trainer.processing_class, ids, trainer.model
+    model = trainer.engine.whole_model(trainer)
+    return adapters.describe(section, model) | adapters.untrained_chat_tokens(
+        section, trainer.processing_class, ids, model
     )
 
 

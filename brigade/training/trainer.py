@@ -17,7 +17,6 @@ from ..distributed import heartbeat, ranks
 from ..errors import UserError
 from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
-from ..model.sizes import parameter_count
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import STATE, Run
 from . import nonfinite
@@ -96,14 +95,16 @@ class Trainer(EvaluatingTrainer):
             from .save_interval import SaveInterval
 
             self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
-        self.meter = Meter(parameter_count(model), *model_shape(model.config), counts=self.place.speaks_for_its_data)
+        self.meter = Meter(
+            engine.parameter_count(model), *model_shape(model.config), counts=self.place.speaks_for_its_data
+        )
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.world.size > 1:
             from .slow_ranks import SlowRanks
 
             self.meter.slow = SlowRanks(run)
-        self.add_callback(CompareWithPlan(run, self.meter, model.config, parameter_count(model, trained=True)))
+        self.add_callback(CompareWithPlan(run, self.meter, model.config, engine.parameter_count(model, trained=True)))
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
@@ -158,6 +159,13 @@ class Trainer(EvaluatingTrainer):
         In training times the ranks over which the engine averages gradients. Without a cache: with one, the
         second sample of a row would see the first.
         """
+        outputs = self.outputs(model, inputs, num_items_in_batch)
+        heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
+        loss = nonfinite.spread(outputs.loss, self.engine.averaged_over) if self.model.training else outputs.loss
+        return (loss, outputs) if return_outputs else loss
+
+    def outputs(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
+        """A forward pass over a micro-batch, of the model or of a part of it."""
         about = inputs.get(ABOUT)
         inputs = {key: value for key, value in inputs.items() if key != ABOUT}
         known = END_TO_END.set(about and about.end_to_end)
@@ -166,12 +174,9 @@ class Trainer(EvaluatingTrainer):
                 inputs["attention_mask"] = packed_samples.masks(
                     self.model.config, inputs["position_ids"], self.model.dtype
                 )
-            outputs = model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
+            return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
         finally:
             END_TO_END.reset(known)  # it speaks of this pass alone: another model's would be told wrong
-        heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
-        loss = nonfinite.spread(outputs.loss, self.engine.averaged_over) if self.model.training else outputs.loss
-        return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         heartbeat.enter(heartbeat.FORWARD)
@@ -306,9 +311,13 @@ class Trainer(EvaluatingTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        self.save_stream(output_dir)
+        self.engine.save_states(Path(output_dir))
+
+    def save_stream(self, output_dir: str) -> None:
+        """Where the data goes on, where it is a stream."""
         if self.train_dataset.streamed and self.args.should_save:
             self.train_dataset.save(Path(output_dir), self.state.global_step * self.run.batch.global_size)
-        self.engine.save_states(Path(output_dir))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)

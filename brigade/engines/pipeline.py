@@ -1,0 +1,193 @@
+"""A rank's stages of a pipeline, and what it exchanges with the other ranks: activations, gradients, losses, sums."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..distributed.ranks import COLLECTIVE_TIMEOUT
+from ..strategy.axes import Axes
+from ..upstream import pipelining
+from . import pipeline_schedule as schedules
+from .pipeline_split import Decoder, Part
+
+BUCKET = 25 * 2**20  # bytes that are reduced at once, as in DDP
+
+# (a stage, a micro-batch, supervised tokens of the step, what the stage before returned) -> what this one returns, or the loss
+Compute = Callable[[Part, dict[str, Any], Any, Tensor | None], Tensor]
+
+
+class Groups:
+    """Process groups of this rank. A collective: every rank makes all of them, in the same order.
+
+    stages: of the ranks that together hold a model, first to last; data: of those that hold the same stages
+    ends: of the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
+    """
+
+    def __init__(self, axes: Axes, rank: int, world_size: int) -> None:
+        pipelines = axes.groups("stage", world_size)
+        self.ranks = next(ranks for ranks in pipelines if rank in ranks)
+        self.stages = _own(pipelines, rank)
+        self.data = _own(axes.groups("data", world_size), rank)
+        ends = [[ranks[schedules.rank_of(axes, stage)] for stage in (0, -1 % axes.every_stage)] for ranks in pipelines]
+        self.ends = _own(ends, rank) if len(set(ends[0])) > 1 else None
+
+
+def _own(groups: Sequence[Sequence[int]], rank: int) -> Any:
+    made = {tuple(ranks): dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT) for ranks in groups}
+    return next((group for ranks, group in made.items() if rank in ranks), None)
+
+
+class Pipeline(nn.Module):
+    """The model as the Trainer has it: parameters of this rank's stages, and a step of all micro-batches."""
+
+    def __init__(
+        self, model: Any, axes: Axes, layers: Sequence[range], groups: Groups, device: torch.device, compute: Compute
+    ) -> None:
+        super().__init__()
+        self.model, self.axes, self.groups, self.device, self.compute = model, axes, groups, device, compute
+        self.tied_keys = Decoder(model).whole.all_tied_weights_keys
+        self.rank, self.last = dist.get_rank(groups.stages), len(layers) - 1
+        self.hidden_size = model.config.get_text_config().hidden_size
+        own = schedules.stages_of(axes, self.rank)
+        self.parts = {stage: Part(model, layers[stage], stage == 0, stage == self.last) for stage in own}
+        self.dtype = next(
+            model.parameters()
+        ).dtype  # of activations: under autocast, too, residuals have that of the weights
+        self.stages = [
+            pipelining.Stage(_Called(self, part), stage, len(layers), device, self.dtype, groups.stages)
+            for stage, part in self.parts.items()
+        ]
+        self.micro_batches: list[dict[str, Any]] = []
+        self.supervised: Any = None
+        self.schedule: tuple[int, Any] = (0, None)
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+    def step(self, micro_batches: list[dict[str, Any]], supervised: Any) -> list[Tensor]:
+        """Losses of each micro-batch, on every rank of the pipeline; gradients are means over the data-parallel ranks."""
+        count = len(micro_batches)
+        self.micro_batches, self.supervised = micro_batches, supervised
+        if self.schedule[0] != count:
+            self.schedule = count, schedules.make(self.axes, self.stages, count)
+        for stage in self.stages:
+            stage.shapes = [self._shape(each) for each in micro_batches]
+        losses = pipelining.step(self.schedule[1], self.stages, count, lambda number: {"number": number})
+        self.micro_batches = []
+        self._reduce()
+        told = torch.stack([loss.detach().float() for loss in losses]) if losses else torch.zeros(count)
+        told = told.to(self.device)
+        dist.broadcast(told, self.groups.ranks[schedules.rank_of(self.axes, self.last)], group=self.groups.stages)
+        return list(told)
+
+    def computed(self, part: Part, number: int, hidden: Tensor | None) -> Tensor:
+        """What a stage of this rank makes of a micro-batch of this step."""
+        output = self.compute(part, self.micro_batches[number], self.supervised, hidden)
+        if not part.last and output.dtype != self.dtype:  # the next stage waits for so many bytes
+            raise RuntimeError(f"a stage returned {output.dtype}, and {self.dtype} was expected")
+        return output
+
+    def _shape(self, micro_batch: dict[str, Any]) -> tuple[int, ...]:
+        return (*micro_batch["input_ids"].shape, self.hidden_size)
+
+    # ---- forward alone -----------------------------------------------------------------------------------------------
+    def evaluate(self, micro_batch: dict[str, Any], supervised: Any) -> Tensor | None:
+        """A forward pass through all stages; the last stage's loss, on its rank."""
+        hidden: Tensor | None = None
+        for stage, part in self.parts.items():
+            if stage and (before := schedules.rank_of(self.axes, stage - 1)) != self.rank:
+                hidden = torch.empty(self._shape(micro_batch), dtype=self.dtype, device=self.device)
+                dist.recv(hidden, self.groups.ranks[before], group=self.groups.stages)
+            hidden = self.compute(part, micro_batch, supervised, hidden)
+            if stage != self.last and (after := schedules.rank_of(self.axes, stage + 1)) != self.rank:
+                dist.send(hidden.contiguous(), self.groups.ranks[after], group=self.groups.stages)
+        return hidden if self.last in self.parts else None
+
+    # ---- gradients ---------------------------------------------------------------------------------------------------
+    def _reduce(self) -> None:
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        for parameter in trained:
+            if parameter.grad is None:  # an expert that met no token, on this rank alone
+                parameter.grad = torch.zeros_like(parameter)
+        mean_([parameter.grad for parameter in trained if parameter.grad is not None], self.groups.data)
+        if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
+            dist.all_reduce(tied.grad, group=self.groups.ends)
+
+    def tied(self) -> nn.Parameter | None:
+        """The embedding that is the head's weight too, where another rank has it as well."""
+        if not self.tied_keys or self.groups.ends is None:
+            return None
+        return self.model.get_input_embeddings().weight
+
+    def counted(self) -> list[nn.Parameter]:
+        """This rank's parameters without those that another rank of the pipeline has before it."""
+        again = None if 0 in self.parts else self.tied()
+        return [parameter for parameter in self.model.parameters() if parameter is not again]
+
+    def hand_out(self, owned: Mapping[nn.Parameter, int]) -> None:
+        """Each parameter to all data-parallel ranks, from the one that has stepped it."""
+        buckets: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        for parameter, owner in owned.items():
+            buckets.setdefault((owner, parameter.dtype), []).append(parameter.detach())
+        for (owner, _), tensors in buckets.items():
+            for bucket in in_buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                dist.broadcast(flat, group_src=owner, group=self.groups.data)
+                _spread(flat, bucket)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the ranks of the pipeline, on each of them."""
+        dist.all_reduce(value, group=self.groups.stages)
+        return value
+
+
+class _Called(nn.Module):
+    """What torch calls for a stage: with a micro-batch's number, for torch would look for gradients in all that it hands on."""
+
+    def __init__(self, pipeline: Pipeline, part: Part) -> None:
+        super().__init__()
+        self.part, self._pipeline = part, (pipeline,)
+
+    def forward(self, hidden: Tensor | None = None, *, number: int) -> Tensor:
+        return self._pipeline[0].computed(self.part, number, hidden)
+
+
+def shares(pipeline: Pipeline) -> dict[nn.Parameter, int]:
+    """Which data-parallel rank steps which trained parameter, so that all have about as many elements; all agree."""
+    size = dist.get_world_size(pipeline.groups.data)
+    held, found = [0] * size, dict[nn.Parameter, int]()
+    trained = [parameter for parameter in pipeline.model.parameters() if parameter.requires_grad]
+    for parameter in sorted(trained, key=torch.numel, reverse=True):  # stable
+        found[parameter] = owner = held.index(min(held))
+        held[owner] += parameter.numel()
+    return {parameter: found[parameter] for parameter in trained}
+
+
+def mean_(tensors: list[Tensor], group: Any) -> None:
+    """Each tensor becomes its mean over the group. On every rank of the group the same tensors in the same order."""
+    size = dist.get_world_size(group)
+    if size == 1:
+        return
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        for bucket in in_buckets([tensor for tensor in tensors if tensor.dtype == dtype]):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(size)
+            dist.all_reduce(flat, group=group)
+            _spread(flat, bucket)
+
+
+def in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours together, up to BUCKET bytes or one tensor."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(each.nbytes for each in bucket) + tensor.nbytes > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def _spread(flat: Tensor, tensors: list[Tensor]) -> None:
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

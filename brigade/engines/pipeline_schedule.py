@@ -1,0 +1,52 @@
+"""In which order a pipeline's stages compute: the schedules by name, which rank has which stages, and how long ranks idle."""
+
+from typing import Any
+
+from torch.distributed.pipelining import schedules
+
+from ..strategy.axes import Axes
+
+CLASSES = {
+    "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019, arXiv 1811.06965
+    "1f1b": schedules.Schedule1F1B,  # Narayanan et al. 2019 and 2021, arXiv 2104.04473
+    "interleaved1f1b": schedules.ScheduleInterleaved1F1B,  # 2104.04473, section 2.2
+    "interleavedzerobubble": schedules.ScheduleInterleavedZeroBubble,  # Qi et al. 2024, arXiv 2401.10241
+    "zbv": schedules.ScheduleZBVZeroBubble,  # 2401.10241, section 6: in a V, two stages on each rank
+}
+
+
+def stages_of(axes: Axes, rank: int) -> list[int]:
+    """The stages that a rank of a pipeline has, of axes.stages * axes.virtual."""
+    if axes.chosen_schedule == "zbv":
+        return [rank, 2 * axes.stages - 1 - rank]
+    return [rank + chunk * axes.stages for chunk in range(axes.virtual)]
+
+
+def rank_of(axes: Axes, stage: int) -> int:
+    """The rank of a pipeline that has a stage."""
+    return next(rank for rank in range(axes.stages) if stage in stages_of(axes, rank))
+
+
+def make(axes: Axes, stages: list[Any], micro_batches: int) -> Any:
+    """torch's schedule for the stages of this rank. The last one returns its loss by itself."""
+    name = axes.chosen_schedule
+    if name == "1f1b" and micro_batches < axes.stages:  # torch refuses, and all forward passes come first in it too
+        name = "gpipe"
+    options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
+    of_stages = stages[0] if name in ("gpipe", "1f1b") else stages
+    return CLASSES[name](of_stages, micro_batches, **options)
+
+
+def refusal(axes: Axes, micro_batches: int) -> str:
+    """Why a schedule cannot do so many micro-batches, or ""."""
+    name, rounds = axes.chosen_schedule, max(1, micro_batches // axes.stages)
+    if name.startswith("interleaved") and (micro_batches < axes.stages or micro_batches % rounds):
+        return f"{name} takes micro-batches in rounds of {axes.stages}, and {micro_batches} do not fill them"
+    return ""
+
+
+def bubble(axes: Axes, micro_batches: int) -> float:
+    """The share of a step in which a rank idles, of stages that all take as long: (p - 1) / (v m + p - 1), with p ranks, v stages
+    on each and m micro-batches (2104.04473, section 2.2). Zero-bubble schedules fill most of it."""
+    waits = axes.stages - 1
+    return waits / (axes.virtual * micro_batches + waits)

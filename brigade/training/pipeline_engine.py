@@ -1,0 +1,119 @@
+"""The engine of a pipeline: each rank loads its own stages, and what is summed over them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..distributed import ranks
+from ..engines import pipeline_schedule as schedules
+from ..engines import pipeline_split as splitting
+from ..engines.pipeline import Groups, Pipeline
+from ..model import load
+from ..model.location import load_config
+from ..model.sizes import beyond_texts, empty_model, parameter_count
+from ..run.directory import Run
+from .engines import OneProcess
+from .norms import global_norm, scale_
+
+MUCH = 0.3  # a bubble that is worth a word
+
+
+class PipelineEngine(OneProcess):
+    """Stages over ranks, and DDP between the ranks that have the same ones.
+
+    layers: of each stage
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.axes = run.strategy.axes
+        self.place = self.axes.place(run.world.rank, run.world.size)
+        self.averaged_over = run.batch.data_parallel_size
+        self.own = schedules.stages_of(self.axes, self.place.stage)
+        self.adapted = run.settings.recipe.model.use_peft
+        self.layers: list[range] = []
+        self.counts = {False: 0, True: 0}
+
+    def load_model(self, weights: str) -> Any:
+        settings, config = self.run.settings, load_config(self.run.settings)
+        self.layers = splitting.split(*splitting.costs(empty_model(settings, config)), self.axes.every_stage)
+        layers = {layer for stage in self.own for layer in self.layers[stage]}
+        of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
+        return load.load_model(settings, weights, self.load_dtype(), model_class=of_stage)
+
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        with splitting.in_whole(model, empty_model(self.run.settings, model.config)):
+            return super().with_adapters(model, weights)
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"ddp_backend": "gloo" if self.cpu else None}
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
+        trainer.pipeline = Pipeline(
+            trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
+        )
+        counted = torch.nn.ParameterList(trainer.pipeline.counted())
+        own = [parameter_count(counted, trained) if not self.place.data else 0 for trained in (False, True)]
+        self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
+
+    def parameter_count(self, model: Any, trained: bool = False) -> int:
+        return self.counts[trained]
+
+    def clip(self, trainer: Any, model: Any, max_norm: float) -> Any:
+        own = [parameter.grad for parameter in trainer.pipeline.counted() if parameter.grad is not None]
+        squares = trainer.pipeline.total(global_norm(own).to(trainer.args.device) ** 2)
+        norm = squares.sqrt()
+        if max_norm > 0:
+            scale_((parameter.grad for parameter in trainer.model.parameters()), norm, max_norm)
+        return norm
+
+    def summary(self) -> dict[str, str]:
+        axes, count = self.axes, self.run.batch.accumulation
+        layers = ", ".join(str(len(each)) for each in self.layers)
+        share = schedules.bubble(axes, count)
+        few = "; more accumulation makes it less" if share > MUCH else ""
+        said = f"{axes.chosen_schedule}, {layers} layers in its stages, {count} micro-batch{'es' * (count > 1)}"
+        return {"pipeline": f"{said}: a rank idles {share:.0%} of a step (bubble){few}"}
+
+    # ---- a checkpoint ------------------------------------------------------------------------------------------------
+    def whole_model(self, trainer: Any) -> Any:
+        model = empty_model(self.run.settings, trainer.model.config)
+        for part in beyond_texts(model).values():
+            part.requires_grad_(False)
+        model.generation_config = trainer.model.generation_config
+        if self.adapted:
+            model = super().with_adapters(model, "")
+            model.peft_config = trainer.model.peft_config
+        return model
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+        from ..engines.pipeline_state import gathered
+
+        whole = self.whole_model(trainer)
+        if self.adapted:  # the base is where it was
+            names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
+        else:
+            names = [name for name in whole.state_dict() if name not in whole.all_tied_weights_keys]
+        return gathered(trainer.pipeline, trainer.model.state_dict(), names, wanted=trainer.args.should_save)
+
+    def save_weights(self, trainer: Any, folder: Path) -> None:
+        """Each stage its own, under the names of the whole model."""
+        from ..engines.pipeline_state import save_model
+
+        state = trainer.model.state_dict()
+        if self.adapted:
+            from .carrying import saved_names
+
+            trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+            state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
+        save_model(folder, {} if self.place.data else state)
+
+    def save_optimizer(self, trainer: Any, folder: Path) -> None:
+        from ..engines.pipeline_state import save_optimizer
+
+        names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+        mine = names if trainer.owned or not self.place.data else {}
+        save_optimizer(folder, trainer.optimizer.optimizer, mine)
