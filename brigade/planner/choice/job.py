@@ -26,7 +26,10 @@ def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
     """What a Job says of how train.py spreads it over so many ranks."""
     if not axes:
         return {"data": ranks}
-    return {
+    pipeline = (
+        {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual} if axes.stages > 1 else {}
+    )
+    return pipeline | {
         "data": axes.data(ranks),
         "tensor": axes.tensor,
         "pipeline": axes.stages,
@@ -131,7 +134,7 @@ class Job:
 
     @property
     def axes(self) -> Axes:
-        """What it divides besides the data."""
+        """Over how many ranks it divides what besides the data."""
         return Axes(self.tensor, self.context, self.pipeline, self.expert)
 
     @property
@@ -167,7 +170,7 @@ class Job:
     @property
     def autocast(self) -> bool:
         """bf16 products over fp32 weights, whose residual stream is fp32; frozen weights are bf16 under every engine."""
-        return self.engine == "ddp" and self.method == "full"
+        return self.engine in ("ddp", "stages") and self.method == "full"
 
     @property
     def scored(self) -> float:

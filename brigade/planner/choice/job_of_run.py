@@ -85,8 +85,7 @@ def job_of_run(
         targets=targets or ALL,
         optimizer=training.optim,
         **of_method(method_of(model)),
-        **of_axes(strategy.axes, ranks),
-        **_engine(strategy, node_size),
+        **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
     )
 
 
@@ -147,6 +146,7 @@ def _check_axes(recipe: Recipe, strategy: Strategy, shape: ModelShape) -> None:
     )
     lacking = {
         "offload": offloads,
+        "zbv": axes.chosen_schedule == "zbv",
         "ZeRO++": zero.get("zero_hpz_partition_size", 1) != 1 or zero.get("zero_quantized_weights"),
         "DoRA": recipe.model.use_dora,
         "weights in four bits": recipe.model.load_in_4bit,

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import UserError
 from ...strategy.axes import Axes
@@ -130,7 +131,8 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         return sorted(size for size in found if not any(number % size for number in whole))
 
     for chosen_sizes in itertools.product(*map(sizes, choice.axes)):
-        axes = Axes(**dict(zip(choice.axes, chosen_sizes, strict=True)))
+        named: dict[str, Any] = dict(zip(choice.axes, chosen_sizes, strict=True))
+        axes = Axes(**named)
         inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
         if inside and axes.stages <= shape.layers // 2 and not misfit(axes, gpus):
             yield axes
@@ -145,14 +147,13 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         accumulation, rest = divmod(workload.batch, micro * data)
         if rest or accumulation < axes.stages:  # a stage needs a micro-batch at least
             continue
+        spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage} | of_axes(axes, cluster.gpus)
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
                 workload.length,
                 micro,
                 accumulation,
-                engine=choice.engine,
-                stage=choice.stage,
                 attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
@@ -162,7 +163,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 kernels=kernels,
                 loss="tiled" if axes.sequence > 1 and loss != "fused" else loss,  # type: ignore[arg-type]
                 trained=workload.trained,
-                **of_axes(axes, cluster.gpus),
+                **spread,
                 **of_method(workload.method),
                 optimizer=workload.optimizer,
                 gpu=cluster.gpu,

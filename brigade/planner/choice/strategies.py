@@ -1,6 +1,5 @@
 """The strategies of train.py as the planner sees them: what they shard, offload and divide, and which file names them."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +36,10 @@ class Choice:
 
     @property
     def key(self) -> str:
-        """As a flag names it: its file's name without the ending, as in a run's directory, or the name in small letters."""
+        """As a flag names it: its file's name without the ending, as in a run's directory, or the name in small letters, as in
+        tp_zero1."""
         file = "" if self.axes else self.file.rpartition("/")[2].removesuffix(".json")
-        return file or "_".join(re.findall(r"[a-z0-9]+", self.name.lower()))
+        return file or self.name.lower().replace("-", "").replace(" x ", "_")
 
     @property
     def kind(self) -> str:

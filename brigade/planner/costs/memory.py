@@ -220,7 +220,7 @@ def _roots(job: Job, optimizer: float) -> float:
         return 0.0
     if job.engine == "zero":
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2 if job.engine in ("ddp", "fsdp2", "fsdp-bf16", "pure") else 0.0
+    return optimizer / 2 if job.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16", "pure") else 0.0
 
 
 def _buffers(job: Job, stage: Stage) -> float:
@@ -242,6 +242,10 @@ def _buffers(job: Job, stage: Stage) -> float:
         return (2 * layer + gradients) / job.tensor + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
+    if job.engine == "stages":
+        # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
+        copies = 1 if job.checkpointing == "full" else micro_batches_in_flight(job, stage.place)
+        return 2 * psi * copies
     if job.engine == "ddp" and full:
         return 2 * psi + (4 * psi if job.data > 1 else 0)  # autocast's bf16 copies; DDP's buckets
     return 0.0

@@ -51,14 +51,20 @@ def stage_layers(job: Job) -> list[int]:
 
 
 def _cheapest(layers: int, stages: int, head: float) -> list[int]:
-    """Layers per stage so that the most costly stage costs least, the last one a head more, which is worth `head` layers.
-
-    Every stage has a layer at least.
+    """Layers per stage so that the most costly stage costs least, the last one a head more, which is worth `head` layers; of such
+    the most even. Every stage has a layer at least (engines/pipeline_split.py).
     """
-    most = range(1, layers - stages + 2)
-    last = min(most, key=lambda own: max(own + head, -(-(layers - own) // (stages - 1))))
-    each, more = divmod(layers - last, stages - 1)
-    return [each + (stage < more) for stage in range(stages - 1)] + [last]
+
+    def others(last: int) -> list[int]:
+        each, more = divmod(layers - last, stages - 1)
+        return [each + (stage >= stages - 1 - more) for stage in range(stages - 1)]
+
+    def cost(last: int) -> tuple[float, float]:
+        every = [*others(last), last + head]
+        return max(every), sum(one * one for one in every)
+
+    last = min(range(1, layers - stages + 2), key=cost)
+    return [*others(last), last]
 
 
 def stages(job: Job) -> list[Stage]:

@@ -183,7 +183,7 @@ def _borders(job: Job, net: Links) -> float:
     gather (Narayanan et al. 2021, section 4.1), train.py's send all."""
     if job.pipeline == 1:
         return 0.0
-    one = 2 * job.shape.hidden * job.tokens / (1 if job.ours else job.tensor)
+    one = (4 if job.autocast else 2) * job.shape.hidden * job.tokens / (1 if job.ours else job.tensor)
     return 2 * net.send(one, job.tensor * job.context * job.data) * job.accumulation * job.virtual
 
 

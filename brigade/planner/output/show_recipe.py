@@ -75,9 +75,8 @@ def describe_recipe(plan: RecipePlan) -> None:
     say("hardware", f"{plan.cluster}: {each}")
     size, axes = job.micro_batch * job.accumulation * job.data, plan.strategy.axes
     what = f"packs of {recipe.data.max_length:,} tokens" if recipe.data.packing else "sequences"
-    ways = [
-        f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {counted(job.data, 'data-parallel rank' if axes else 'GPU')}"
-    ]
+    shares = counted(job.data, "data-parallel rank" if axes else "GPU")
+    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {shares}"]
     if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):
         ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
     say("batch", " = ".join([f"{size} {what}", *ways]))
