@@ -1,6 +1,7 @@
 """What has to hold where a strategy divides more than the data: sizes that fit the ranks, and groups that stay inside a host."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..cluster import World
 from ..errors import UserError
@@ -33,7 +34,8 @@ def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
             key = f"parallelism_config_{MESH_KEYS[axis]}"
             problem = f"{key} is {size}, but {DS_KEYS[axis]} of its ds_config is {ours.used[axis]}"
             raise UserError(source, problem, "keep one of them")
-    return replace(ours, **mesh.used)
+    sizes: dict[str, Any] = {**mesh.used}
+    return replace(ours, **sizes)
 
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:

@@ -153,15 +153,11 @@ def test_slow_networks_and_the_cpus_adam_are_named():
     assert "the CPU's Adam" in next(reason(c, winner) for c in ranked if c.choice.name == "ZeRO-3 offload")
 
 
-def test_what_train_py_does_not_run_is_an_estimate_only():
+def test_what_no_gpu_has_tried_is_an_estimate_only():
     ranked, winner = chosen_for("llama-3.1-70b", Cluster("H100 80GB", 8, 4))
     only = {candidate.choice.name: candidate for candidate in ranked if candidate.choice.only}
-    assert (
-        only.keys() == {"TP x FSDP2", "CP x FSDP2", "TP x PP x ZeRO-1", "ZeRO++"} and winner and not winner.choice.only
-    )
+    assert only.keys() == {"ZeRO++"} and winner and not winner.choice.only
     assert all(reason(candidate, winner).startswith("estimate only") for candidate in only.values() if candidate.fits)
-    ranked, winner = chosen_for("qwen3-30b-a3b", Cluster("H100 80GB", 8, 2))
-    assert any(candidate.choice.name == "EP x FSDP2" for candidate in ranked) and not winner.choice.only
 
 
 def test_offload_is_for_what_fits_in_no_other_way():
@@ -199,11 +195,6 @@ def test_what_may_not_fit_is_not_chosen_where_something_does():
     )
 
 
-def test_long_sequences_are_divided_among_gpus_by_estimate_only():
-    ranked, winner = chosen_for("llama-3.1-8b", Cluster("H100 80GB", 8, 2), length=131_072, batch=16)
-    assert winner is None and any(c.fits and c.choice.name == "CP x FSDP2" for c in ranked)
-
-
 @pytest.mark.parametrize("model, method, change", [
     ("llama-3.1-8b", "full", "LoRA instead of training all weights"), ("qwen3-14b", "lora", "QLoRA instead of LoRA"),
 ])  # fmt: skip
@@ -221,7 +212,7 @@ def test_layers_are_compiled_where_that_is_proven(model, method, kernels):
     trained = 10**7 if method == "lora" else 0
     ranked, winner = chosen_for(model, Cluster("H100 80GB", 8, 2), method=method, trained=trained)
     assert winner is not None and winner.kernels == kernels
-    never = {c.choice.name for c in ranked if c.kernels == "torch.compile" and (c.choice.inside or c.choice.offload)}
+    never = {c.choice.name for c in ranked if c.kernels == "torch.compile" and (c.choice.axes or c.choice.offload)}
     assert not never
 
 

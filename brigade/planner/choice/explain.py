@@ -42,9 +42,9 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if winner.estimate.safe and not result.safe:
         return f"may not fit: up to {result.memory_interval()[1] + result.context / GIB:.0f} GiB"
     if candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:
-        return f"faster by formula, but offload is for what fits in no other way, and {winner.choice.name} does"
+        return f"faster by formula, but offload is for what fits in no other way, and {winner.name} does"
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
-        return f"as fast, but {winner.choice.name} is simpler"
+        return f"as fast, but {winner.name} is simpler"
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
     if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
         network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
@@ -54,6 +54,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         "for the links inside a node": result.time.inside,
         "for the CPU's Adam": adam,
         "for offloaded states": result.time.offload - adam,
+        "for the pipeline to fill and drain": result.time.bubble,
         "for Python to launch kernels": result.time.launches,
         "in the optimizer": result.time.optimizer,
     }

@@ -5,13 +5,14 @@ from typing import Any, Literal
 
 from ...errors import UserError
 from ...recipe.method import METHODS
-from ..costs.engines import ENGINES, Engine
+from ...strategy.axes import Axes
+from ..costs.engines import ENGINES, SCHEDULES, Engine, Schedule
 from ..models.layer import EAGER, Attention, Kernels
 from ..models.shape import ModelShape
 
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
-Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused"]
+Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused", "tiled"]
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
@@ -21,6 +22,24 @@ def of_method(name: str) -> dict[str, Any]:
     return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
 
 
+def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
+    """What a Job says of how train.py spreads it over so many ranks."""
+    if not axes:
+        return {"data": ranks}
+    pipeline = (
+        {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual} if axes.stages > 1 else {}
+    )
+    return pipeline | {
+        "data": axes.data(ranks),
+        "tensor": axes.tensor,
+        "pipeline": axes.stages,
+        "context": axes.sequence,
+        "expert": axes.experts,
+        "sequence_parallel": axes.tensor == 1,
+        "ours": True,
+    }
+
+
 @dataclass(frozen=True)
 class Job:
     """One training configuration.
@@ -28,7 +47,11 @@ class Job:
     engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
     labelled: share of the tokens that have logits: with padding_free those alone that a label follows
-    data, tensor, pipeline, context, expert: ranks of each kind of parallelism; virtual: pipeline chunks per rank
+    data, tensor, pipeline, context, expert: ranks of each kind of parallelism
+    ours: these go as in train.py. Tensor parallelism by Transformers' plans: norms, router and embedding are whole on each rank,
+        so are logits and what stands between blocks. Stages are cut by cost. Context parallelism is Ulysses', which exchanges
+        heads. Else as in Megatron and torchtitan: all is divided, stages evenly, and keys and values go round a ring
+    schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)
     offload: "optimizer", "all" or "nvme": what lies outside the GPU, in the host's memory or on its disks
@@ -54,6 +77,8 @@ class Job:
     pipeline: int = 1
     context: int = 1
     expert: int = 1
+    ours: bool = False
+    schedule: str = "1f1b"
     virtual: int = 1
     shard: int = 0
     hpz: int = 0
@@ -103,6 +128,16 @@ class Job:
         return ENGINES[self.engine]
 
     @property
+    def order(self) -> Schedule:
+        """In which a stage goes through its micro-batches."""
+        return SCHEDULES[self.schedule]
+
+    @property
+    def axes(self) -> Axes:
+        """Over how many ranks it divides what besides the data."""
+        return Axes(self.tensor, self.context, self.pipeline, self.expert)
+
+    @property
     def gpus(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
 
@@ -135,7 +170,7 @@ class Job:
     @property
     def autocast(self) -> bool:
         """bf16 products over fp32 weights, whose residual stream is fp32; frozen weights are bf16 under every engine."""
-        return self.engine == "ddp" and self.method == "full"
+        return self.engine in ("ddp", "stages") and self.method == "full"
 
     @property
     def scored(self) -> float:

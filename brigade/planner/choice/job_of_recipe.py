@@ -18,10 +18,11 @@ from ..models.find_model import RECIPES, described, known_config, named_config
 from .estimate import Estimate, estimate
 from .job import Job
 from .job_of_run import NotCovered, job_of_run, largest_fit
-from .strategies import CHOICES
+from .strategies import CHOICES, with_sizes
 
 BESIDE = "config.json"
 STRATEGIES = {choice.key: choice.name for choice in CHOICES} | {"single": "one process"}
+KINDS = {choice.kind: choice.name for choice in reversed(CHOICES) if not choice.axes}
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,12 @@ def job_of(settings: Settings, link: str = "") -> Job:
     hosts, shape = hosts_of(settings), described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind, strategy = settings.place("global_batch_size"), cluster.gpu or "H100 80GB", strategy_of(settings)
-    batch = batch_arithmetic(training, ranks, size)
+    shares = strategy.axes.data(ranks)
+    batch = batch_arithmetic(training, shares, size)
     try:
         if training.per_device_train_batch_size == "auto":
             fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place)
-            batch = batch_arithmetic(training, ranks, size, *fits)
+            batch = batch_arithmetic(training, shares, size, *fits)
         job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place)
     except NotCovered as error:
         raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
@@ -108,7 +110,8 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
     try:
         config, place, _ = named_config(settings.recipe.model.model_name_or_path)
         least = {"per_device_train_batch_size": 1} if training.per_device_train_batch_size == "auto" else {}
-        batch = batch_arithmetic(training.model_copy(update=least), ranks, settings.place("global_batch_size"))
+        shares, size = strategy.axes.data(ranks), settings.place("global_batch_size")
+        batch = batch_arithmetic(training.model_copy(update=least), shares, size)
         found = estimate(job_of_run(settings.recipe, strategy, batch, ranks, node, config, device.kind, place=place))
     except (UserError, NotCovered):
         return None
@@ -144,6 +147,8 @@ class RecipePlan:
     @property
     def strategy_name(self) -> str:
         """As `plan` names it, or its own file's name."""
+        if self.strategy.axes:
+            return with_sizes(KINDS[self.strategy.kind], self.strategy.axes)
         return STRATEGIES.get(self.strategy.name, self.strategy.name)
 
     @property

@@ -7,15 +7,16 @@ from typing import Any
 from ...errors import UserError
 from ...recipe.batch import Batch
 from ...recipe.method import method_of
-from ...recipe.schema import Recipe
+from ...recipe.schema import Recipe, TrainingSection
 from ...strategy import Strategy
+from ...strategy.axes import NAMES, Axes
 from ..costs.hardware import Gpu
 from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
 from ..models.find_model import described
 from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, of_method
+from .job import Job, Loss, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -57,6 +58,7 @@ def job_of_run(
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
         raise NotCovered(f"{error.place}: {error.problem}") from None
+    _check_axes(recipe, strategy, shape)
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not targets:
@@ -72,20 +74,25 @@ def job_of_run(
         recipe.data.max_length,
         batch.micro,
         batch.accumulation,
-        data=ranks,
         node_size=node_size,
         gpu=gpu,
         checkpointing="full" if training.activation_checkpointing else "none",
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
-        loss="fused" if training.use_liger_kernel else "online" if training.torch_compile else "released",
+        loss=_loss(training, strategy.axes),
         trained=trained if adapters else 0,
         adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
         optimizer=training.optim,
         **of_method(method_of(model)),
-        **_engine(strategy, node_size),
+        **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
     )
+
+
+def _loss(training: TrainingSection, axes: Axes) -> Loss:
+    if training.use_liger_kernel:
+        return "fused"
+    return "tiled" if axes.sequence > 1 else "online" if training.torch_compile else "released"
 
 
 def largest_fit(
@@ -128,6 +135,43 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
     }
     if reason := next((reason for reason, holds in lacking.items() if holds), None):
         raise NotCovered(f"the formulas say nothing of it: {reason}")
+
+
+def _check_axes(recipe: Recipe, strategy: Strategy, shape: ModelShape) -> None:
+    """Raises NotCovered for what no formula covers of axes besides data parallelism."""
+    axes, zero = strategy.axes, (strategy.ds_config or {}).get("zero_optimization", {})
+    if not axes:
+        return
+    offloads = any(
+        (zero.get(f"offload_{block}") or {}).get("device", "none") != "none" for block in ("optimizer", "param")
+    )
+    lacking = {
+        "offload": offloads,
+        "zbv": axes.chosen_schedule == "zbv",
+        "ZeRO++": zero.get("zero_hpz_partition_size", 1) != 1 or zero.get("zero_quantized_weights"),
+        "DoRA": recipe.model.use_dora,
+        "weights in four bits": recipe.model.load_in_4bit,
+        "queries, keys and values in one matrix": axes.tensor > 1
+        and (shape.family.fused_qkv or shape.family.fused_gate),
+        "eager attention": axes.sequence > 1 and attention_of(shape, recipe.model.attn_implementation) == "eager",
+    }
+    if what := next((what for what, holds in lacking.items() if holds), None):
+        raise NotCovered(f"the formulas do not know {what} under {axes} parallelism")
+    for axis, size in axes.used.items():
+        if odd := [number for number in divisible(shape, axis) if number % size]:
+            raise NotCovered(
+                f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model, and {size} do not {odd[0]}"
+            )
+
+
+def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
+    """Numbers of a model that the size of an axis has to divide."""
+    heads = (shape.heads, shape.kv_heads)
+    return {
+        "tensor": (*heads, shape.ffn, *(() if shape.tied else (shape.vocab,))),
+        "sequence": (shape.heads,),
+        "experts": (shape.experts,),
+    }.get(axis, ())
 
 
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:

@@ -1,10 +1,15 @@
 """The choice: every strategy, micro-batch, checkpointing and set of kernels for one model on one cluster."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import UserError
+from ...strategy.axes import Axes
+from ...strategy.axis_rules import crosses_hosts
+from ...strategy.axis_rules import problem as misfit
 from ..costs.hardware import gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
@@ -12,9 +17,9 @@ from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
 from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
-from .job import Job, Loss, of_method
-from .job_of_run import attention_of
-from .strategies import CHOICES, Choice
+from .job import Job, Loss, of_axes, of_method
+from .job_of_run import attention_of, divisible
+from .strategies import CHOICES, Choice, runs
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 KERNELS: dict[str, tuple[Kernels, Loss]] = {
@@ -30,6 +35,15 @@ Traces = Callable[[Job], Trace | None]
 
 def by_formula(job: Job) -> None:
     """No trace of any job."""
+
+
+# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it.
+KNOWN: dict[str, Callable[[ModelShape], bool]] = {
+    "tensor": lambda shape: not (shape.experts or shape.family.fused_qkv or shape.family.fused_gate),
+    "sequence": lambda shape: not shape.family.eager,
+    "stages": lambda shape: not shape.experts,
+    "experts": lambda shape: bool(shape.experts),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,11 @@ class Candidate:
     refused: str = ""
 
     @property
+    def name(self) -> str:
+        """With the sizes of what it divides."""
+        return self.choice.named(self.estimate.job.axes)
+
+    @property
     def seconds(self) -> float:
         return self.estimate.time.total
 
@@ -97,32 +116,44 @@ class Candidate:
 
 def compiles(workload: Workload, choice: Choice) -> bool:
     """Whether compiled layers are proven to compute what plain ones do (tests/ranks/test_compile.py)."""
-    return workload.method == "full" and not (workload.shape.experts or choice.only or choice.offload)
+    return workload.method == "full" and not (workload.shape.experts or choice.only or choice.offload or choice.axes)
+
+
+def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[Axes]:
+    """Sizes of a strategy's axes that the model, the batch and the cluster allow: powers of two and the number of nodes. Tensor
+    and sequence groups stay inside a node."""
+    shape, gpus = workload.shape, cluster.gpus
+    powers = {2**power for power in range(1, gpus.bit_length())}
+
+    def sizes(axis: str) -> list[int]:
+        found = powers | ({cluster.nodes} - {1} if axis == "stages" else set())
+        whole = [*divisible(shape, axis), *([workload.length] if axis == "sequence" else [])]
+        return sorted(size for size in found if not any(number % size for number in whole))
+
+    for chosen_sizes in itertools.product(*map(sizes, choice.axes)):
+        named: dict[str, Any] = dict(zip(choice.axes, chosen_sizes, strict=True))
+        axes = Axes(**named)
+        inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
+        if inside and axes.stages <= shape.layers // 2 and not misfit(axes, gpus):
+            yield axes
 
 
 def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
     """The configurations of one strategy, with the kernels of that name."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
     shape, attention = workload.shape, attention_of(workload.shape)
-    tensor, expert, context = (node if choice.inside == kind else 1 for kind in ("tensor", "expert", "context"))
-    stages = cluster.nodes if choice.pipeline else 1
-    data = cluster.gpus // tensor // context // stages
-    for micro in workload.micro_batches:
-        if workload.batch % (micro * data):
+    for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
+        data = axes.data(cluster.gpus)
+        accumulation, rest = divmod(workload.batch, micro * data)
+        if rest or accumulation < axes.stages:  # a stage needs a micro-batch at least
             continue
+        spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage} | of_axes(axes, cluster.gpus)
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
                 workload.length,
                 micro,
-                workload.batch // micro // data,
-                engine=choice.engine,
-                stage=choice.stage,
-                data=data,
-                tensor=tensor,
-                pipeline=stages,
-                expert=expert,
-                context=context,
+                accumulation,
                 attention=attention,
                 shard=node if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
@@ -130,8 +161,9 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 offload=choice.offload,
                 checkpointing=checkpointing,
                 kernels=kernels,
-                loss=loss,  # type: ignore[arg-type]
+                loss="tiled" if axes.sequence > 1 and loss != "fused" else loss,  # type: ignore[arg-type]
                 trained=workload.trained,
+                **spread,
                 **of_method(workload.method),
                 optimizer=workload.optimizer,
                 gpu=cluster.gpu,
@@ -155,18 +187,16 @@ def refusal(job: Job, cluster: Cluster) -> str:
     return ""
 
 
-def possible(shape: ModelShape, cluster: Cluster, choice: Choice) -> bool:
-    """Whether there is anything to shard, replicate or divide in that way."""
+def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
+    """Whether there is anything to shard, replicate or divide in that way, and train.py runs it and formulas know it."""
+    method = workload.method.removeprefix("rs")
+    if not runs(choice, method=method, optim=workload.optimizer):
+        return False
+    if choice.axes and not (method in ("full", "lora") and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
+        return False
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
         return False
-    if (choice.group or choice.inside) and cluster.node_size == 1:
-        return False
-    if (choice.group or choice.pipeline) and cluster.nodes == 1:
-        return False
-    if choice.pipeline and shape.layers % cluster.nodes:
-        return False
-    divided = {"tensor": shape.heads, "expert": shape.experts}.get(choice.inside, cluster.node_size)
-    return divided > 0 and divided % cluster.node_size == 0
+    return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))
 
 
 def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
@@ -176,13 +206,9 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
     traces: the trace of a configuration that takes the formulas' place, if it has one
     """
     gpu(cluster.gpu)
-    if workload.batch % cluster.gpus:
-        near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
-        problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"
-        raise UserError("global batch", problem, f"use {near}")
     best = []
     for choice in workload.choices:
-        if not possible(workload.shape, cluster, choice):
+        if not possible(workload, cluster, choice):
             continue
         found = [
             Candidate(choice, names, estimate(job, traced=traces(job)), workload.margin, refusal(job, cluster))
@@ -196,6 +222,10 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
             best.append(min(fitting, key=lambda c: c.seconds))
         else:
             best.append(max(found, key=lambda c: c.estimate.spare_gib))
+    if not best and workload.batch % cluster.gpus:
+        near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
+        problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"
+        raise UserError("global batch", problem, f"use {near}")
     return sorted(best, key=lambda c: (not c.fits, c.seconds if c.fits else -c.estimate.spare_gib))
 
 

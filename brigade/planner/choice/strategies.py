@@ -1,13 +1,15 @@
-"""The strategies of train.py and of others, as the planner sees them: what they shard and offload, and which file names them."""
+"""The strategies of train.py as the planner sees them: what they shard, offload and divide, and which file names them."""
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from ...errors import UserError, did_you_mean
+from ...errors.findings import table
+from ...strategy import refusal
+from ...strategy.axes import Axes
+
+SHORT = {"tensor": "TP", "sequence": "SP", "stages": "PP", "experts": "EP"}  # of axes, in tables and names of files
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Choice:
     engine, stage: as of a Job; group: "node" where states are sharded inside a node and replicated across
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
     file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
-    inside: "tensor", "expert" or "context": what a node's GPUs divide among them; pipeline: each node is a stage
+    axes: of strategy/axes.py, what it divides besides the data
     quantised: what it sends is rounded to 8 and 4 bits
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
@@ -29,15 +31,20 @@ class Choice:
     rank: int
     group: str = ""
     offload: str = ""
-    inside: str = ""
-    pipeline: bool = False
+    axes: tuple[str, ...] = ()
     quantised: bool = False
 
     @property
     def key(self) -> str:
-        """As a flag names it: its file's name without the ending, as in a run's directory, or the name in small letters."""
-        file = self.file.rpartition("/")[2].removesuffix(".json")
-        return file or "_".join(re.findall(r"[a-z0-9]+", self.name.lower()))
+        """As a flag names it: its file's name without the ending, as in a run's directory, or the name in small letters, as in
+        tp_zero1."""
+        file = "" if self.axes else self.file.rpartition("/")[2].removesuffix(".json")
+        return file or self.name.lower().replace("-", "").replace(" x ", "_")
+
+    @property
+    def kind(self) -> str:
+        """As of a Strategy."""
+        return f"zero{self.stage}" if self.engine == "zero" else "hsdp" if self.file == "hsdp" else self.engine
 
     @property
     def only(self) -> bool:
@@ -46,33 +53,52 @@ class Choice:
 
     @property
     def why_only(self) -> str:
-        if self.quantised:
-            return "it rounds what it sends, which no GPU has tried here"
-        return "train.py does not run it" if self.inside or self.pipeline else ""
+        return "it rounds what it sends, which no GPU has tried here" if self.quantised else ""
+
+    def named(self, axes: Axes) -> str:
+        """With the sizes of its axes: `TP 8 x PP 2 x ZeRO-1`."""
+        return with_sizes(self.name.rpartition(" x ")[2], axes)
 
 
-CHOICES = tuple(Choice(**entry) for entry in yaml.safe_load(Path(__file__).with_name("strategies.yaml").read_text()))
+def with_sizes(name: str, axes: Axes) -> str:
+    return " x ".join([*(f"{SHORT[axis]} {size}" for axis, size in axes.used.items()), name])
 
 
-def takes(choice: Choice, optimizer: str) -> bool:
-    """Whether train.py runs that optimizer under it (strategy/__init__.py): some need whole parameters, some know no DTensors."""
-    if choice.engine == "zero":
-        return optimizer not in ("lamb", "lars")
-    return not (choice.engine == "fsdp2" and optimizer.endswith("8bit"))
+def _choices() -> Iterable[Choice]:
+    rows = table(Path(__file__).with_name("strategies.yaml"))
+    plain = {row["name"]: Choice(**row) for row in rows["strategies"]}
+    yield from plain.values()
+    for row in rows["divided"]:
+        for base in map(plain.__getitem__, row["beside"]):
+            name = " x ".join([*(SHORT[axis] for axis in row["axes"]), base.name])
+            yield replace(base, name=name, axes=tuple(row["axes"]), rank=base.rank + row["rank"])
+
+
+CHOICES = tuple(_choices())
+
+
+def runs(choice: Choice, **facts: str) -> bool:
+    """Whether train.py takes it with such a `method` and `optim` (strategy/refused.yaml)."""
+    return refusal(kind=choice.kind, **dict.fromkeys(choice.axes, True), **facts) is None
 
 
 def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
-    """The strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all, less those without that optimizer.
+    """The strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all, less those that train.py does not run
+    with that optimizer.
 
     Raises UserError for an unknown name, or where none is left.
     """
-    keys = {name.lower(): choice for choice in CHOICES for name in (choice.key, choice.name, choice.file or choice.key)}
+    keys = {name.lower(): choice for choice in CHOICES for name in (choice.key, choice.name)}
+    keys |= {choice.file: choice for choice in CHOICES if choice.file and not choice.axes}
     words = list(words)
     if unknown := [word for word in words if word.lower() not in keys]:
         cure = did_you_mean(unknown[0], [choice.key for choice in CHOICES])
         raise UserError("flag --strategy", f"unknown strategy {unknown[0]!r}", cure)
     choices = [keys[word.lower()] for word in words] or CHOICES
-    if found := tuple(dict.fromkeys(choice for choice in choices if takes(choice, optimizer))):
+    if found := tuple(dict.fromkeys(choice for choice in choices if runs(choice, optim=optimizer))):
         return found
-    problem = f"train.py does not run {optimizer} under {' or '.join(choice.name for choice in choices)}"
-    raise UserError("flag --optim", problem, "use adamw_torch_fused, or another strategy")
+    names = " or ".join(choice.name for choice in choices)
+    if any(runs(choice, optim="adamw_torch_fused") for choice in choices):
+        problem = f"train.py does not run {optimizer} under {names}"
+        raise UserError("flag --optim", problem, "use adamw_torch_fused, or another strategy")
+    raise UserError("flag --strategy", f"train.py does not run {names}", "leave it out to see what it runs")

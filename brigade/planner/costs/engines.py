@@ -28,7 +28,16 @@ class Engine:
     fragmentation: float = 1.1
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """One of conventions.yaml's orders of a pipeline's micro-batches."""
+
+    bubble: float
+    keeps_all: bool = False
+
+
 _conventions = table(Path(__file__).with_name("conventions.yaml"))
 ENGINES = {name: Engine(**row) for name, row in _conventions["engines"].items()}
+SCHEDULES = {name: Schedule(**row) for name, row in _conventions["schedules"].items()}
 LOGIT_BYTES: dict[str, float] = _conventions["logit_bytes"]
 OPTIMIZER_BYTES: dict[str, int] = _conventions["optimizer_bytes"]

@@ -47,12 +47,12 @@ def host(job: Job) -> Host:
     """
     ranks = min(job.node_size, job.gpus)
     psi = stages(job)[0].parameters
-    trained = job.trained or psi
+    trained = job.trained or job.shape.parameters
     width = 4 if job.engine != "zero" and job.method == "full" else 2
     converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)
-    copied = width * psi * (1 if job.engine == "fsdp2" else ranks) if converted else 0.0
+    copied = width * (job.shape.parameters if job.engine == "fsdp2" else psi * ranks) if converted else 0.0
     states = 4 + OPTIMIZER_BYTES[job.optimizer]
-    share = trained / job.shard_ranks * ranks
+    share = (job.trained or psi) / job.shard_ranks * ranks
     weights = gathered_bytes(job, psi) / job.shard_ranks * ranks
     offloaded = (states + 4) * share if job.offload in ("optimizer", "all") else 0.0
     shards = weights if job.offload == "all" else 0.0

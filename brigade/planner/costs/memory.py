@@ -19,6 +19,7 @@ from .stages import NF4, Stage, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
 GIB = 2**30
+TILE_ROWS = 1024  # tokens whose logits stand at once where the loss is computed tile by tile
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
@@ -51,18 +52,27 @@ def micro_batches_in_flight(job: Job, place: int) -> float:
     the first (Megatron-LM's warm-up; Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / p v).
     """
     p, v = job.pipeline, job.virtual
+    if job.order.keeps_all:
+        return job.accumulation
     if v == 1:
         return min(p - place, job.accumulation)
     return min(2 * (p - 1 - place) + (v - 1) * p + 1, v * job.accumulation) / v
 
 
 def operations(job: Job, moe: bool) -> Iterator[Op]:
-    """Of one of the job's layers, with what its adapters do."""
+    """Of one of the job's layers, with what its adapters do, and exchanging heads."""
     adapters = None
+    if job.ours and job.context > 1:
+        # Queries, keys, values and the output are copied to be sent, and the output is kept as it came and as it went; ranks
+        # that share a head of keys and values have a copy each (Jacobs et al. 2023, arXiv 2309.14509, section 3).
+        s = job.shape
+        moved, copies = 4 * exchanged_width(job), max(1.0, job.context / s.kv_heads) - 1
+        kept = 2 * s.query_width + 2 * s.key_value_width * copies
+        yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=kept)
     if job.method != "full":
         copies, dropout = job.adapter_copies, job.adapter_dropout
         adapters = adapter_op(job.shape, job.targets, moe=moe, copies=copies, dropout=dropout, dora=job.dora)
-    return layer_ops(
+    yield from layer_ops(
         job.shape,
         job.kernels,
         job.attention,
@@ -73,6 +83,12 @@ def operations(job: Job, moe: bool) -> Iterator[Op]:
         autocast=job.autocast,
         adapters=adapters,
     )
+
+
+def exchanged_width(job: Job) -> float:
+    """Elements per token that go through the exchanges of heads before and after attention."""
+    s = job.shape
+    return 2 * s.query_width + s.key_value_width * max(1.0, job.context / s.kv_heads)
 
 
 def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
@@ -141,6 +157,11 @@ def logit_bytes(job: Job) -> float:
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
+    if loss == "tiled":  # the norm's result with its gradient, and the logits of a tile
+        tile = min(t, TILE_ROWS) * s.vocab
+        return final_norm + 4 * s.hidden * t + LOGIT_BYTES["full"] * tile
+    if job.ours:
+        return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab
     if job.tensor > 1 and job.engine == "fsdp2":
         loss = "parallel"
         final_norm += 2 * s.hidden * t  # gathered for the head
@@ -154,7 +175,7 @@ def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
 
 def _moments(job: Job, stage: Stage, traced: Trace | None) -> list[Memory]:
     """The four moments of one pipeline stage."""
-    engine, s, psi, first, last = job.conventions, job.shape, stage.parameters, stage.first, stage.last
+    engine, psi, last = job.conventions, stage.parameters, stage.last
     states, held = stage_states(job, stage)
     kept, back = activation_bytes(job)
     kept *= stage.layers * micro_batches_in_flight(job, stage.place)
@@ -167,16 +188,14 @@ def _moments(job: Job, stage: Stage, traced: Trace | None) -> list[Memory]:
     buffers = _buffers(job, stage)
     begun = 0.0 if job.step_in_backward else held
     waiting = held if engine.held or job.accumulation > 1 else 0.0
-    head = 0.0
+    head, at_end = 0.0, stage.head or stage.embedding
     # The first gradient that the backward pass makes is whole until it is reduced; FSDP2's is among its buffers.
     if last and not waiting and job.method == "full" and job.stage < 2:
-        head = engine.gradients * s.vocab * s.hidden / job.tensor
+        head = engine.gradients * at_end
     elif job.engine == "zero" and job.method == "full" and job.data > 1:
-        head = 2 * s.vocab * s.hidden
-    ends = (last * s.vocab + first * s.vocab * (not s.tied or not last)) * s.hidden / job.tensor
-    first_made = (psi - ends) / max(
-        stage.layers, 1
-    ) + last * s.vocab * s.hidden / job.tensor  # of a layer, and of the head
+        head = 2 * at_end
+    between = psi - stage.embedding - stage.head
+    first_made = between / max(stage.layers, 1) + last * at_end  # of a layer, and of the head
     made = min(1.0, first_made / max(psi, 1.0))
     weights, optimizer = states.parameters, states.optimizer
     at_step = 0.0 if job.step_in_backward else states.gradients
@@ -201,12 +220,12 @@ def _roots(job: Job, optimizer: float) -> float:
         return 0.0
     if job.engine == "zero":
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2 if job.engine in ("ddp", "fsdp2", "fsdp-bf16", "pure") else 0.0
+    return optimizer / 2 if job.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16", "pure") else 0.0
 
 
 def _buffers(job: Job, stage: Stage) -> float:
     """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
-    s, full, psi, first, last = job.shape, job.method == "full", stage.parameters, stage.first, stage.last
+    s, full, psi = job.shape, job.method == "full", stage.parameters
     if job.stage >= 3 and job.engine == "zero":
         return 2 * max(min(LIVE, psi), s.vocab * s.hidden) + 2 * 2 * s.hidden**2
     if job.stage >= 3:
@@ -215,15 +234,18 @@ def _buffers(job: Job, stage: Stage) -> float:
         # (torchtitan's reshard_after_forward "default"; torch/distributed/pipelining/stage.py: set_requires_gradient_sync).
         if job.pipeline > 1:
             return (6 if full else 2) * psi
-        ends = first * s.embedding + last * (s.head or (0 if first else s.vocab * s.hidden))
         weight, expert = (NF4, NF4 if job.linear_experts else 2) if job.method == "qlora" else (2, 2)
         dense = weight * s.dense_layer if s.dense_layers else 0
         moe = weight * s.moe_base + expert * s.experts * s.expert / job.expert if s.moe_layers else 0
         layer = max(dense, moe)
         gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
-        return (2 * layer + gradients + 2 * ends) / job.tensor
+        return (2 * layer + gradients) / job.tensor + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
+    if job.engine == "stages":
+        # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
+        copies = 1 if job.checkpointing == "full" else micro_batches_in_flight(job, stage.place)
+        return 2 * psi * copies
     if job.engine == "ddp" and full:
         return 2 * psi + (4 * psi if job.data > 1 else 0)  # autocast's bf16 copies; DDP's buckets
     return 0.0

@@ -72,6 +72,15 @@ class Links:
         tree = 2 * math.log2(ranks) * (HOP if self.crosses(ranks, stride) else PEER_LATENCY)
         return CALL_LATENCY + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
 
+    def exchange(self, payload: float, ranks: int, stride: int = 1) -> float:
+        """Seconds in which each rank sends the others their parts of its `payload` bytes (all-to-all). Between nodes the ranks of
+        a node share its cards, and no ring helps: each part goes the whole way."""
+        if not self.crosses(ranks, stride):
+            return self.half(payload, ranks, stride)
+        inside = max(1, self.node_size // stride)
+        outside = (1 - inside / ranks) * payload / (self.node / self.node_size)
+        return CALL_LATENCY + HOP + max(outside, (inside - 1) / ranks * payload / self.peer)
+
     def send(self, payload: float, stride: int) -> float:
         """One point-to-point transfer to the rank `stride` away."""
         if stride < self.node_size:

@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 
 from ..choice.job import Job
+from ..models.adapter_costs import linears
 
 NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """parameters: of one rank, over tensor and expert parallelism; experts: those among them that expert parallelism divides"""
+    """What one rank has.
+
+    parameters: over tensor and expert parallelism; experts: those among them that expert parallelism divides
+    embedding, head: those among them of the two ends; a head that is the embedding counts where it is another copy
+    """
 
     place: int
     last: bool
@@ -17,6 +22,8 @@ class Stage:
     parameters: float
     trained: float
     experts: float
+    embedding: float
+    head: float
 
     @property
     def first(self) -> bool:
@@ -26,10 +33,12 @@ class Stage:
 def stage_layers(job: Job) -> list[int]:
     """How many layers each stage has.
 
-    Evenly, or by cost (nanotron): blocks go to a stage until it has its share of the cost, of which the head has as much as its
-    product weighs against a layer's.
+    Evenly; or by cost, of which the head has as much as its product weighs against a layer's: nanotron fills a stage after the
+    other up to its share, train.py makes the most costly one as cheap as can be.
     """
     s, p = job.shape, job.pipeline
+    if job.ours and p > 1:
+        return _cheapest(s.layers, p, s.vocab * s.hidden / s.layer_matmul)
     if not job.conventions.cut_by_cost:
         return [s.layers // p + (stage < s.layers % p) for stage in range(p)]
     share, counts, cost = (s.layers * s.layer_matmul + s.vocab * s.hidden) / p, [0], 0.0
@@ -41,18 +50,65 @@ def stage_layers(job: Job) -> list[int]:
     return counts + [0] * (p - len(counts))
 
 
+def _cheapest(layers: int, stages: int, head: float) -> list[int]:
+    """Layers per stage so that the most costly stage costs least, the last one a head more, which is worth `head` layers; of such
+    the most even. Every stage has a layer at least (engines/pipeline_split.py).
+    """
+
+    def others(last: int) -> list[int]:
+        each, more = divmod(layers - last, stages - 1)
+        return [each + (stage >= stages - 1 - more) for stage in range(stages - 1)]
+
+    def cost(last: int) -> tuple[float, float]:
+        every = [*others(last), last + head]
+        return max(every), sum(one * one for one in every)
+
+    last = min(range(1, layers - stages + 2), key=cost)
+    return [*others(last), last]
+
+
 def stages(job: Job) -> list[Stage]:
-    s, found = job.shape, []
-    per_layer = (s.dense_layers * s.dense_layer + s.moe_layers * s.moe_base) / s.layers
+    s, t, found = job.shape, job.tensor, []
+    whole = job.ours and t > 1  # norms, router and embedding; and the head where it is the embedding
+
+    def divided(parameters: float, undivided: float) -> float:
+        return (parameters - undivided * whole) / t + undivided * whole
+
+    dense = s.dense_layers * divided(s.dense_layer, s.undivided())
+    per_layer = (dense + s.moe_layers * divided(s.moe_base, s.undivided(moe=True))) / s.layers
     for place, layers in enumerate(stage_layers(job)):
         first, last = place == 0, place == job.pipeline - 1
-        head = s.head or (0 if first else s.vocab * s.hidden)  # a tied head is a copy on the last stage
-        ends = first * s.embedding + last * (head + s.final_norm)
+        words = s.vocab * s.hidden
+        head = (
+            last * (s.head or (0 if first else words)) / (1 if whole and s.tied else t)
+        )  # a tied head is a copy on the last
+        embedding = first * s.embedding / (1 if whole else t)
         experts = layers / s.layers * s.moe_layers * s.experts * s.expert / expert_divisor(job)
-        psi = (layers * per_layer + ends) / job.tensor + first * s.other + experts
-        trained = job.trained / job.tensor / job.pipeline if job.trained else psi
-        found.append(Stage(place, last, layers, psi, trained, experts if job.expert > 1 else 0.0))
+        psi = (
+            layers * per_layer
+            + embedding
+            + head
+            + last * divided(s.final_norm, s.final_norm)
+            + first * s.other
+            + experts
+        )
+        trained = job.trained * adapter_share(job) / job.pipeline if job.trained else psi
+        spread = experts if job.expert > 1 else 0.0
+        found.append(Stage(place, last, layers, psi, trained, spread, embedding, head))
     return found
+
+
+def adapter_share(job: Job) -> float:
+    """What share of adapters one rank of a tensor group has. Of an adapter's two matrices the one that has the divided side of
+    its base is divided: B where the base's outputs are, A where its inputs are (Megatron divides both alike)."""
+    if not (job.ours and job.tensor > 1):
+        return 1 / job.tensor
+    whole = cut = 0
+    for moe, count in job.shape.kinds:
+        for reads, inner, outer in linears(job.shape, job.targets, moe=moe):
+            by_input = reads in ("attention", "activation")
+            whole, cut = whole + count * (outer if by_input else inner), cut + count * (inner if by_input else outer)
+    return (whole + cut / job.tensor) / (whole + cut)
 
 
 def expert_divisor(job: Job) -> int:

@@ -8,8 +8,8 @@ from ..models.adapter_costs import NORM_MOVED, linears
 from ..models.layer import Op
 from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
-from .memory import operations
-from .network import Links, links
+from .memory import exchanged_width, operations
+from .network import CALL_LATENCY, Links, links
 from .stages import gathered_bytes, stages
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
@@ -115,17 +115,19 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
         one = [part * count / s.layers for part in layer_seconds(job, g, moe)]
         forward, backward, again = forward + one[0], backward + one[1], again + one[2]
     head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / job.tensor)
-    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * s.vocab / job.tensor / stream
+    logits = s.vocab / (1 if job.ours else job.tensor)
+    head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * logits / stream
+    if job.loss == "tiled":  # the product once more
+        head *= 4 / 3
     parts = stages(job)
     trained = max(stage.trained for stage in parts)
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
     around, around_across = _tensor(job, net)
     if job.context > 1:
-        around += _context(job, net, g, again > 0)
+        around += _ulysses(job, net, again > 0) if job.ours else _ring(job, net, g, again > 0)
         around_across = around_across or net.crosses(job.context, job.tensor)
-    if job.expert > 1:  # two exchanges forward and two backward
-        exchange = net.half(2 * s.hidden * t * s.top_k, job.expert, job.tensor)
-        around += 4 * exchange * s.moe_layers / s.layers
+    if job.expert > 1:
+        around += _experts(job, net, again > 0)
         around_across = around_across or net.crosses(job.expert, job.tensor)
     launching = job.conventions.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
     waiting = max(0.0, launching - forward - backward - around)
@@ -134,8 +136,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     slowest = per_micro.index(max(per_micro))
     n, psi = parts[slowest].layers, parts[slowest].parameters
     compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
-    sends = 2 * net.send(2 * s.hidden * t / job.tensor, job.tensor * job.data) * m * job.virtual if p > 1 else 0.0
-    bubble = (p - 1) * per_micro[slowest] / job.virtual
+    sends = _borders(job, net)
+    bubble = job.order.bubble * (p - 1) * per_micro[slowest] / job.virtual
     shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), psi, trained)
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
@@ -161,7 +163,38 @@ def _tensor(job: Job, net: Links) -> tuple[float, bool]:
     return halves * one * (1 - job.conventions.tensor_hidden), net.crosses(job.tensor)
 
 
-def _context(job: Job, net: Links, g: Gpu, again: bool) -> float:
+def _experts(job: Job, net: Links, again: bool) -> float:
+    """Seconds per layer and micro-batch of sending each token to its experts and back, and the same backward.
+
+    Published engines send a token once to a node on which it has several experts (DeepEP), train.py to each of them, and once
+    more where layers are computed again.
+    """
+    payload = 2 * job.shape.hidden * job.tokens * job.shape.top_k
+    one = (
+        net.exchange(payload, job.expert, job.tensor * job.context)
+        if job.ours
+        else net.half(payload, job.expert, job.tensor)
+    )
+    return (4 + 2 * (again and job.ours)) * one * job.shape.moe_layers / job.shape.layers
+
+
+def _borders(job: Job, net: Links) -> float:
+    """Seconds per step of activations and gradients that cross a stage's border. Megatron's tensor ranks send a part each and
+    gather (Narayanan et al. 2021, section 4.1), train.py's send all."""
+    if job.pipeline == 1:
+        return 0.0
+    one = (4 if job.autocast else 2) * job.shape.hidden * job.tokens / (1 if job.ours else job.tensor)
+    return 2 * net.send(one, job.tensor * job.context * job.data) * job.accumulation * job.virtual
+
+
+def _ulysses(job: Job, net: Links, again: bool) -> float:
+    """Seconds per layer and micro-batch of exchanging heads: queries, keys and values before attention and its output after
+    it, the same backward, and once more when that is computed again (Jacobs et al. 2023, arXiv 2309.14509, section 3.2)."""
+    one = net.exchange(2 * exchanged_width(job) * job.tokens / job.tensor, job.context, job.tensor)
+    return (2 + again) * (one + CALL_LATENCY)  # two calls each way
+
+
+def _ring(job: Job, net: Links, g: Gpu, again: bool) -> float:
     """Seconds per layer and micro-batch of context parallelism that attention does not hide.
 
     Keys and values go round the ring, forward (and when that is computed again) and backward, there with their gradients (ring

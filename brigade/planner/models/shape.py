@@ -125,6 +125,14 @@ class ModelShape:
     def moe_layer(self) -> int:
         return self.moe_base + self.experts * self.expert
 
+    def undivided(self, moe: bool = False) -> int:
+        """What of a layer tensor parallelism leaves whole on each rank: norms, biases after a sum over ranks, the router."""
+        f, h = self.family, self.hidden
+        norms = f.norms * h * (1 + f.norm_bias) + 2 * self.head_dim * f.qk_norm + h * f.out_bias
+        if not moe:
+            return norms + h * f.mlp_bias
+        return norms + h * self.experts + f.router_bias * self.experts + h * bool(self.shared_ffn)
+
     @property
     def final_norm(self) -> int:
         return self.hidden * (1 + self.family.norm_bias)

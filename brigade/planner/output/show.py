@@ -83,7 +83,7 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
         print(
-            f"liger    with liger-kernel installed and use_liger_kernel: {other.choice.name}, micro-batch "
+            f"liger    with liger-kernel installed and use_liger_kernel: {other.name}, micro-batch "
             f"{other.estimate.job.micro_batch}, {speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it"
         )
 
@@ -112,7 +112,7 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     table = Table(*columns, *(["MFU"] if mfu else []), "why", title=title)
     for candidate in ranked[:10]:
         result, fits = candidate.estimate, candidate.fits
-        cells = [candidate.choice.name, str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
+        cells = [candidate.name, str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
         cells += [f"{result.device_gib:.0f}", f"{result.tokens_per_second_per_gpu:,.0f}" if fits else ""]
         cells += [f"{result.mfu:.0f}%" if fits else ""] if mfu else []
         style = "bold green" if candidate is winner else "" if fits else "dim"

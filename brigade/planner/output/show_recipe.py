@@ -73,10 +73,11 @@ def describe_recipe(plan: RecipePlan) -> None:
     if job.gpus > 1:
         each += f" each, {device.peer_gb_s:.0f} GB/s between two of a host"
     say("hardware", f"{plan.cluster}: {each}")
-    size = job.micro_batch * job.accumulation * job.gpus
+    size, axes = job.micro_batch * job.accumulation * job.data, plan.strategy.axes
     what = f"packs of {recipe.data.max_length:,} tokens" if recipe.data.packing else "sequences"
-    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {counted(job.gpus, 'GPU')}"]
-    if not recipe.cluster.hostfile and header.divides(plan, 8):
+    shares = counted(job.data, "data-parallel rank" if axes else "GPU")
+    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {shares}"]
+    if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):
         ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
     say("batch", " = ".join([f"{size} {what}", *ways]))
     if filler := size - recipe.training.global_batch_size:

@@ -1,7 +1,9 @@
 """Recipes that the planner writes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
 
+import json
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from ...errors.console import billions, figure
 from ...model.config_json import read_config
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
+from ...strategy.axes import with_axes
 from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
 from ..choice.search import Candidate, Workload
+from ..choice.strategies import SHORT
 from ..costs.host_memory import host
 from ..models.find_model import RECIPES, config_of
 from .header import header, replaced
@@ -31,8 +35,13 @@ OVERVIEW = RECIPES / "README.md"
 RULE = "|---|--:|---|---|---|--:|--:|--:|---|"  # under the head of its table
 
 
-def body(candidate: Candidate, workload: Workload, source: PublishedModel, hostfile: str | None) -> str:
-    """The recipe as YAML: the template without the lines that name what this recipe does not say."""
+def body(
+    candidate: Candidate, workload: Workload, source: PublishedModel, hostfile: str | None, strategy: Mapping[str, Any]
+) -> str:
+    """The recipe as YAML: the template without the lines that name what this recipe does not say.
+
+    strategy: keys of its `cluster:` that name it
+    """
     job, adapters = candidate.estimate.job, workload.method != "full"
     size = host(job).checkpoint
     ordinary = source.base and adapters and not workload.whole
@@ -56,7 +65,7 @@ def body(candidate: Candidate, workload: Workload, source: PublishedModel, hostf
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,
         "gpu": candidate.estimate.gpu.kind,
-        **strategy_keys(candidate),
+        **strategy,
     }
     texts = {
         name: yaml.safe_dump([value], default_flow_style=True, width=10_000, sort_keys=False).strip()[1:-1]
@@ -79,7 +88,7 @@ def body(candidate: Candidate, workload: Workload, source: PublishedModel, hostf
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:
     """Keys of a recipe's `cluster:` that name the strategy: a file of ours, or where none fits the cluster what it would say."""
     job, file = candidate.estimate.job, candidate.choice.file
-    if file not in ("fsdp2", "hsdp"):
+    if job.axes or file not in ("fsdp2", "hsdp"):
         return {"ds_config": file or None}
     path = f"accelerate_configs/{file}_{job.nodes}x{job.node_size}.yaml"
     if (REPOSITORY / path).is_file():
@@ -90,8 +99,25 @@ def strategy_keys(candidate: Candidate) -> dict[str, Any]:
     return {"accelerate_config": document}
 
 
+def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
+    """(the recipe's key, name, text) of the file that says a strategy with axes besides data parallelism; all "" without them."""
+    axes, file = candidate.estimate.job.axes, candidate.choice.file
+    if not axes:
+        return "", "", ""
+    sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
+    if file.endswith(".json"):
+        config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
+        return "ds_config", f"{Path(file).stem}_{sizes}.json", json.dumps(config, indent=2) + "\n"
+    mesh = {f"parallelism_config_{key}": size for key, size in axes.as_mesh().items()}
+    document: dict[str, Any] = {"distributed_type": "FSDP" if file else "MULTI_GPU"}
+    document |= {"fsdp_config": {"fsdp_version": 2}} if file else {}
+    text = f"# {candidate.name}\n" + yaml.safe_dump(document | {"parallelism_config": mesh}, sort_keys=False)
+    return "accelerate_config", f"{file or 'ddp'}_{sizes}.yaml", text
+
+
 def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
-    """Write the recipe to `to` (a folder gets METHOD.yaml) and the config.json of `model` beside it; returns what it wrote.
+    """Write the recipe to `to` (a folder gets METHOD.yaml), the config.json of `model` beside it, and a file for a strategy with
+    axes besides data parallelism; returns what it wrote.
 
     Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
     model's positions.
@@ -110,28 +136,38 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     if positions and workload.length > positions:
         problem = f"{workload.length} tokens, but {job.shape.name} has positions for {positions}"
         raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
-    text = body(candidate, workload, source, hostfile)
+    key, name, said = strategy_file(candidate)
+    strategy = {key: here(path.with_name(name))} if key else strategy_keys(candidate)
+    text = body(candidate, workload, source, hostfile, strategy)
     beside, published = path.with_name(BESIDE), config.read_bytes()
     there = path.exists()
     if beside.exists() and beside.read_bytes() != published:
         raise _in_the_way(beside, f"name another folder: --write {path.parent}-2/")
+    if key and (divides := path.with_name(name)).exists() and divides.read_text() != said:
+        raise _in_the_way(divides, f"name another folder: --write {path.parent}-2/")
     if there and (not path.is_file() or replaced(path.read_text(), "") != text):
         raise _in_the_way(path, f"remove it, or name another file: --write {path.with_name(f'{path.stem}-2.yaml')}")
     with tempfile.TemporaryDirectory() as folder:  # the header is made from what a run would read
         draft = Path(folder) / path.name
-        draft.write_text(text, encoding="utf-8")
+        drafted = text
+        if key:
+            draft.with_name(name).write_text(said, encoding="utf-8")
+            drafted = text.replace(strategy[key], str(draft.with_name(name)))
+        draft.write_text(drafted, encoding="utf-8")
         draft.with_name(BESIDE).write_bytes(published)
         text = header(load_plan(draft, job.link, path)) + text
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(published)
+        if key:
+            path.with_name(name).write_text(said, encoding="utf-8")
         if there:
             return []
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         problem = f"it cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another folder with --write") from None
-    return [path, beside]
+    return [path, beside, *([path.with_name(name)] if key else [])]
 
 
 def _in_the_way(path: Path, cure: str) -> UserError:
