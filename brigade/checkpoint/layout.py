@@ -5,7 +5,8 @@ from typing import Any
 
 from ..errors.console import counted
 from ..run import directory as runs
-from ..strategy.axes import Axes, of_ds_config, of_mesh
+from ..strategy.axes import Axes
+from ..strategy.axis_keys import of_ds_config, of_mesh
 from ..strategy.deepspeed_config import swaps_to_nvme
 from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded

@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..errors.findings import raise_first, table
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
-from .axes import DS_KEYS, MESH_KEYS, NONE, Axes, of_ds_config, with_axes, without
+from .axes import NONE, Axes, without
 
 if TYPE_CHECKING:
     from .accelerate_config import AccelerateStrategy
@@ -56,12 +56,14 @@ class Strategy:
 
     def place(self, *keys: str) -> str:
         """Where the first of these that is an axis stands, for a message."""
+        from .axis_keys import DS_KEYS, MESH_KEYS
+
         names = DS_KEYS if self.is_deepspeed else {axis: f"parallelism_config_{key}" for axis, key in MESH_KEYS.items()}
         return f"{self.source}: {next(names[key] for key in keys if key in names)}"
 
     def as_cluster(self) -> dict[str, Any]:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
-        document = None
+        document: dict[str, Any] = {}
         if self.is_fsdp:
             from .accelerate_config import FSDP_KEYS
 
@@ -69,15 +71,14 @@ class Strategy:
             document = {
                 "distributed_type": "FSDP",
                 "fsdp_config": {"fsdp_version": 2, **options},
-                "parallelism_config": {
-                    "dp_replicate_size": self.replicate,
-                    "dp_shard_size": self.shard,
-                    **self.axes.as_mesh(),
-                },
+                "parallelism_config": {"dp_replicate_size": self.replicate, "dp_shard_size": self.shard},
             }
-        elif self.axes and not self.is_deepspeed:
-            document = {"distributed_type": "MULTI_GPU", "parallelism_config": self.axes.as_mesh()}
-        return {"ds_config": self.ds_config, "accelerate_config": document}
+        if self.axes and not self.is_deepspeed:
+            from .axis_keys import as_mesh
+
+            document.setdefault("distributed_type", "MULTI_GPU")
+            document.setdefault("parallelism_config", {}).update(as_mesh(self.axes))
+        return {"ds_config": self.ds_config, "accelerate_config": document or None}
 
     def identity(self) -> Any:
         """What of the strategy belongs to a run's identity (JSON-able); the world size and its division into axes do not."""
@@ -135,6 +136,7 @@ def _launched(env: Mapping[str, str]) -> "AccelerateStrategy | None":
 
 def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
     from . import deepspeed_config
+    from .axis_keys import of_ds_config
 
     name, config = deepspeed_config.read(source, place)
     config = deepspeed_config.check(config, name, settings)
@@ -152,6 +154,7 @@ def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Setting
     if config.ds_config is not None:
         strategy = _from_ds_config(config.ds_config, place, settings)
         if config.axes:
+            from .axis_keys import with_axes
             from .axis_rules import joined
 
             axes = joined(strategy.axes, config.axes, place)

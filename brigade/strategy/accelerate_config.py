@@ -14,7 +14,8 @@ import yaml
 
 from ..errors.findings import Finding, raise_first, shown, table
 from ..recipe.files import find, read_yaml
-from .axes import MESH_KEYS, NONE, Axes, of_mesh
+from .axes import NONE, Axes
+from .axis_keys import MESH_KEYS, of_mesh
 
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's

@@ -6,7 +6,8 @@ from typing import Any
 from ..cluster import World
 from ..errors import UserError
 from ..recipe.flags import Settings
-from .axes import DS_KEYS, MESH_KEYS, Axes
+from .axes import Axes
+from .axis_keys import DS_KEYS, MESH_KEYS
 
 
 def check(axes: Axes, source: str, settings: Settings, world: World) -> None:

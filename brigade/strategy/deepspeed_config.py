@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..errors.findings import Finding, raise_first, shown
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
-from .axes import DS_KEYS
+from .axis_keys import DS_KEYS
 from .ds_keys import as_json, key_table, read_keys, value_at
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.strategy import axis_rules
-from brigade.strategy.axes import Axes, of_ds_config, with_axes, without
+from brigade.strategy.axes import Axes, without
+from brigade.strategy.axis_keys import of_ds_config, with_axes
 
 SIZES = st.builds(Axes, *(st.integers(1, 4) for _ in range(3)))
 AXES = ("tensor", "sequence", "data", "stage")

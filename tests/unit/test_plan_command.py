@@ -15,7 +15,7 @@ from brigade.planner.choice.job_of_recipe import load_plan
 from brigade.planner.choice.strategies import CHOICES, named, runs
 from brigade.recipe import flags
 from brigade.recipe.method import METHODS, method_of
-from brigade.strategy.axes import of_ds_config
+from brigade.strategy.axis_keys import of_ds_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from ...errors.console import billions, figure
 from ...model.config_json import read_config
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
-from ...strategy.axes import with_axes
+from ...strategy.axis_keys import as_mesh, with_axes
 from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
 from ..choice.search import Candidate, Workload
@@ -108,7 +108,7 @@ def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
     if file.endswith(".json"):
         config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
         return "ds_config", f"{Path(file).stem}_{sizes}.json", json.dumps(config, indent=2) + "\n"
-    mesh = {f"parallelism_config_{key}": size for key, size in axes.as_mesh().items()}
+    mesh = {f"parallelism_config_{key}": size for key, size in as_mesh(axes).items()}
     document: dict[str, Any] = {"distributed_type": "FSDP" if file else "MULTI_GPU"}
     document |= {"fsdp_config": {"fsdp_version": 2}} if file else {}
     text = f"# {candidate.name}\n" + yaml.safe_dump(document | {"parallelism_config": mesh}, sort_keys=False)
