@@ -5,6 +5,8 @@ from typing import Any
 
 from ..errors.console import counted
 from ..run import directory as runs
+from ..strategy.accelerate_config import mesh_sizes
+from ..strategy.axes import NONE, Axes, of_ds_config, of_mesh
 from ..strategy.deepspeed_config import swaps_to_nvme
 from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
@@ -19,6 +21,8 @@ def is_native(folder: Path, run: runs.Run) -> bool:
     """Whether the engine loads it exactly: files are whole, or torch divides them anew, or ZeRO is divided as it was."""
     if engine_of(folder) != _engine(run):
         return False
+    if run.strategy.is_deepspeed and axes_of(folder) != run.strategy.axes:
+        return False
     if not run.strategy.is_deepspeed or any(value_at(run.strategy.ds_config, key) for key in _DIVIDES_ANEW):
         return True
     before = _ds_config(folder)
@@ -32,7 +36,11 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
         return None
     optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.world.size, 'rank')}"
     as_before = f"continue with {written_by(folder)}"
+    before = axes_of(folder)
     problem = f"{folder.name} was written by {written_by(folder)}, and this run is {now}: "
+    if (engine_of(folder) == "DeepSpeed" and before) or (run.strategy.is_deepspeed and run.strategy.axes):
+        why = "DeepSpeed's states of a model that it has divided are read in the same division alone"
+        return f"{problem}{why}", f"{as_before}, or carry on under FSDP2 from its exported model as a new run"
     if optim not in _BY_ELEMENT:
         return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
@@ -47,6 +55,21 @@ def ranks_of(folder: Path) -> int | None:
     if ranks := _run(folder).get("run", {}).get("ranks"):
         return int(ranks)
     return len(list(folder.glob("global_step*/*_optim_states.pt"))) or len(list(folder.glob("rng_state*.pth"))) or None
+
+
+def is_divided_otherwise(folder: Path, run: runs.Run) -> bool:
+    """Whether other ranks wrote it, or as many with other data each."""
+    return ranks_of(folder) != run.world.size or axes_of(folder) != run.strategy.axes
+
+
+def axes_of(folder: Path) -> Axes:
+    """Over what the run that wrote it divided more than its data."""
+    cluster = _run(folder).get("cluster") or {}
+    config, mesh = _ds_config(folder), cluster.get("accelerate_config")
+    found = of_ds_config(config) if config else NONE
+    if isinstance(mesh, dict):
+        found = of_mesh(mesh_sizes(mesh.get("parallelism_config") or {}))
+    return found
 
 
 def written_by(folder: Path) -> str:

@@ -19,8 +19,8 @@ from ..recipe.schema import OWN_OPTIMIZERS
 
 # Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
-# (parameter, start, stop, tensor that the optimizer steps, offset in it)
-Share = tuple[torch.nn.Parameter, int, int, Tensor, int]
+# (parameter, start, stop, tensor that the optimizer steps, offset in it, of each row only these columns)
+Share = tuple[torch.nn.Parameter, int, int, Tensor, int, slice | None]
 
 
 @torch.no_grad()
@@ -36,14 +36,14 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
     found: dict[int, dict[str, Any]] = {}
-    for parameter, start, stop, owner, offset in _shares(trainer):
+    for parameter, start, stop, owner, offset, columns in _shares(trainer):
         name, flat = names[parameter], _flat(owner)
-        flat[offset : offset + stop - start].copy_(source.read(name, states.WEIGHT, start, stop))
+        _copy(source, name, states.WEIGHT, (start, stop, columns), flat[offset:], parameter)
         if not moments:
             continue
         kept = found.setdefault(id(owner), {key: torch.zeros_like(flat) for key in source.moments})
         for key in source.moments:
-            kept[key][offset : offset + stop - start].copy_(source.read(name, key, start, stop))
+            _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
         if (step := source.step(name)) is not None:
             kept["step"] = step
     for name, buffer in trainer.model.named_buffers():
@@ -63,14 +63,24 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         zero_shares.spread_weights(trainer.deepspeed, steps)
 
 
+def _copy(source: states.States, name: str, key: str, part: Any, into: Tensor, parameter: Tensor) -> None:
+    """Read a share of a parameter's weight or moment into the beginning of a flat tensor."""
+    start, stop, columns = part
+    values = source.read(name, key, start, stop)
+    if columns is not None:
+        values = values.view(-1, parameter.shape[1])[:, columns].reshape(-1)
+    into[: values.numel()].copy_(values)
+
+
 def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
     """Random numbers where another number of ranks goes on: each rank gets its own, from the run's seed and the step alone.
     What they decide (LoRA's dropout) cannot be what the other number of ranks would have had."""
     from transformers import set_seed
 
     run, step = trainer.run, trainer.state.global_step
-    if layout.ranks_of(checkpoint) != run.world.size:
-        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, run.world.rank))
+    if layout.is_divided_otherwise(checkpoint, run):
+        # The ranks of a tensor group must drop the same.
+        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.place.data))
         set_seed(int(numbers.generate_state(1)[0]))
 
 
@@ -103,18 +113,22 @@ def _shares(trainer: Any) -> Iterator[Share]:
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
-        yield from zero_shares.shares(trainer.deepspeed.optimizer)
+        yield from ((*share, None) for share in zero_shares.shares(trainer.deepspeed.optimizer))
         return
     for parameter in trainer.model.parameters():
         if not parameter.requires_grad:
             continue
-        start, stop = 0, parameter.numel()
-        if isinstance(parameter, DTensor):  # FSDP2 shards rows
-            chunks = parameter.__create_chunk_list__()
-            size = parameter.to_local().numel()
-            start = chunks[0].offsets[0] * (parameter.numel() // parameter.shape[0]) if size else 0
-            stop = start + size
-        yield parameter, start, stop, parameter, 0
+        start, stop, columns = 0, parameter.numel(), None
+        if isinstance(parameter, DTensor):  # FSDP2 shards rows, and a tensor group may have divided columns
+            here, first = parameter.to_local(), [0] * parameter.dim()
+            if here.numel():
+                first = [*parameter.__create_chunk_list__()[0].offsets]
+            if here.dim() == 2 and here.shape[1] != parameter.shape[1]:
+                columns = slice(first[1], first[1] + here.shape[1])
+            row = parameter.numel() // parameter.shape[0]
+            start = first[0] * row
+            stop = start + (len(here) * row if here.numel() else 0)
+        yield parameter, start, stop, parameter, 0, columns
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -37,6 +37,11 @@ def check(run: Run, config: Any) -> Batch:
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
+    if (tensor := run.strategy.axes.tensor) > 1:
+        from ..engines.tensor import check as check_division
+
+        if found := check_division(config, tensor):
+            raise UserError(run.strategy.place("tensor"), *found)
     if settings.recipe.model.use_peft:
         from ..model import adapters
 
