@@ -8,6 +8,7 @@ import ctypes.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import axes
 from .parity import DDP, STRATEGIES
 from .runs import GLOBAL_BATCH
 
@@ -24,6 +25,7 @@ METHODS: dict[str, list[str]] = {
     "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
 }
+EVERY = STRATEGIES | axes.STRATEGIES
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None
 
 
@@ -49,8 +51,9 @@ class Resume(NamedTuple):
 
 def run_of(method: str, side: Side) -> dict[str, Any]:
     """The case of an undisturbed run, for testing.runs."""
-    micro = max(1, min(4, -(-GLOBAL_BATCH // side.ranks)))
-    flags = [*SHARED, *METHODS[method], *STRATEGIES[side.strategy], "--per_device_train_batch_size", str(micro)]
+    size = 2 if side.strategy in axes.STRATEGIES else 1
+    micro = max(1, min(4, -(-GLOBAL_BATCH // (side.ranks // size))))
+    flags = [*SHARED, *METHODS[method], *EVERY[side.strategy], "--per_device_train_batch_size", str(micro)]
     return {"name": f"{method}, {side}", "flags": flags}
 
 
@@ -91,6 +94,9 @@ EXACT: dict[str, list[str]] = {
     **{f"{name}+best": [*STRATEGIES[name], *_BEST, "--learning_rate", "3e-2"] for name in ("ddp", "zero2", "zero3", "fsdp2")},
     **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
     "ddp+lamb": [*DDP, "--optim", "lamb"],
+    **axes.STRATEGIES,
+    "fsdp2_tp2+lora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA],
+    "fsdp2_tp2+best": [*axes.STRATEGIES["fsdp2_tp2"], *_BEST, "--learning_rate", "3e-2"],
     "zero2+8bit": [*STRATEGIES["zero2"], "--optim", "adamw_8bit"],
 }  # fmt: skip
 

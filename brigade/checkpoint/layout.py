@@ -5,7 +5,8 @@ from typing import Any
 
 from ..errors.console import counted
 from ..run import directory as runs
-from ..strategy.axes import Axes
+from ..strategy.accelerate_config import mesh_sizes
+from ..strategy.axes import NONE, Axes
 from ..strategy.axis_keys import of_ds_config, of_mesh
 from ..strategy.deepspeed_config import swaps_to_nvme
 from ..strategy.ds_keys import value_at
@@ -19,12 +20,17 @@ _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_univer
 
 def is_native(folder: Path, run: runs.Run) -> bool:
     """Whether the engine loads it exactly: files are whole, or torch divides them anew, or ZeRO is divided as it was."""
-    if engine_of(folder) != _engine(run) or run.strategy.axes.stages > 1 or axes_of(folder).stages > 1:
+    before, now = axes_of(folder), run.strategy.axes
+    if engine_of(folder) != _engine(run) or before.stages > 1 or now.stages > 1:
         return False  # a pipeline's checkpoint is by names, as FSDP2's, and each rank reads its own
-    if not run.strategy.is_deepspeed or any(value_at(run.strategy.ds_config, key) for key in _DIVIDES_ANEW):
+    if not run.strategy.is_deepspeed:
         return True
-    before = _ds_config(folder)
-    same = before is None or before.get("zero_optimization") == (run.strategy.ds_config or {})["zero_optimization"]
+    if before.tensor != now.tensor:
+        return False
+    if any(value_at(run.strategy.ds_config, key) for key in _DIVIDES_ANEW):
+        return True
+    wrote = _ds_config(folder)
+    same = wrote is None or wrote.get("zero_optimization") == (run.strategy.ds_config or {})["zero_optimization"]
     return same and ranks_of(folder) == run.world.size
 
 
@@ -35,6 +41,10 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
     optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.world.size, 'rank')}"
     as_before = f"continue with {written_by(folder)}"
     problem = f"{folder.name} was written by {written_by(folder)}, and this run is {now}: "
+    by_autotp = engine_of(folder) == "DeepSpeed" and axes_of(folder).tensor > 1
+    if by_autotp or (run.strategy.is_deepspeed and run.strategy.axes.tensor > 1):
+        why = "DeepSpeed's states of a model that it has divided are read in the same division alone"
+        return f"{problem}{why}", f"{as_before}, or carry on under FSDP2 from its exported model as a new run"
     if optim not in _BY_ELEMENT:
         return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
@@ -51,20 +61,26 @@ def ranks_of(folder: Path) -> int | None:
     return len(list(folder.glob("global_step*/*_optim_states.pt"))) or len(list(folder.glob("rng_state*.pth"))) or None
 
 
+def is_divided_otherwise(folder: Path, run: runs.Run) -> bool:
+    """Whether other ranks wrote it, or as many with other data each."""
+    return ranks_of(folder) != run.world.size or axes_of(folder) != run.strategy.axes
+
+
+def axes_of(folder: Path) -> Axes:
+    """Over what the run that wrote it divided more than its data."""
+    cluster = _run(folder).get("cluster") or {}
+    config, mesh = _ds_config(folder), cluster.get("accelerate_config")
+    found = of_ds_config(config) if config else NONE
+    if isinstance(mesh, dict):
+        found = of_mesh(mesh_sizes(mesh.get("parallelism_config") or {}))
+    return found
+
+
 def written_by(folder: Path) -> str:
     """The strategy and the ranks in words."""
     name, ranks, axes = _run(folder).get("run", {}).get("strategy", {}).get("name"), ranks_of(folder), axes_of(folder)
     who = " x ".join(filter(None, (name or engine_of(folder), str(axes))))
     return f"{who} on {counted(ranks, 'rank')}" if ranks else who
-
-
-def axes_of(folder: Path) -> Axes:
-    """What the run that wrote it divided besides the data."""
-    cluster = _run(folder).get("cluster") or {}
-    config = cluster.get("accelerate_config")
-    if isinstance(config, dict):
-        return of_mesh(config.get("parallelism_config") or {})
-    return of_ds_config(_ds_config(folder) or {})
 
 
 def _engine(run: runs.Run) -> str:

@@ -37,7 +37,6 @@ def run(options: argparse.Namespace) -> int:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from ..cluster import world_from_environment
     from ..data.prepare import prepare
     from ..errors.console import counted
     from ..model.load import load_trained
@@ -65,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")
     asked = [sample_answers.question("", sample) for sample in heldout[: options.answers]]
-    given = sample_answers.generate(model, tokenizer, asked, world_from_environment({}), device)
+    given = sample_answers.generate(model, tokenizer, asked, 0, 1, device)
     print()
     sample_answers.show(sample_answers.entries(tokenizer, asked, given, recorded["steps"]))
     training = settings.recipe.training

@@ -22,8 +22,8 @@ from ..recipe.schema import OWN_OPTIMIZERS
 
 # Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
-# (parameter, start, stop, tensor that the optimizer steps, offset in it)
-Share = tuple[torch.nn.Parameter, int, int, Tensor, int]
+# (parameter, start, stop, tensor that the optimizer steps, offset in it, of each row only these columns)
+Share = tuple[torch.nn.Parameter, int, int, Tensor, int, slice | None]
 
 
 @torch.no_grad()
@@ -40,14 +40,14 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
     found: dict[int, dict[str, Any]] = {}
-    for parameter, start, stop, owner, offset in _shares(trainer):
+    for parameter, start, stop, owner, offset, columns in _shares(trainer):
         name, flat = names[parameter], _flat(owner)
-        flat[offset : offset + stop - start].copy_(source.read(name, states.WEIGHT, start, stop))
+        _copy(source, name, states.WEIGHT, (start, stop, columns), flat[offset:], parameter)
         if not moments:
             continue
         kept = found.setdefault(id(owner), {key: torch.zeros_like(flat) for key in source.moments})
         for key in source.moments:
-            kept[key][offset : offset + stop - start].copy_(source.read(name, key, start, stop))
+            _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
         if (step := source.step(name)) is not None:
             kept["step"] = step
     for name, buffer in trainer.model.named_buffers():
@@ -67,14 +67,24 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         zero_shares.spread_weights(trainer.deepspeed, steps)
 
 
+def _copy(source: states.States, name: str, key: str, part: Any, into: Tensor, parameter: Tensor) -> None:
+    """Read a share of a parameter's weight or moment into the beginning of a flat tensor."""
+    start, stop, columns = part
+    values = source.read(name, key, start, stop)
+    if columns is not None:
+        values = values.view(-1, parameter.shape[1])[:, columns].reshape(-1)
+    into[: values.numel()].copy_(values)
+
+
 def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
     """Random numbers where another number of ranks goes on: each rank gets its own, from the run's seed and the step alone.
     What they decide (LoRA's dropout) cannot be what the other number of ranks would have had."""
     from transformers import set_seed
 
     run, step = trainer.run, trainer.state.global_step
-    if layout.ranks_of(checkpoint) != run.world.size:
-        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, run.world.rank))
+    if layout.is_divided_otherwise(checkpoint, run):
+        # The ranks of a tensor group must drop the same.
+        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.place.data))
         set_seed(int(numbers.generate_state(1)[0]))
 
 
@@ -107,30 +117,33 @@ def _shares(trainer: Any) -> Iterator[Share]:
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
-        yield from zero_shares.shares(trainer.deepspeed.optimizer)
+        yield from ((*share, None) for share in zero_shares.shares(trainer.deepspeed.optimizer))
         return
     for parameter in trainer.model.parameters():
         if not parameter.requires_grad:
             continue
         offset = 0
-        for start, stop in _ranges(parameter):
-            yield parameter, start, stop, parameter, offset
+        for start, stop, columns in _ranges(parameter):
+            yield parameter, start, stop, parameter, offset, columns
             offset += stop - start
 
 
-def _ranges(parameter: Tensor) -> list[tuple[int, int]]:
-    """Where, in the flattened whole, what this rank holds of a parameter lies: one range of rows under FSDP2, or of every row
-    of a rank's experts a range, where these are divided too."""
+def _ranges(parameter: Tensor) -> list[tuple[int, int, slice | None]]:
+    """Where, in the flattened whole, what this rank holds of a parameter lies: a range of rows under FSDP2, of these only some
+    columns where a tensor group has divided them, and a range of each of a rank's experts where experts are divided too."""
     if not isinstance(parameter, DTensor):
-        return [(0, parameter.numel())]
+        return [(0, parameter.numel(), None)]
     if not parameter.to_local().numel():
-        return [(0, 0)]
+        return [(0, 0, None)]
     chunk, shape = parameter.__create_chunk_list__()[0], parameter.shape
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    if len(shape) == 2 and chunk.sizes[1] != shape[1]:
+        start, columns = chunk.offsets[0] * shape[1], slice(chunk.offsets[1], chunk.offsets[1] + chunk.sizes[1])
+        return [(start, start + chunk.sizes[0] * shape[1], columns)]
     cut = max((dim for dim, size in enumerate(chunk.sizes) if size != shape[dim]), default=0)  # the last one divided
     first, length = sum(map(operator.mul, chunk.offsets, strides)), chunk.sizes[cut] * strides[cut]
     starts = [first + sum(map(operator.mul, at, strides)) for at in itertools.product(*map(range, chunk.sizes[:cut]))]
-    return [(start, start + length) for start in starts]
+    return [(start, start + length, None) for start in starts]
 
 
 def _local(tensor: Tensor) -> Tensor:

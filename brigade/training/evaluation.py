@@ -11,6 +11,7 @@ import transformers
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..run.directory import Run
+from ..strategy.axes import Place
 from .throughput import Meter
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
@@ -20,6 +21,7 @@ class EvaluatingTrainer(transformers.Trainer):
     """Transformers' Trainer with our evaluation over `eval_dataset`: source name -> held-out samples."""
 
     run: Run
+    place: Place
     meter: Meter
     control: Any
 
@@ -80,7 +82,12 @@ class EvaluatingTrainer(transformers.Trainer):
         # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
         with self.accelerator.autocast():
             given = sample_answers.generate(
-                self.model, self.processing_class, questions, self.run.world, self.args.device
+                self.model,
+                self.processing_class,
+                questions,
+                self.place.data,
+                self.run.batch.data_parallel_size,
+                self.args.device,
             )
         self.model_wrapped.train()
         if self.run.world.is_main_rank:

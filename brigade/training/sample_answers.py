@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..cluster import World
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..errors.console import console
@@ -44,10 +43,13 @@ def question(source: str, sample: Mapping[str, Any]) -> Question:
     return Question(source, ids[:begin], ids[begin:end])
 
 
-def generate(model: Any, tokenizer: Any, questions: list[Question], world: World, device: Any) -> list[list[int]]:
+def generate(
+    model: Any, tokenizer: Any, questions: list[Question], rank: int, size: int, device: Any
+) -> list[list[int]]:
     """Greedy answers in token ids, at most LONGEST each. A collective.
 
-    Rank r answers questions r, r + world_size, ...; sharded parameters are gathered by all ranks at once, hence a rank
+    rank, size: data-parallel ones; ranks that compute a layer together have the same, and generate together
+    Rank r answers questions r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
     that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others.
     """
     ends = sorted(stops(model, tokenizer, questions))
@@ -55,8 +57,8 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
     mine: dict[int, list[int]] = {}
     # A compiled model would be compiled again for each length.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        for first in range(0, len(questions), world.size):
-            index = (first + world.rank) % len(questions)
+        for first in range(0, len(questions), size):
+            index = (first + rank) % len(questions)
             prompt = torch.tensor([questions[index].prompt[-max(1, positions - LONGEST) :]], device=device)
             tokens = model.generate(
                 input_ids=prompt,
@@ -67,7 +69,7 @@ def generate(model: Any, tokenizer: Any, questions: list[Question], world: World
                 use_cache=True,
                 eos_token_id=ends,
                 pad_token_id=tokenizer.pad_token_id,
-                synced_gpus=world.size > 1,
+                synced_gpus=size > 1,
                 streamer=_Beat(),
             )
             mine[index] = tokens[0, prompt.shape[1] :].tolist()
