@@ -48,6 +48,11 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             raise UserError("flag --rehearse", problem, cure)
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)
+        if strategy.axes.experts > 1:
+            if world.size % 2:
+                problem = f"groups of 2 ranks, over which it divides experts, do not fit {world.size} ranks"
+                raise UserError("flag --rehearse", problem, "start an even number of ranks, or none")
+            strategy = replace(strategy, axes=replace(strategy.axes, experts=2))
         folder = settings.directory(strategy.name).parent
         config = shrink(model_config(settings))
     ranks.start(world)
@@ -56,7 +61,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
         recipe = tiny_recipe(settings, strategy, folder / "model", world)
-        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.")
+        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks.")
         print(*without_gpu(recipe), sep="", end="")
         (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
     ranks.barrier()
