@@ -28,7 +28,10 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     yield from _unknown_keys(document, "top_level", name)
     for section, options in zip(SECTIONS, sections(document), strict=True):
         yield from _unknown_keys(options, section, name)
-    zero, fsdp, _ = sections(document)
+    zero, fsdp, sizes = sections(document)
+    for key in KEYS["own"]:
+        if (number(sizes, key) or 1) > 1:
+            yield Finding.of("accelerate-own-key", name, f"parallelism_config.{key}", value=sizes[key])
     if document.get("distributed_type") == "FSDP":
         for key, instead in KEYS["fsdp1_only"].items():
             if key in fsdp:

@@ -54,6 +54,11 @@ class Strategy:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
         return "" if self.kind in ("single", "ddp") and self.axes.stages == 1 else self.name
 
+    @property
+    def label(self) -> str:
+        """Its name and its axes, for a reader: `fsdp2 x expert 2`."""
+        return f"{self.name} x {self.axes}" if self.axes else self.name
+
     def place(self, *keys: str) -> str:
         """Where the first of these that is an axis stands, for a message."""
         from .axis_keys import DS_KEYS, MESH_KEYS

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ..errors import UserError
 from ..errors.findings import Finding, raise_first, shown, table
 from ..recipe.files import find, read_yaml
 from .axes import NONE, Axes
@@ -72,7 +73,11 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
     document["parallelism_config"] = mesh = starting_with("PARALLELISM_CONFIG_")
     if is_on("PARALLELISM_CONFIG") and all(size == "1" for key, size in mesh.items() if key.endswith("_size")):
         # Its launcher saw a mesh, and knew none of the sizes in it.
-        raise_first([Finding.of("accelerate-launch-drops", "accelerate launch", "parallelism_config")])
+        problem = (
+            "the file that it read has a mesh, and it hands no size of it on: ep_size and pp_size are not accelerate's"
+        )
+        cure = "name the file for train.py too: accelerate launch --config_file FILE train.py --accelerate_config FILE"
+        raise UserError("accelerate launch: parallelism_config", problem, cure)
     raise_first(findings(document, "accelerate launch"))
     return _strategy(document | {"mixed_precision": env["ACCELERATE_MIXED_PRECISION"]})
 

@@ -61,7 +61,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
         recipe = tiny_recipe(settings, strategy, folder / "model", world)
-        print(f"Rehearsing {settings.recipe_path} under {strategy.name} on {world.size} ranks.")
+        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks.")
         print(*without_gpu(recipe), sep="", end="")
         (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
     ranks.barrier()

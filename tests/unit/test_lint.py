@@ -121,6 +121,11 @@ EXAMPLES = {
         {"a.yaml": {**FSDP, "mixed_precision": "fp16"}, "r.yaml": recipe(training={"bf16": True})}, "a.yaml:4: mixed_precision"),
     "accelerate-parallelism": (
         {"a.yaml": fsdp({"parallelism_config_cp_size": 2})}, "a.yaml:5: parallelism_config.parallelism_config_cp_size"),
+    "accelerate-own-key": (
+        {"a.yaml": fsdp({"parallelism_config_ep_size": 2})}, "a.yaml:5: parallelism_config.parallelism_config_ep_size"),
+    "accelerate-experts-alone": (
+        {"a.yaml": fsdp({"parallelism_config_ep_size": 2, "parallelism_config_dp_shard_size": 4})},
+        "a.yaml:5: parallelism_config.parallelism_config_dp_shard_size"),
     "accelerate-mesh": (
         {"a.yaml": fsdp({"parallelism_config_dp_replicate_size": 2}) | {"num_processes": 8}}, "a.yaml:5: parallelism_config"),
     "accelerate-processes": ({"a.yaml": DDP | {"num_processes": 15}}, "a.yaml:4: num_processes"),
@@ -211,7 +216,7 @@ def test_the_repository_is_clean(monkeypatch, capsys):
 
 
 def test_from_elsewhere_it_is_the_clones_files(check):
-    assert names(check({})) <= {"accelerate-environment-file"}
+    assert names(check({})) <= {"accelerate-environment-file", "accelerate-own-key"}
     assert "ds_configs/zero3.json" in project_files()
 
 

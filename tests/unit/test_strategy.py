@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from brigade.cluster import World
+from brigade.errors import UserError
 from brigade.recipe.identity import identity
 from brigade.recipe.schema import Recipe
 from brigade.strategy import Strategy, choose, deepspeed_config
+from brigade.strategy.accelerate_config import KEYS
 from brigade.strategy.ds_keys import key_table
 from brigade.training.environment import clear_accelerate_variables
 
@@ -434,12 +436,12 @@ def test_two_precisions_at_once(pick, mistake):
 # ---- accelerate configs ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
 def test_each_accelerate_config_is_what_its_name_says(pick, name):
-    kind, hosts, slots = re.fullmatch(r"(\w+)_(\d+)x(\d+)\.yaml", name).groups()
+    kind, experts, hosts, slots = re.fullmatch(r"([a-z0-9]+)(?:_ep(\d+))?_(\d+)x(\d+)\.yaml", name).groups()
     size = int(hosts) * int(slots)
     document = yaml.safe_load((ROOT / "accelerate_configs" / name).read_text())
     assert document["num_processes"] == size and document["num_machines"] == int(hosts)
     chosen = pick("--accelerate_config", f"accelerate_configs/{name}", size=size)
-    assert chosen.kind == kind
+    assert chosen.kind == kind and chosen.axes.experts == int(experts or 1)
     if kind == "hsdp":
         assert chosen.replicate * chosen.shard == size and chosen.replicate > 1 and chosen.shard > 1
         assert hosts == "1" or chosen.shard == int(slots), "shards stay inside a host"
@@ -479,7 +481,7 @@ def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeyp
     # Every nested key is an option of the launcher: it copies unknown ones without a word.
     options = set(vars(launch.launch_command_parser().parse_args(["x.py"])))
     for section in ("fsdp_config", "deepspeed_config", "parallelism_config"):
-        assert set(getattr(defaults, section) or {}) <= options, section
+        assert set(getattr(defaults, section) or {}) <= options | set(KEYS["own"]), section
     if arguments.use_deepspeed:
         assert not set(defaults.deepspeed_config) & NOT_BESIDE_A_FILE
         arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
@@ -487,6 +489,10 @@ def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeyp
     else:
         env = environments.prepare_multi_gpu_env(arguments)
     size = arguments.num_processes
+    if set(defaults.parallelism_config or {}) & set(KEYS["own"]):  # of these it hands nothing on, and a run says so
+        with pytest.raises(UserError, match="hands no size of it on"):
+            pick(size=size, env=env)
+        return
     launched = pick(size=size, env=env)
     by_flag = pick("--accelerate_config", f"accelerate_configs/{name}", size=size)
     assert (launched.kind, launched.name) == (by_flag.kind, by_flag.name)
