@@ -98,8 +98,7 @@ def _choose(options: argparse.Namespace) -> int:
     from ..planner.choice import search
     from ..planner.output import show
 
-    cluster = _cluster(options)
-    workload = _workload(options, cluster.gpus)
+    workload, cluster = asked(options)
     traces = show.tracer(options.model) if options.trace else search.by_formula
     ranked = search.candidates(workload, cluster, traces)
     if not ranked:
@@ -130,6 +129,12 @@ def _choose(options: argparse.Namespace) -> int:
         found = write.write(winner, workload, options.model, options.write, options.hostfile)
         print("\n".join(f"Wrote {path}" for path in found) or "The recipe is there already, unchanged.")
     return 0
+
+
+def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
+    """What is to be planned, and for what. Raises UserError."""
+    cluster = _cluster(options)
+    return _workload(options, cluster.gpus), cluster
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":

@@ -2,19 +2,24 @@
 
 import itertools
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks import choosing
 from brigade.__main__ import main
 from brigade.lint.report import lint
 from brigade.planner.choice import strategies
 from brigade.planner.choice.explain import reason
 from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.choice.job_of_recipe import load_plan
-from brigade.planner.choice.job_of_run import NotCovered, divisible, job_of_run, record
+from brigade.planner.choice.job_of_run import NotCovered, as_seen, divisible, job_of_run, largest_fit, record
 from brigade.planner.choice.search import Cluster, Workload, candidates, chosen, divisions
 from brigade.planner.choice.strategies import CHOICES, runs
 from brigade.planner.costs.engines import SCHEDULES
@@ -288,6 +293,55 @@ def test_what_no_formula_covers_is_named(strategy, words, said):
         of_run(strategy, ranks=40, words=words)
 
 
+def test_a_pipeline_s_automatic_micro_batch_leaves_it_micro_batches():
+    recipe = flags.load([*BF16, "--global_batch_size", "64"]).recipe
+    found = {}
+    for axes in (Axes(), Axes(stages=4)):
+        batch = batch_arithmetic(recipe.training, axes.data(8), "")
+        strategy = Strategy("ddp", "ddp", "", axes=axes)
+        found[axes.stages] = largest_fit(recipe, strategy, batch, 8, 8, CONFIG, gpu("H200"), "")[0]
+    assert (
+        found[4] == 2 and found[1] >= 1
+    )  # 32 rows of each data-parallel rank, of which four stages want 16 micro-batches
+
+
+def test_a_rank_s_tokens_are_a_part_of_its_rows():
+    of = job(axes=Axes(sequence=4), stage=3)
+    assert as_seen(of, tokens=1000, attended=500, labelled=1.0).tokens == 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.2-1b", "qwen3-4b", "gemma-3-1b-it", "qwen2.5-7b", "mistral-7b-v0.3", "qwen3-32b"]
+)
+def test_parameters_of_a_rank_are_those_of_the_model_that_transformers_builds(name):
+    """Divided by Transformers' plan, and cut into stages: counted on the model itself, on the meta device."""
+    folder = ROOT / "recipes" / name
+    shape = named_shape(str(folder))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    styles = {k: v for k, v in model.tp_plan.items() if not (tied and k == "lm_head")}
+
+    def share(key, size):
+        module, _, kind = key.rpartition(".")
+        style = styles.get(re.sub(r"\.\d+\.", ".*.", module), "")
+        return 1 / size if style.startswith("colwise") or (style == "rowwise" and kind == "weight") else 1
+
+    sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+    for size in (2, 4):
+        counted = sum(number * share(key, size) for key, number in sizes.items())
+        (stage,) = stages(job(shape, Axes(tensor=size)))
+        assert stage.parameters == pytest.approx(counted, rel=1e-9)
+    divided = job(shape, Axes(stages=4))
+    layers = list(itertools.accumulate(stage_layers(divided), initial=0))
+    for stage in stages(divided):
+        own = range(*layers[stage.place : stage.place + 2])
+        counted = sum(n for key, n in sizes.items() if (at := re.search(r"layers\.(\d+)\.", key)) and int(at[1]) in own)
+        ends = {"embed": stage.first or (tied and stage.last), "lm_head": stage.last, "model.norm": stage.last}
+        counted += sum(n for key, n in sizes.items() for end, has in ends.items() if end in key and has)
+        assert stage.parameters == pytest.approx(counted, rel=1e-9)
+
+
 def test_a_checkpoint_and_a_host_hold_the_whole_model():
     psi = LLAMA.parameters
     for axes in (Axes(tensor=2), Axes(stages=4), Axes(tensor=2, stages=4)):
@@ -322,6 +376,15 @@ def test_a_written_plan_has_a_file_for_its_axes(
     found = lint([str(tmp_path / "full.yaml")]).findings
     assert not [one for one in found if one.severity == "error" and "Brigade" not in one.problem and key not in one.at]
     assert main([*words, "--write", str(tmp_path)]) == 0 and "there already, unchanged" in capsys.readouterr().out
+
+
+def test_a_cell_of_the_page_is_what_its_command_says(capsys, monkeypatch, every_axis):
+    monkeypatch.chdir(ROOT)
+    found = choosing.answer(choosing.ROWS["Qwen3 235B A22B"], choosing.COLUMNS["16 hosts"])
+    assert main(shlex.split(found.command)[3:]) == 0
+    name, speed = choosing.told(found.best).split(", ", 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert name in said and f"speed {speed} tokens/s on each GPU" in said and found.why.startswith("FSDP2: ")
 
 
 def test_what_train_py_does_not_run_is_named_as_such(capsys, monkeypatch):

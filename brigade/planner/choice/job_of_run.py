@@ -7,16 +7,16 @@ from typing import Any
 from ...errors import UserError
 from ...recipe.batch import Batch
 from ...recipe.method import method_of
-from ...recipe.schema import Recipe, TrainingSection
+from ...recipe.schema import Recipe
 from ...strategy import Strategy
-from ...strategy.axes import NAMES, Axes
+from ...strategy.axes import NAMES
 from ..costs.hardware import Gpu
 from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
 from ..models.find_model import described
 from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, Loss, of_axes, of_method
+from .job import Job, Loss, loss_under, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -28,6 +28,9 @@ ATTENTION: dict[str, Attention] = {
 def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
     """What train.py computes attention with: eager where a model knows nothing else (brigade/model/attention.py)."""
     return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
+
+
+FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
 
 class NotCovered(Exception):
@@ -69,6 +72,7 @@ def job_of_run(
             raise NotCovered(f"the formulas count {known} that are trained whole beside adapters, not {other[0]}")
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
+    loss: Loss = "fused" if training.use_liger_kernel else "online" if training.torch_compile else "released"
     return Job(
         shape,
         recipe.data.max_length,
@@ -79,7 +83,7 @@ def job_of_run(
         checkpointing="full" if training.activation_checkpointing else "none",
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
-        loss=_loss(training, strategy.axes),
+        loss=loss_under(strategy.axes, loss),
         trained=trained if adapters else 0,
         adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
@@ -87,12 +91,6 @@ def job_of_run(
         **of_method(method_of(model)),
         **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
     )
-
-
-def _loss(training: TrainingSection, axes: Axes) -> Loss:
-    if training.use_liger_kernel:
-        return "fused"
-    return "tiled" if axes.sequence > 1 else "online" if training.torch_compile else "released"
 
 
 def largest_fit(
@@ -106,9 +104,12 @@ def largest_fit(
     place: str,
 ) -> tuple[int, str]:
     """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
-    end of its interval, else 1; the other arguments and errors as of job_of_run."""
-    share = batch.micro * batch.accumulation
-    for micro in (number for number in range(8, 0, -1) if share % number == 0):
+    end of its interval, else 1; the other arguments and errors as of job_of_run. A pipeline is left micro-batches to fill it."""
+    share, stages = batch.micro * batch.accumulation, strategy.axes.stages
+    least = FILLED * stages if stages > 1 else 1
+    for micro in (
+        number for number in range(8, 0, -1) if share % number == 0 and (number == 1 or share // number >= least)
+    ):
         tried = replace(batch, micro=micro, accumulation=share // micro)
         job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place)
         found = estimate(job, device)
@@ -217,5 +218,7 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
 
 
 def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
-    """`job` with what its rows were: `tokens` of a micro-batch, the mean length that they attend to, the share with logits."""
-    return replace(job, sequence=max(1, round(tokens / job.micro_batch)), attended=attended, labelled=labelled)
+    """`job` with what its rows were: `tokens` of a micro-batch on one rank, the mean length that they attend to, the share with
+    logits."""
+    row = max(1, round(tokens * job.context / job.micro_batch))
+    return replace(job, sequence=row, attended=attended, labelled=labelled)

@@ -10,14 +10,14 @@ from ...errors import UserError
 from ...strategy.axes import Axes
 from ...strategy.axis_rules import crosses_hosts
 from ...strategy.axis_rules import problem as misfit
-from ..costs.hardware import gpu
+from ..costs.hardware import Gpu, gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
 from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
 from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
-from .job import Job, Loss, of_axes, of_method
+from .job import Job, Loss, loss_under, of_axes, of_method
 from .job_of_run import attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 
@@ -161,7 +161,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 offload=choice.offload,
                 checkpointing=checkpointing,
                 kernels=kernels,
-                loss="tiled" if axes.sequence > 1 and loss != "fused" else loss,  # type: ignore[arg-type]
+                loss=loss_under(axes, loss),
                 trained=workload.trained,
                 **spread,
                 **of_method(workload.method),
@@ -172,11 +172,14 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
             )
 
 
-def refusal(job: Job, cluster: Cluster) -> str:
-    """Why it is not to be taken whatever it needs of a GPU: it may hang, or the nodes' memory or disks are too small; or ""."""
+def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
+    """Why it is not to be taken whatever it needs of a GPU: it may hang, or the nodes' memory or disks are too small; or "".
+
+    usual: that kind of GPU, which says what a host has where the cluster does not
+    """
     if job.shape.experts and job.engine == "zero" and job.stage == 3:
         return "may hang, as ranks route to different experts (lint: recipe-moe-zero3)"
-    usual, needs = gpu(cluster.gpu), host(job)
+    needs = host(job)
     memory = cluster.host_gib or usual.host_gib * cluster.node_size
     disk = cluster.nvme_gb or usual.nvme_gb * cluster.node_size
     most, when = max((needs.training, "train"), (needs.loading, "load"))
@@ -205,13 +208,12 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
 
     traces: the trace of a configuration that takes the formulas' place, if it has one
     """
-    gpu(cluster.gpu)
-    best = []
+    device, best = gpu(cluster.gpu), []
     for choice in workload.choices:
         if not possible(workload, cluster, choice):
             continue
         found = [
-            Candidate(choice, names, estimate(job, traced=traces(job)), workload.margin, refusal(job, cluster))
+            Candidate(choice, names, estimate(job, device, traces(job)), workload.margin, refusal(job, cluster, device))
             for names in workload.kernels
             if names != "torch.compile" or compiles(workload, choice)
             for job in jobs(workload, cluster, choice, names)

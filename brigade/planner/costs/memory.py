@@ -170,14 +170,14 @@ def logit_bytes(job: Job) -> float:
 
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:
     """Of every stage; activations and logits by formula, or as `traced` on one rank that holds every layer."""
-    return [moment for stage in stages(job) for moment in _moments(job, stage, traced)]
+    layer = activation_bytes(job)
+    return [moment for stage in stages(job) for moment in _moments(job, stage, *layer, traced)]
 
 
-def _moments(job: Job, stage: Stage, traced: Trace | None) -> list[Memory]:
-    """The four moments of one pipeline stage."""
+def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | None) -> list[Memory]:
+    """The four moments of one pipeline stage. kept, back: activation_bytes(job)"""
     engine, psi, last = job.conventions, stage.parameters, stage.last
     states, held = stage_states(job, stage)
-    kept, back = activation_bytes(job)
     kept *= stage.layers * micro_batches_in_flight(job, stage.place)
     logits = logit_bytes(job) if last else 0.0
     if traced:

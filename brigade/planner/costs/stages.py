@@ -1,5 +1,6 @@
 """What each stage of a pipeline has on one rank before data-parallel sharding; without a pipeline there is one stage."""
 
+import functools
 from dataclasses import dataclass
 
 from ..choice.job import Job
@@ -38,7 +39,7 @@ def stage_layers(job: Job) -> list[int]:
     """
     s, p = job.shape, job.pipeline
     if job.ours and p > 1:
-        return _cheapest(s.layers, p, s.vocab * s.hidden / s.layer_matmul)
+        return list(_cheapest(s.layers, p, s.vocab * s.hidden / s.layer_matmul))
     if not job.conventions.cut_by_cost:
         return [s.layers // p + (stage < s.layers % p) for stage in range(p)]
     share, counts, cost = (s.layers * s.layer_matmul + s.vocab * s.hidden) / p, [0], 0.0
@@ -50,10 +51,10 @@ def stage_layers(job: Job) -> list[int]:
     return counts + [0] * (p - len(counts))
 
 
-def _cheapest(layers: int, stages: int, head: float) -> list[int]:
+@functools.cache
+def _cheapest(layers: int, stages: int, head: float) -> tuple[int, ...]:
     """Layers per stage so that the most costly stage costs least, the last one a head more, which is worth `head` layers; of such
-    the most even. Every stage has a layer at least (engines/pipeline_split.py).
-    """
+    the most even. Every stage has a layer at least (engines/pipeline_split.py)."""
 
     def others(last: int) -> list[int]:
         each, more = divmod(layers - last, stages - 1)
@@ -64,7 +65,7 @@ def _cheapest(layers: int, stages: int, head: float) -> list[int]:
         return max(every), sum(one * one for one in every)
 
     last = min(range(1, layers - stages + 2), key=cost)
-    return [*others(last), last]
+    return (*others(last), last)
 
 
 def stages(job: Job) -> list[Stage]:

@@ -43,7 +43,7 @@ def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bo
         formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
-    if refused := refusal(job, usual):
+    if refused := refusal(job, usual, result.gpu):
         found = f"not to be taken: it {refused}" if "hang" in refused else f"it does not fit: {refused}"
     elif spare < 0:
         found = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
