@@ -1,6 +1,5 @@
 """Our Trainer over a pipeline: a step is one call of its schedule, with all micro-batches of the global batch."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ class PipelineTrainer(Trainer):
     Transformers' loop hands over one micro-batch after another: they are kept until the last one of the step.
     """
 
+    model: Any
     engine: PipelineEngine
     groups: Groups
     pipeline: Pipeline
@@ -61,7 +61,7 @@ class PipelineTrainer(Trainer):
         """What a stage returns for a micro-batch: the last one the loss, as compute_loss does."""
         heartbeat.enter(heartbeat.FORWARD if self.model.training else heartbeat.EVALUATION)
         with self.compute_loss_context_manager(), self.accelerator.autocast():
-            output = self.outputs(partial(part, hidden), inputs, supervised)
+            output = self.outputs(lambda **given: part(hidden, **given), inputs, supervised)
             if part.last and self.model.training:
                 output = nonfinite.spread(output.loss, self.engine.averaged_over)
             elif part.last:

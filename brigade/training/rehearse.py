@@ -28,7 +28,6 @@ from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
-from ..strategy.axes import Axes
 from ..strategy.axis_keys import with_axes
 
 STEPS, SAVE_STEPS = 6, 3
@@ -87,7 +86,8 @@ def with_small_axes(strategy: Strategy) -> Strategy:
     """Each axis that the strategy has, over two ranks."""
     if not strategy.axes:
         return strategy
-    small = Axes(**dict.fromkeys(strategy.axes.used, 2))
+    sizes: dict[str, Any] = dict.fromkeys(strategy.axes.used, 2)
+    small = Axes(**sizes)  # and a pipeline's plain schedule: a tiny model has two layers
     return replace(strategy, axes=small, ds_config=strategy.ds_config and with_axes(strategy.ds_config, small))
 
 
