@@ -28,6 +28,7 @@ from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
+from ..strategy.axes import Axes
 from ..strategy.axis_keys import with_axes
 
 STEPS, SAVE_STEPS = 6, 3
