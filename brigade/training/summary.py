@@ -34,7 +34,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
-        "strategy": f"{strategy.name} (from {strategy.source})",
+        "strategy": f"{strategy.name} (from {strategy.source})" + (f", {strategy.axes}" if strategy.axes else ""),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
