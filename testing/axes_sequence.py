@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import parity
+from .ranks import REPOSITORY
 from .runs import GLOBAL_BATCH
 
 
 def strategy(kind: str, size: int, world_size: int) -> list[str]:
     """The flags of a strategy with rows over `size` ranks."""
     if kind.startswith("zero"):
-        zero = {"stage": int(kind[-1])}
-        if kind == "zero3":
-            zero["stage3_gather_16bit_weights_on_model_save"] = True
-        return ["--ds_config", json.dumps({"zero_optimization": zero, "sequence_parallel_size": size})]
+        config = json.loads((REPOSITORY / f"ds_configs/{kind}.json").read_text())
+        return ["--ds_config", json.dumps(config | {"sequence_parallel_size": size})]
     mesh = {"sp_size": size}
     if kind == "hsdp":
         mesh |= {"dp_replicate_size": 2, "dp_shard_size": world_size // 2 // size}

@@ -41,6 +41,7 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from brigade.strategy.axes import without
 from brigade.strategy.deepspeed_config import judge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -367,7 +368,8 @@ def test_ds_config(name):
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_ds_configs_are_interchangeable(name):
     strip = [
-        {key: value for key, value in DS_CONFIGS[n].items() if key != "zero_optimization"} for n in (name, "zero1")
+        {key: value for key, value in without(DS_CONFIGS[n]).items() if key != "zero_optimization"}
+        for n in (name, "zero1")
     ]
     assert strip[0] == strip[1]
 
