@@ -16,7 +16,7 @@ LORA = ["--use_peft", "--learning_rate", "2"]
 METHODS = {
     "full": ["--learning_rate", "0.1"],
     "LoRA": [*LORA, "--lora_target_modules", "q_proj,v_proj"],
-    "LoRA on experts": [*LORA, "--lora_target_parameters", "experts"],
+    "LoRA on experts": [*LORA, "--lora_target_parameters", "experts", "--learning_rate", "1"],
     "packing": ["--learning_rate", "0.1", "--packing", "true"],
     "checkpointing": ["--learning_rate", "0.1", "--activation_checkpointing", "true"],
 }

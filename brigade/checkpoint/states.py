@@ -72,15 +72,23 @@ class _Whole(States):
         opened = [safe_open(file, framework="pt") for file in files]
         self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (no mapping)
         self._saved_as = saved_as
+        self._fused: dict[str, Tensor] = {}
+        if (
+            any(saved_as.get(name, name) not in self._file for name in order)
+            and not (folder / reading.ADAPTER).is_file()
+        ):
+            self._fused = _fused(folder, set(order) - set(self._file))
         kept = torch.load(folder / "optimizer.pt", map_location="cpu", mmap=True, weights_only=True)
         self._group = kept["param_groups"][0]
         self._state = {order[number]: state for number, state in kept["state"].items()}
-        names = [name for name in order if saved_as.get(name, name) in self._file]
+        names = [name for name in order if name in self._fused or saved_as.get(name, name) in self._file]
         self.sizes = {name: self._weight(name).numel() for name in names}
         if first := next(iter(self._state), None):
             self.moments = _like(self.sizes[first], self._state[first])
 
     def _weight(self, name: str) -> Tensor:
+        if name in self._fused:
+            return self._fused[name]
         saved = self._saved_as.get(name, name)
         return self._file[saved].get_tensor(saved)
 
@@ -94,6 +102,18 @@ class _Whole(States):
 
     def buffer(self, name: str) -> Tensor | None:
         return self._file[name].get_tensor(name) if name in self._file else None
+
+
+def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
+    """Parameters that the files of a mixture of experts hold by expert (Qwen3-MoE, Mixtral), and a model fused. Whole, in memory:
+    what one process has trained fits there."""
+    from transformers import AutoModelForCausalLM
+
+    from ..upstream import without_zero3
+
+    with without_zero3():
+        state = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cpu").state_dict()
+    return {name: state[name] for name in names & state.keys()}
 
 
 class _Zero(States):

@@ -56,7 +56,10 @@ def command(launcher: str, job: Job, place: Place) -> list[str]:
     name, *arguments = LAUNCHERS[launcher].split()
     filled = [str(values.get(word.strip("{}"), word)) for word in arguments]
     script = "train.py" if Path.cwd() == REPOSITORY else str(REPOSITORY / "train.py")
-    return [str(Path(sys.executable).parent / name), *filled, script, *job.train_arguments]
+    words = job.train_arguments
+    if launcher == "accelerate" and job.strategy.is_fsdp and job.strategy.axes and "--accelerate_config" not in words:
+        words = [*words, "--accelerate_config", "{accelerate.yaml}"]  # of axes its launcher hands nothing on
+    return [str(Path(sys.executable).parent / name), *filled, script, *words]
 
 
 def choose(job: Job, named: str | None, in_slurm: bool) -> str:

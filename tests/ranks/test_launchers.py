@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from brigade.model.tiny import shrink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -22,6 +25,9 @@ SHORT = [
     "--eval_answers",
     "0",
 ]
+
+EXPERTS = "accelerate_configs/fsdp2_ep2_1x4.yaml"
+MIXTURE = ["--recipe", "recipes/tiny/full.yaml", "--model_name_or_path", "MIXTURE"]  # of experts, tiny
 
 COMMANDS = {
     "python": (["python", "train.py"], "world size 1", "single"),
@@ -44,6 +50,10 @@ COMMANDS = {
     "accelerate-hsdp": (
         ["accelerate", "launch", "--config_file", "accelerate_configs/hsdp_1x4.yaml", "train.py", "--recipe",
          "recipes/tiny/full.yaml"], "world size 4", "hsdp"),
+    "python-experts": (["python", "train.py", *MIXTURE], "world size 1", "single"),
+    "accelerate-fsdp2-experts": (
+        ["accelerate", "launch", "--config_file", EXPERTS, "train.py", "--accelerate_config", EXPERTS, *MIXTURE],
+        "world size 4", "fsdp2 x expert 2"),
 }  # fmt: skip
 
 
@@ -54,13 +64,15 @@ ONCE = ("python", "torchrun", "deepspeed", "accelerate-ddp")  # in `make test`
     "name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in COMMANDS]
 )
 def test_command_line_trains_with_all_its_ranks(name, tmp_path, reference):
-    losses = reference if name == "python" else run(name, tmp_path)
-    assert losses == pytest.approx(reference, rel=1e-5) and len(losses) == 3
+    alone = "python-experts" if name.endswith("experts") else "python"
+    of = reference(alone)
+    losses = of if name == alone else run(name, tmp_path)
+    assert losses == pytest.approx(of, rel=1e-5) and len(losses) == 3
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    return run("python", tmp_path_factory.mktemp("python"))
+    return cache(lambda name: run(name, tmp_path_factory.mktemp(name)))
 
 
 def run(name, tmp_path):
@@ -68,7 +80,12 @@ def run(name, tmp_path):
     words, world_size, strategy = COMMANDS[name]
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n")
-    words = [str(hostfile) if word == "HOSTFILE" else word for word in words]
+    mixture = tmp_path / "mixture"
+    mixture.mkdir()
+    config = json.loads((REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
+    (mixture / "config.json").write_text(json.dumps(shrink(config)))
+    named = {"HOSTFILE": str(hostfile), "MIXTURE": str(mixture)}
+    words = [named.get(word, word) for word in words]
     command = [str(BIN / words[0]), *words[1:], *SHORT, "--output_dir", str(tmp_path / "run")]
     # With a hostfile DeepSpeed asks `ssh FIRST_HOST hostname` before it starts anything, also on one host; that there is
     # no ssh server here is not what is tested (several real hosts are not for a machine without root).

@@ -25,6 +25,7 @@ def asked(kind, hosts, slots):
         "ddp": ["--ds_config", "none"],
         "fsdp2": ["--accelerate_config", FSDP2 % ("", "")],
         "hsdp": ["--accelerate_config", FSDP2 % ("", mesh)],
+        "fsdp2_ep2": ["--accelerate_config", FSDP2 % ("", ", parallelism_config: {parallelism_config_ep_size: 2}")],
     }
     return flags.get(kind) or ["--ds_config", f"ds_configs/{kind}.json"]
 
@@ -64,7 +65,7 @@ def test_each_file_is_what_launch_writes(path):
 
 @pytest.mark.parametrize("hosts, slots", [(1, 2), (1, 8), (2, 8), (4, 2)])
 @pytest.mark.parametrize("launched", [False, True])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3", "zero3_offload"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp2_ep2", "hsdp", "zero1", "zero2", "zero3", "zero3_offload"])
 def test_accelerate_takes_it_and_train_py_reads_the_same_strategy(kind, launched, hosts, slots, tmp_path):
     made = job(asked(kind, hosts, slots), hosts, slots)
     path = tmp_path / "config.yaml"
@@ -84,7 +85,7 @@ def test_accelerate_takes_it_and_train_py_reads_the_same_strategy(kind, launched
     again = jobs.flags.load(["--recipe", "recipes/qwen3-8b/full.yaml", "--accelerate_config", str(path)])
     read = choose(again, World(0, 0, made.world_size, slots, "node1", "torchrun"), {})
     assert read.identity() == made.strategy.identity() and read.name == made.strategy.name
-    assert (read.replicate, read.shard) == (made.strategy.replicate, made.strategy.shard)
+    assert (read.replicate, read.shard, read.axes) == (made.strategy.replicate, made.strategy.shard, made.strategy.axes)
 
 
 def test_one_rank_alone():
