@@ -439,7 +439,8 @@ def test_each_accelerate_config_is_what_its_name_says(pick, name):
     document = yaml.safe_load((ROOT / "accelerate_configs" / name).read_text())
     assert document["num_processes"] == size and document["num_machines"] == int(hosts)
     chosen = pick("--accelerate_config", f"accelerate_configs/{name}", size=size)
-    assert chosen.kind == kind
+    kind, _, tensor = kind.partition("_tp")
+    assert chosen.kind == kind and chosen.axes.tensor == int(tensor or 1)
     if kind == "hsdp":
         assert chosen.replicate * chosen.shard == size and chosen.replicate > 1 and chosen.shard > 1
         assert hosts == "1" or chosen.shard == int(slots), "shards stay inside a host"
@@ -568,7 +569,7 @@ def test_hsdp_sizes_must_make_up_the_world(pick, mistake, replicate, shard, size
     assert pick("--rehearse", size=size, cluster={"accelerate_config": hsdp(replicate, shard)}).kind == "hsdp"
 
 
-@pytest.mark.parametrize("key", ["tp_size", "cp_size", "sp_size"])
+@pytest.mark.parametrize("key", ["cp_size", "sp_size"])
 def test_other_meshes_are_refused(pick, mistake, key):
     mesh = {f"parallelism_config_{key}": 2}
     assert f"parallelism_config_{key}" in mistake(
