@@ -54,6 +54,11 @@ COMMANDS = {
     "accelerate-fsdp2-experts": (
         ["accelerate", "launch", "--config_file", EXPERTS, "train.py", "--accelerate_config", EXPERTS, *MIXTURE],
         "world size 4", "fsdp2 x expert 2"),
+    "accelerate-fsdp2-tp2": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2_tp2_1x4.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 4", "fsdp2"),
+    "deepspeed-tp2": (
+        ["deepspeed", "--num_gpus", "2", "train.py", "--ds_config", "ds_configs/zero1_tp2.json"], "world size 2", "zero1_tp2"),
 }  # fmt: skip
 
 

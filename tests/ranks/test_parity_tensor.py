@@ -1,0 +1,74 @@
+"""Tensor parallelism prints the losses, gradient norms and held-out losses of a single process, and saves its model."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from testing import axes, parity, runs
+
+PLAIN = {(strategy, ranks, k) for strategy in axes.STRATEGIES for ranks, k in ((2, 1), (2, 2), (4, 1), (4, 4))}
+VARIED = {
+    ("fsdp2_tp2", 4, 2, variant)
+    for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw")
+} | {
+    (strategy, 2, 2, variant)
+    for strategy in ("zero1_tp2", "zero3_tp2")
+    for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw")
+}
+CASES = {case["name"]: case for case in (axes.case(*which) for which in sorted(PLAIN | VARIED, key=str))}
+# Norms of each head, tied embeddings and accumulation: all that ever went wrong.
+ONCE = {"zero1_tp2-w2-k2+qwen3", "zero3_tp2-w2-k2", "fsdp2_tp2-w4-k2+gemma3_text"}
+DAMAGED = axes.case("zero1_tp2", 2, 2) | {"name": "damaged", "damage": True}
+
+
+def variant(name):
+    return name.partition("+")[2]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (1, 2, 4)}
+
+
+@pytest.fixture(scope="module")
+def reference(folders, asked_for):
+    wanted = {variant(name) for name in asked_for("name")}
+    return runs.run_cases(1, [axes.reference(of) for of in sorted(wanted - {"damaged"} | {""})], folders[1])
+
+
+@pytest.fixture(scope="module")
+def results(folders, asked_for):
+    names, found = asked_for("name"), {}
+    for ranks in (2, 4):
+        known = [case for name, case in (CASES | {"damaged": DAMAGED}).items() if name in names]
+        todo = [case for case in known if case["name"] == "damaged" or f"-w{ranks}-" in case["name"]]
+        todo = [case for case in todo if ranks == 2 or case["name"] != "damaged"]
+        if todo:
+            found |= runs.run_cases(ranks, todo, folders[ranks])
+    return found
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in CASES])
+def test_tensor_parallelism_equals_one_process(name, reference, results, folders):
+    known = reference[f"single+{variant(name)}"]
+    differences = parity.worst(results[name], known)
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    assert known["loss"][-1] < 0.99 * known["loss"][0]
+    ranks = 2 if "-w2-" in name else 4
+    ours, theirs = (
+        load_file(next((folders[of] / "outputs" / run).glob("*model.safetensors")))
+        for of, run in ((ranks, name), (1, f"single+{variant(name)}"))
+    )
+    assert {key: (value.shape, value.dtype) for key, value in ours.items()} == {
+        key: (value.shape, value.dtype) for key, value in theirs.items()
+    }
+    for key, value in ours.items():
+        torch.testing.assert_close(value, theirs[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.cases(name="damaged")
+@pytest.mark.slow
+def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results):
+    differences = parity.worst(results["damaged"], reference["single+"])
+    assert differences["grad_norm"] > 100 * parity.TOLERANCE
+    assert differences["loss"] > 3 * parity.TOLERANCE

@@ -1,0 +1,99 @@
+"""Which models tensor parallelism divides, and how; no ranks are needed for that."""
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from brigade.engines import tensor
+from brigade.model.tiny import shrink
+from brigade.strategy import refusal
+
+
+def config(name, **changes):
+    return CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()) | changes)
+
+
+def model(name, **changes):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config(name, num_key_value_heads=2, **changes))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "phi", "gemma3_text"])
+def test_the_recipes_dense_models_divide(name):
+    assert tensor.check(config(name, num_key_value_heads=2), 2) is None
+
+
+@pytest.mark.parametrize(
+    "changes, size, said",
+    [
+        ({"num_key_value_heads": 1}, 2, "num_key_value_heads 1"),
+        ({"num_key_value_heads": 2}, 4, "num_key_value_heads 2"),
+        ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_attention_heads 6"),
+        ({"intermediate_size": 129}, 2, "intermediate_size 129"),
+        ({"vocab_size": 4097}, 2, "vocab_size 4097"),
+    ],
+)
+def test_what_does_not_divide_is_told(changes, size, said):
+    problem, cure = tensor.check(config("llama", **changes), size)
+    assert said in problem and f"{size} ranks" in problem and cure
+
+
+def test_the_cure_names_a_size_that_fits():
+    _, cure = tensor.check(config("llama", num_key_value_heads=2), 4)
+    assert cure == "set it to 2"
+
+
+def test_tied_embeddings_need_no_vocabulary_that_divides():
+    assert tensor.check(config("llama", num_key_value_heads=2, vocab_size=4097, tie_word_embeddings=True), 2) is None
+
+
+@pytest.mark.parametrize("name, said", [("gpt2", "no tensor-parallel plan"), ("qwen3_moe", "moe")])
+def test_models_without_a_plan_or_with_another_kind_of_it(name, said):
+    problem, _ = tensor.check(CONFIG_MAPPING[name](), 2)
+    assert said in problem
+
+
+def test_a_plan_names_every_module_that_is_divided():
+    plan = tensor.plan_of(model("qwen3"))
+    assert plan["model.layers.1.self_attn.o_proj"] == "rowwise"
+    assert plan["model.layers.0.self_attn.q_norm"] == tensor.NORMS
+    assert plan["lm_head"] == "colwise_gather_output" and "model.norm" not in plan
+
+
+def test_tied_embeddings_stay_whole():
+    plan = tensor.plan_of(model("qwen3", tie_word_embeddings=True))
+    assert "lm_head" not in plan and "model.embed_tokens" not in plan
+
+
+def test_of_an_adapter_the_divided_side_is_divided():
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(model("llama"), LoraConfig(target_modules="all-linear"))
+    plan = tensor.plan_of(adapted)
+    layer = "base_model.model.model.layers.0.self_attn"
+    assert plan[f"{layer}.q_proj.base_layer"] == plan[f"{layer}.q_proj.lora_B.default"] == "colwise"
+    assert plan[f"{layer}.o_proj.base_layer"] == plan[f"{layer}.o_proj.lora_A.default"] == "rowwise"
+    assert f"{layer}.q_proj.lora_A.default" not in plan and f"{layer}.o_proj.lora_B.default" not in plan
+    assert all(adapted.get_submodule(name) is not None for name in plan)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"kind": "ddp", "method": "full"},
+        {"kind": "hsdp", "method": "full"},
+        {"kind": "zero3", "method": "lora"},
+        {"kind": "fsdp2", "method": "qlora"},
+        {"kind": "fsdp2", "method": "dora"},
+        {"kind": "fsdp2", "method": "full", "torch_compile": True},
+        {"kind": "zero1", "method": "full", "use_liger_kernel": True},
+        {"kind": "zero1", "method": "full", "sequence": True},
+    ],
+)
+def test_what_does_not_run_is_refused(facts):
+    assert refusal(tensor=True, **facts)
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp2"])
+def test_what_runs_is_not(kind):
+    assert refusal(tensor=True, kind=kind, method="full") is None
