@@ -21,6 +21,7 @@ class PipelineTrainer(Trainer):
     """
 
     engine: PipelineEngine
+    model: Any
     groups: Groups
     pipeline: Pipeline
 
@@ -61,7 +62,7 @@ class PipelineTrainer(Trainer):
         """What a stage returns for a micro-batch: the last one the loss, as compute_loss does."""
         heartbeat.enter(heartbeat.FORWARD if self.model.training else heartbeat.EVALUATION)
         with self.compute_loss_context_manager(), self.accelerator.autocast():
-            output = self.outputs(partial(part, hidden), inputs, supervised)
+            output = self.outputs(partial(part.forward, hidden), inputs, supervised)
             if part.last and self.model.training:
                 output = nonfinite.spread(output.loss, self.engine.averaged_over)
             elif part.last:

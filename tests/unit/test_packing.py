@@ -6,6 +6,7 @@ in float64, without position ids, masks or cumulative lengths; gradients of the 
 
 import functools
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,7 +196,9 @@ def compute_loss(model, inputs, tokens):
     """The loss of Brigade's own Trainer, on one rank."""
     from brigade.training.trainer import Trainer
 
-    trainer = SimpleNamespace(world=SimpleNamespace(size=1), model=model, sample_boundaries=sample_boundaries(model))
+    one, boundaries = SimpleNamespace(averaged_over=1), sample_boundaries(model)
+    trainer = SimpleNamespace(engine=one, model=model, sample_boundaries=boundaries)
+    trainer.outputs = partial(Trainer.outputs, trainer)  # type: ignore[arg-type]
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=tokens)  # type: ignore[arg-type]
 
 
