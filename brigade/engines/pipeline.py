@@ -92,14 +92,17 @@ class Pipeline(nn.Module):
         return (*micro_batch["input_ids"].shape, self.hidden_size)
 
     # ---- forward alone -----------------------------------------------------------------------------------------------
-    def evaluate(self, micro_batch: dict[str, Any], supervised: Any) -> Tensor | None:
-        """A forward pass through all stages; the last stage's loss, on its rank."""
+    def forward_alone(
+        self, micro_batch: dict[str, Any], supervised: Any, compute: Compute | None = None
+    ) -> Tensor | None:
+        """A forward pass through all stages; what the last one returns, on its rank."""
+        compute = compute or self.compute
         hidden: Tensor | None = None
         for stage, part in self.parts.items():
             if stage and (before := schedules.rank_of(self.axes, stage - 1)) != self.rank:
                 hidden = torch.empty(self._shape(micro_batch), dtype=self.dtype, device=self.device)
                 dist.recv(hidden, self.groups.ranks[before], group=self.groups.stages)
-            hidden = self.compute(part, micro_batch, supervised, hidden)
+            hidden = compute(part, micro_batch, supervised, hidden)
             if stage != self.last and (after := schedules.rank_of(self.axes, stage + 1)) != self.rank:
                 dist.send(hidden.contiguous(), self.groups.ranks[after], group=self.groups.stages)
         return hidden if self.last in self.parts else None

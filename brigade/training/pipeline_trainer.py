@@ -93,9 +93,14 @@ class PipelineTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
         self.save_stream(output_dir)
 
+    def answers(self, questions: Any) -> list[list[int]]:
+        from .pipeline_answers import generate
+
+        return generate(self, questions)
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """In evaluation. Each rank of a pipeline counts the tokens, and one of them has their loss: so many times over."""
-        loss = self.pipeline.evaluate(inputs, num_items_in_batch)
+        loss = self.pipeline.forward_alone(inputs, num_items_in_batch)
         return torch.zeros(()) if loss is None else loss * len(self.groups.ranks)
