@@ -62,6 +62,7 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         from ..upstream import zero_shares
 
         zero_shares.spread_weights(trainer.deepspeed, steps)
+    trainer.engine.spread_weights(trainer)
 
 
 def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
@@ -105,6 +106,9 @@ def _shares(trainer: Any) -> Iterator[Share]:
         from ..upstream import zero_shares
 
         yield from zero_shares.shares(trainer.deepspeed.optimizer)
+        return
+    if (own := trainer.engine.shares(trainer)) is not None:
+        yield from own
         return
     for parameter in trainer.model.parameters():
         if not parameter.requires_grad:

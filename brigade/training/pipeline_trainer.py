@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..distributed import heartbeat
-from ..engines.pipeline import Groups, Pipeline, shares
+from ..engines.pipeline import Groups, Pipeline
 from ..engines.pipeline_split import Part
 from . import nonfinite
 from .pipeline_engine import PipelineEngine
@@ -27,7 +27,7 @@ class PipelineTrainer(Trainer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.waiting: list[dict[str, Any]] = []
-        self.owned: dict[Any, int] = {}  # under ZeRO-1: the data-parallel rank that steps a parameter
+        self.zero1: Any = None  # engines/pipeline_zero1.py, where optimizer states are divided
         super().__init__(*args, **options)
 
     def _wrap_model(self, model: Any, *_: Any, **__: Any) -> Any:
@@ -35,13 +35,12 @@ class PipelineTrainer(Trainer):
         return self.pipeline
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Under ZeRO-1 each data-parallel rank steps a share of its stages' parameters, and hands them to the others."""
         optimizer = super().create_optimizer(model)
-        if self.run.strategy.kind == "zero1" and not self.owned:
-            self.owned = shares(self.pipeline)
-            for group in optimizer.param_groups:
-                group["params"] = [each for each in group["params"] if self.owned[each] == self.place.data]
-            optimizer.register_step_post_hook(lambda *_: self.pipeline.hand_out(self.owned))
+        if self.run.strategy.kind == "zero1" and self.run.batch.data_parallel_size > 1 and self.zero1 is None:
+            from ..engines.pipeline_zero1 import Zero1
+
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.zero1 = Zero1(optimizer, trained, self.groups.data)
         return optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:

@@ -196,7 +196,8 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
         return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
 
-    shard = strategy.shard if strategy.kind == "hsdp" else count
+    shard = strategy.shard if strategy.kind == "hsdp" else strategy.axes.data(count)
+    rank = strategy.axes.place(rank, count).data
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
     cut = cut_parameters([math.prod(shape) for shape in states.shapes], shard)[rank % shard]
     sharded, whole = formula(math.prod, shard, cut=cut, hpz=int(hpz != 1)), formula(_row, 1)
