@@ -5,39 +5,73 @@ from pathlib import Path
 from typing import Any
 
 from .parity import LEARNING_RATE
-from .runs import GLOBAL_BATCH
+from .runs import GLOBAL_BATCH, write_inputs
+
+# A schedule's name -> what a config says of it beside the stages, under short names.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "gpipe": {"schedule": "gpipe"},
+    "interleaved1f1b": {"virtual_stages": 2},
+    "interleavedzerobubble": {"schedule": "interleavedzerobubble", "virtual_stages": 2},
+    "zbv": {"schedule": "zbv", "virtual_stages": 2},
+}
+LORA = ["--use_peft", "--learning_rate", "3"]
+# Packed rows at parity.py's rate part by 1.2e-5 between accumulation 1 and 4 of one process already.
+PACKED = ["--packing", "true", "--learning_rate", "0.3"]
+# What is compared -> (flags, model of runs.write_model, or "deep": four layers). Each has a reference of its own.
+KINDS: dict[str, tuple[list[str], str | None]] = {
+    "tied": ([], None),
+    "untied": ([], "llama"),
+    "gemma3": ([], "gemma3"),
+    "packed": (PACKED, None),
+    "padded": (["--padding_free", "false"], None),
+    "clipped": (["--max_grad_norm", "0.5"], None),
+    "lora": (LORA, None),
+    "deep": ([], "deep"),
+}
 
 
-def config(folder: Path, stages: int, **more: Any) -> list[str]:
-    """Flags of DDP between pipelines of so many stages, by an accelerate config in `folder`. more: pp_schedule, ..."""
-    mesh = {f"parallelism_config_{key}": value for key, value in {"pp_size": stages, **more}.items()}
-    file = folder / f"{'-'.join(map(str, ['pp', stages, *more.values()]))}.yaml"
-    file.write_text(json.dumps({"distributed_type": "MULTI_GPU", "parallelism_config": mesh}))
-    return ["--accelerate_config", str(file)]
-
-
-def case(name: str, strategy: list[str], data: int, accumulation: int, *flags: str, **more: Any) -> dict[str, Any]:
-    """more: of testing.runs.run_cases, and rate: a key of LEARNING_RATE"""
-    micro = GLOBAL_BATCH // data // accumulation
-    rate = LEARNING_RATE[more.pop("rate", "sgd")]
-    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --per_device_eval_batch_size 3"
-    return {"name": name, "flags": [*strategy, *usual.split(), *flags], **more}
+def ddp(folder: Path, stages: int, **more: Any) -> list[str]:
+    """Flags of DDP between pipelines of so many stages, by an accelerate config in `folder`. more: of SCHEDULES"""
+    sizes = {"pp_size": stages, **{f"pp_{key}": value for key, value in more.items()}}
+    mesh = {f"parallelism_config_{key}": value for key, value in sizes.items()}
+    document = {"distributed_type": "MULTI_GPU", "parallelism_config": mesh}
+    return ["--accelerate_config", _written(folder / f"{_named('ddp', stages, more)}.yaml", document)]
 
 
 def zero1(folder: Path, stages: int, **more: Any) -> list[str]:
-    """Flags of ZeRO-1 between pipelines of so many stages, by a ds_config in `folder`. more: schedule, virtual_stages"""
-    file = folder / f"{'-'.join(map(str, ['zero1', stages, *more.values()]))}.json"
-    file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages, **more}}))
-    return ["--ds_config", str(file)]
+    """Likewise of ZeRO-1, by a ds_config."""
+    document = {"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages, **more}}
+    return ["--ds_config", _written(folder / f"{_named('zero1', stages, more)}.json", document)]
+
+
+def _named(kind: str, stages: int, more: dict[str, Any]) -> str:
+    return "-".join(map(str, [kind, stages, *more.values()]))
+
+
+def _written(file: Path, document: dict[str, Any]) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+def case(name: str, kind: str, strategy: list[str], data: int, accumulation: int, folder: Path, **more: Any) -> Any:
+    """A case of testing.runs.run_cases. data: the data-parallel size; more: as there"""
+    flags, model = KINDS[kind]
+    rate = LEARNING_RATE.get(model or "", LEARNING_RATE["sgd"])
+    micro = GLOBAL_BATCH // data // accumulation
+    usual = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro} --per_device_eval_batch_size 3"
+    if model == "deep":
+        flags, model = [*flags, *deep(folder)], None
+    return {"name": name, "flags": [*strategy, *usual.split(), *flags], "model": model, **more}
+
+
+def reference(kind: str, folder: Path) -> Any:
+    return case(kind, kind, [], 1, 1, folder)
 
 
 def deep(folder: Path, layers: int = 4) -> list[str]:
     """Flags of the tiny model with more layers, in `folder`."""
-    from .runs import write_inputs
-
     write_inputs(folder)
-    there = folder / f"model-{layers}"
-    there.mkdir(exist_ok=True)
     config = json.loads((folder / "model" / "config.json").read_text()) | {"num_hidden_layers": layers}
-    (there / "config.json").write_text(json.dumps(config))
-    return ["--model_name_or_path", str(there)]
+    return ["--model_name_or_path", str(Path(_written(folder / f"model-{layers}" / "config.json", config)).parent)]

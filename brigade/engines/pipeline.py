@@ -1,6 +1,6 @@
 """A rank's stages of a pipeline, and what it exchanges with the other ranks: activations, gradients, losses, sums."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,14 +92,17 @@ class Pipeline(nn.Module):
         return (*micro_batch["input_ids"].shape, self.hidden_size)
 
     # ---- forward alone -----------------------------------------------------------------------------------------------
-    def evaluate(self, micro_batch: dict[str, Any], supervised: Any) -> Tensor | None:
-        """A forward pass through all stages; the last stage's loss, on its rank."""
+    def forward_alone(
+        self, micro_batch: dict[str, Any], supervised: Any, compute: Compute | None = None
+    ) -> Tensor | None:
+        """A forward pass through all stages; what the last one returns, on its rank."""
+        compute = compute or self.compute
         hidden: Tensor | None = None
         for stage, part in self.parts.items():
             if stage and (before := schedules.rank_of(self.axes, stage - 1)) != self.rank:
                 hidden = torch.empty(self._shape(micro_batch), dtype=self.dtype, device=self.device)
                 dist.recv(hidden, self.groups.ranks[before], group=self.groups.stages)
-            hidden = self.compute(part, micro_batch, supervised, hidden)
+            hidden = compute(part, micro_batch, supervised, hidden)
             if stage != self.last and (after := schedules.rank_of(self.axes, stage + 1)) != self.rank:
                 dist.send(hidden.contiguous(), self.groups.ranks[after], group=self.groups.stages)
         return hidden if self.last in self.parts else None
@@ -125,17 +128,6 @@ class Pipeline(nn.Module):
         again = None if 0 in self.parts else self.tied()
         return [parameter for parameter in self.model.parameters() if parameter is not again]
 
-    def hand_out(self, owned: Mapping[nn.Parameter, int]) -> None:
-        """Each parameter to all data-parallel ranks, from the one that has stepped it."""
-        buckets: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-        for parameter, owner in owned.items():
-            buckets.setdefault((owner, parameter.dtype), []).append(parameter.detach())
-        for (owner, _), tensors in buckets.items():
-            for bucket in in_buckets(tensors):
-                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-                dist.broadcast(flat, group_src=owner, group=self.groups.data)
-                _spread(flat, bucket)
-
     def total(self, value: Tensor) -> Tensor:
         """The sum over the ranks of the pipeline, on each of them."""
         dist.all_reduce(value, group=self.groups.stages)
@@ -153,17 +145,6 @@ class _Called(nn.Module):
         return self._pipeline[0].computed(self.part, number, hidden)
 
 
-def shares(pipeline: Pipeline) -> dict[nn.Parameter, int]:
-    """Which data-parallel rank steps which trained parameter, so that all have about as many elements; all agree."""
-    size = dist.get_world_size(pipeline.groups.data)
-    held, found = [0] * size, dict[nn.Parameter, int]()
-    trained = [parameter for parameter in pipeline.model.parameters() if parameter.requires_grad]
-    for parameter in sorted(trained, key=torch.numel, reverse=True):  # stable
-        found[parameter] = owner = held.index(min(held))
-        held[owner] += parameter.numel()
-    return {parameter: found[parameter] for parameter in trained}
-
-
 def mean_(tensors: list[Tensor], group: Any) -> None:
     """Each tensor becomes its mean over the group. On every rank of the group the same tensors in the same order."""
     size = dist.get_world_size(group)
@@ -173,7 +154,7 @@ def mean_(tensors: list[Tensor], group: Any) -> None:
         for bucket in in_buckets([tensor for tensor in tensors if tensor.dtype == dtype]):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).div_(size)
             dist.all_reduce(flat, group=group)
-            _spread(flat, bucket)
+            spread_(flat, bucket)
 
 
 def in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -188,6 +169,7 @@ def in_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _spread(flat: Tensor, tensors: list[Tensor]) -> None:
+def spread_(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Set tensors to what was put end to end of them."""
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

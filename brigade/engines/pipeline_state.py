@@ -41,11 +41,10 @@ def save_model(folder: Path, state: Mapping[str, Tensor]) -> None:
     _save(folder / MODEL, {"model": dict(state)})
 
 
-def save_optimizer(folder: Path, optimizer: Any, names: Mapping[Any, str]) -> None:
-    """Likewise. names: of the parameters that this rank writes; the optimizer may keep states of more, or of fewer."""
-    states = {names[parameter]: state for parameter, state in optimizer.state.items() if parameter in names}
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    _save(folder / OPTIMIZER, {"optimizer": {"state": states, "param_groups": groups}})
+def save_optimizer(folder: Path, states: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Likewise. states: of whole parameters; groups: the optimizer's own"""
+    kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    _save(folder / OPTIMIZER, {"optimizer": {"state": dict(states), "param_groups": kept}})
 
 
 def _save(folder: Path, state: dict[str, Any]) -> None:

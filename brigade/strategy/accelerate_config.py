@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..errors.findings import Finding, raise_first, shown, table
 from ..recipe.files import find, read_yaml
 from .axes import NONE, Axes
-from .axis_keys import MESH_KEYS, of_mesh
+from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh
 
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
@@ -150,7 +150,7 @@ def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
 def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
     for key, size in mesh_sizes(mesh).items():
         at = f"parallelism_config.parallelism_config_{key}"
-        if key in ("dp_replicate_size", "dp_shard_size", "cp_size", *MESH_KEYS.values()):
+        if key in ("dp_replicate_size", "dp_shard_size", "cp_size", *MESH_KEYS.values(), MESH_SCHEDULE["virtual"]):
             if (ranks := _whole(size)) is None:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:

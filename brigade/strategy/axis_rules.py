@@ -9,6 +9,15 @@ from ..recipe.flags import Settings
 from .axes import Axes
 from .axis_keys import DS_KEYS, MESH_KEYS
 
+# Of each schedule, how many stages a rank may have.
+SCHEDULES = {
+    "1f1b": range(1, 2),
+    "gpipe": range(1, 2),
+    "interleaved1f1b": range(2, 1025),
+    "interleavedzerobubble": range(2, 1025),
+    "zbv": range(2, 3),
+}
+
 
 def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
     """Raises UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
@@ -35,12 +44,14 @@ def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
             key = f"parallelism_config_{MESH_KEYS[axis]}"
             problem = f"{key} is {size}, but {DS_KEYS[axis]} of its ds_config is {ours.used[axis]}"
             raise UserError(source, problem, "keep one of them")
-    sizes: dict[str, Any] = {**mesh.used}
-    return replace(ours, **sizes)
+    said: dict[str, Any] = {**mesh.used, "schedule": mesh.schedule or ours.schedule}
+    return replace(ours, **said, virtual=max(mesh.virtual, ours.virtual))
 
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
     """Why these axes do not go over so many ranks: (problem, cure), or None."""
+    if found := _of_schedule(axes):
+        return found
     if not world_size % axes.unit:
         return None
     near = [
@@ -50,6 +61,20 @@ def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
         f"{axes} needs a multiple of {axes.unit} ranks, and there are {world_size}",
         f"start {' or '.join(map(str, near))} ranks, or set sizes whose product divides {world_size}",
     )
+
+
+def _of_schedule(axes: Axes) -> tuple[str, str] | None:
+    name, each = axes.chosen_schedule, SCHEDULES.get(axes.chosen_schedule)
+    if each is None:
+        return f"{name!r} is no schedule of a pipeline", f"use one of: {', '.join(SCHEDULES)}"
+    if axes.virtual not in each:
+        takes = f"{each.start}" if len(each) == 1 else f"{each.start} or more"
+        problem = f"{name} takes {takes} of the pipeline's stages on each rank, and virtual_stages is {axes.virtual}"
+        other = "interleaved1f1b" if axes.virtual > 1 else "1f1b"
+        return problem, f"set virtual_stages to {each.start}, or use schedule {other}"
+    if axes.schedule and axes.stages == 1:
+        return f"it names the schedule {name} of a pipeline with one stage", "set the number of stages too"
+    return None
 
 
 def crosses_hosts(axes: Axes, local_size: int) -> bool:

@@ -65,6 +65,7 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         from ..upstream import zero_shares
 
         zero_shares.spread_weights(trainer.deepspeed, steps)
+    trainer.engine.spread_weights(trainer)
 
 
 def _copy(source: states.States, name: str, key: str, part: Any, into: Tensor, parameter: Tensor) -> None:
@@ -118,6 +119,9 @@ def _shares(trainer: Any) -> Iterator[Share]:
         from ..upstream import zero_shares
 
         yield from ((*share, None) for share in zero_shares.shares(trainer.deepspeed.optimizer))
+        return
+    if (own := trainer.engine.shares(trainer)) is not None:
+        yield from own
         return
     for parameter in trainer.model.parameters():
         if not parameter.requires_grad:

@@ -103,6 +103,13 @@ class OneProcess:
     def load_states(self, trainer: Any, checkpoint: str) -> None:
         """What the Trainer leaves out when it loads optimizer states."""
 
+    def shares(self, trainer: Any) -> Any:
+        """carrying.Share of each tensor that the optimizer steps in a parameter's place, or None where it steps parameters."""
+        return None
+
+    def spread_weights(self, trainer: Any) -> None:
+        """Once the weights in these shares have been set."""
+
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor] | None:
         """The state dict to save, or None where the Trainer gathers it by itself."""
         return None

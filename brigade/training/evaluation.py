@@ -78,17 +78,7 @@ class EvaluatingTrainer(transformers.Trainer):
 
         questions = sample_answers.choose(self.eval_dataset, self.run.settings.recipe.training.eval_answers)
         self.model_wrapped.eval()
-        # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
-        # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
-        with self.accelerator.autocast():
-            given = sample_answers.generate(
-                self.model,
-                self.processing_class,
-                questions,
-                self.place.data,
-                self.run.batch.data_parallel_size,
-                self.args.device,
-            )
+        given = self.answers(questions)
         self.model_wrapped.train()
         if self.run.world.is_main_rank:
             entries = sample_answers.entries(self.processing_class, questions, given, self.state.global_step)
@@ -97,6 +87,22 @@ class EvaluatingTrainer(transformers.Trainer):
             for callback in self.callback_handler.callbacks:
                 if getattr(callback, "tb_writer", None):
                     callback.tb_writer.add_text("answers", sample_answers.markdown(entries), self.state.global_step)
+
+    def answers(self, questions: Any) -> list[list[int]]:
+        """In token ids. A collective."""
+        from . import sample_answers
+
+        # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
+        # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
+        with self.accelerator.autocast():
+            return sample_answers.generate(
+                self.model,
+                self.processing_class,
+                questions,
+                self.place.data,
+                self.run.batch.data_parallel_size,
+                self.args.device,
+            )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Of the evaluations, only those whose model is about to be saved can belong to the best checkpoint.

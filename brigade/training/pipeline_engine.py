@@ -114,6 +114,20 @@ class PipelineEngine(OneProcess):
     def save_optimizer(self, trainer: Any, folder: Path) -> None:
         from ..engines.pipeline_state import save_optimizer
 
-        names = {parameter: name for name, parameter in trainer.model.named_parameters()}
-        mine = names if trainer.owned or not self.place.data else {}
-        save_optimizer(folder, trainer.optimizer.optimizer, mine)
+        trained = {each: name for name, each in trainer.model.named_parameters() if each.requires_grad}
+        optimizer = trainer.optimizer.optimizer
+        if trainer.zero1:
+            states = trainer.zero1.states(trained)
+        else:
+            kept = optimizer.state.items() if not self.place.data else ()
+            states = {trained[parameter]: state for parameter, state in kept}
+        save_optimizer(folder, states, optimizer.param_groups)
+
+    def shares(self, trainer: Any) -> Any:
+        if trainer.zero1:
+            return ((each.parameter, each.start, each.stop, piece, 0) for each, piece in trainer.zero1.pieces.items())
+        return None
+
+    def spread_weights(self, trainer: Any) -> None:
+        if trainer.zero1:
+            trainer.zero1.hand_out()

@@ -1,12 +1,13 @@
 """Our Trainer over a pipeline: a step is one call of its schedule, with all micro-batches of the global batch."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..distributed import heartbeat
-from ..engines.pipeline import Groups, Pipeline, shares
+from ..engines.pipeline import Groups, Pipeline
 from ..engines.pipeline_split import Part
 from . import nonfinite
 from .pipeline_engine import PipelineEngine
@@ -19,14 +20,14 @@ class PipelineTrainer(Trainer):
     Transformers' loop hands over one micro-batch after another: they are kept until the last one of the step.
     """
 
-    model: Any
     engine: PipelineEngine
+    model: Any
     groups: Groups
     pipeline: Pipeline
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.waiting: list[dict[str, Any]] = []
-        self.owned: dict[Any, int] = {}  # under ZeRO-1: the data-parallel rank that steps a parameter
+        self.zero1: Any = None  # engines/pipeline_zero1.py, where optimizer states are divided
         super().__init__(*args, **options)
 
     def _wrap_model(self, model: Any, *_: Any, **__: Any) -> Any:
@@ -34,13 +35,12 @@ class PipelineTrainer(Trainer):
         return self.pipeline
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Under ZeRO-1 each data-parallel rank steps a share of its stages' parameters, and hands them to the others."""
         optimizer = super().create_optimizer(model)
-        if self.run.strategy.kind == "zero1" and not self.owned:
-            self.owned = shares(self.pipeline)
-            for group in optimizer.param_groups:
-                group["params"] = [each for each in group["params"] if self.owned[each] == self.place.data]
-            optimizer.register_step_post_hook(lambda *_: self.pipeline.hand_out(self.owned))
+        if self.run.strategy.kind == "zero1" and self.run.batch.data_parallel_size > 1 and self.zero1 is None:
+            from ..engines.pipeline_zero1 import Zero1
+
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.zero1 = Zero1(optimizer, trained, self.groups.data)
         return optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -61,7 +61,7 @@ class PipelineTrainer(Trainer):
         """What a stage returns for a micro-batch: the last one the loss, as compute_loss does."""
         heartbeat.enter(heartbeat.FORWARD if self.model.training else heartbeat.EVALUATION)
         with self.compute_loss_context_manager(), self.accelerator.autocast():
-            output = self.outputs(lambda **given: part(hidden, **given), inputs, supervised)
+            output = self.outputs(partial(part.forward, hidden), inputs, supervised)
             if part.last and self.model.training:
                 output = nonfinite.spread(output.loss, self.engine.averaged_over)
             elif part.last:
@@ -92,9 +92,14 @@ class PipelineTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
         self.save_stream(output_dir)
 
+    def answers(self, questions: Any) -> list[list[int]]:
+        from .pipeline_answers import generate
+
+        return generate(self, questions)
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """In evaluation. Each rank of a pipeline counts the tokens, and one of them has their loss: so many times over."""
-        loss = self.pipeline.evaluate(inputs, num_items_in_batch)
+        loss = self.pipeline.forward_alone(inputs, num_items_in_batch)
         return torch.zeros(()) if loss is None else loss * len(self.groups.ranks)

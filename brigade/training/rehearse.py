@@ -210,7 +210,10 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
         return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
 
-    shard = count // strategy.replicate
+    # What a stage holds, and of DeepSpeed's tensor groups what a rank does, is sharded over the data-parallel ranks alone.
+    divided = strategy.axes.stages * (strategy.axes.tensor if strategy.is_deepspeed else 1)
+    shard = count // divided // strategy.replicate
+    rank = strategy.axes.place(rank, count).data if divided > 1 else rank
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
     cut = cut_parameters([math.prod(shape) for shape in states.shapes], shard)[rank % shard]
     sharded, whole = formula(math.prod, shard, cut=cut, hpz=int(hpz != 1)), formula(_row, 1)

@@ -1,0 +1,106 @@
+"""ZeRO-1 between the ranks that have the same stages: each steps a share of their parameters, and hands out what it stepped.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054), P_os. Shares are equal in elements, as DeepSpeed's are: the trained parameters lie
+end to end, and rank r has the r-th part of that line. A share of a parameter is a view of it, which a step changes in place.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .pipeline import in_buckets, spread_
+
+
+class Slice(NamedTuple):
+    """Elements start..stop of a parameter, flattened, which a rank of the group steps."""
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    owner: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.view(-1)[self.start : self.stop]
+
+
+def slices(parameters: list[nn.Parameter], ranks: int) -> Iterator[Slice]:
+    """Every element once, in order."""
+    share, begin = -(-sum(parameter.numel() for parameter in parameters) // ranks), 0
+    for parameter in parameters:
+        start, size = 0, parameter.numel()
+        while start < size:
+            owner = (begin + start) // share
+            stop = min(size, (owner + 1) * share - begin)
+            yield Slice(parameter, start, stop, owner)
+            start = stop
+        begin += size
+
+
+class Zero1:
+    """An optimizer that has been told to step this rank's share alone.
+
+    pieces: the share of each slice's parameter, which the optimizer has in the parameter's place
+    """
+
+    def __init__(self, optimizer: Any, parameters: list[nn.Parameter], group: Any) -> None:
+        self.optimizer, self.group, self.rank = optimizer, group, dist.get_rank(group)
+        self.slices = list(slices(parameters, dist.get_world_size(group)))
+        own = (each for each in self.slices if each.owner == self.rank)
+        self.pieces = {each: nn.Parameter(each.of(each.parameter.detach())) for each in own}
+        of_parameter = {each.parameter: piece for each, piece in self.pieces.items()}
+        for one in optimizer.param_groups:
+            one["params"] = [of_parameter[each] for each in one["params"] if each in of_parameter]
+        optimizer.register_step_pre_hook(self._take_gradients)
+        optimizer.register_step_post_hook(self._hand_out)
+
+    def _take_gradients(self, *_: Any) -> None:
+        for each, piece in self.pieces.items():
+            gradient = each.parameter.grad
+            piece.grad = None if gradient is None else each.of(gradient)  # none: the step is left out
+
+    def _hand_out(self, *_: Any) -> None:
+        for piece in self.pieces.values():
+            piece.grad = None
+        self.hand_out()
+
+    @torch.no_grad()
+    def hand_out(self) -> None:
+        """Each share of the weights to all ranks of the group. A collective."""
+        for owner in range(dist.get_world_size(self.group)):
+            theirs = [each.of(each.parameter.detach()) for each in self.slices if each.owner == owner]
+            for dtype in dict.fromkeys(tensor.dtype for tensor in theirs):
+                for bucket in in_buckets(tensor for tensor in theirs if tensor.dtype == dtype):
+                    flat = torch.cat(bucket)
+                    dist.broadcast(flat, group_src=owner, group=self.group)
+                    spread_(flat, bucket)
+
+    def states(self, parameters: Mapping[nn.Parameter, str]) -> dict[str, dict[str, Any]]:
+        """What the optimizer keeps of whole parameters, by these names; each rank has every n-th one. A collective."""
+        found: dict[str, dict[str, Any]] = {}
+        ranks = dist.get_world_size(self.group)
+        for number, (parameter, name) in enumerate(parameters.items()):
+            shares = [each for each in self.slices if each.parameter is parameter]
+            mine = next((self.optimizer.state.get(self.pieces[each]) for each in shares if each in self.pieces), None)
+            told: list[Any] = [None] * ranks
+            plain = {key: (v.dtype if _is_share(v) else v) for key, v in mine.items()} if mine else None
+            dist.all_gather_object(told, plain, group=self.group)
+            state = dict(next(filter(None, told), {}))
+            for key, dtype in state.items():
+                if isinstance(dtype, torch.dtype):
+                    whole = torch.empty(parameter.numel(), dtype=dtype, device=parameter.device)
+                    for each in shares:
+                        if mine and each in self.pieces:
+                            each.of(whole).copy_(mine[key])
+                        dist.broadcast(each.of(whole), group_src=each.owner, group=self.group)
+                    state[key] = whole.view(parameter.shape).cpu() if number % ranks == self.rank else None
+            if number % ranks == self.rank and state:
+                found[name] = state
+        return found
+
+
+def _is_share(value: Any) -> bool:
+    """Whether it has a value for each element, and is no count of steps."""
+    return torch.is_tensor(value) and value.dim() > 0

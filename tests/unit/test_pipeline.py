@@ -1,0 +1,109 @@
+"""How a model is divided into stages, which schedules there are, and what is refused before a model is built."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from brigade.engines import pipeline_schedule, pipeline_split
+from brigade.model.tiny import shrink
+from brigade.strategy import axes, axis_rules
+from brigade.strategy.axes import Axes
+
+
+def tiny(name):
+    return CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 20), st.integers(1, 7))
+def test_no_other_split_has_a_cheaper_dearest_stage(layers, head, stages):
+    if stages > len(layers):
+        with pytest.raises(ValueError):
+            pipeline_split.split(layers, head, stages)
+        return
+    found = pipeline_split.split(layers, head, stages)
+    assert [layer for each in found for layer in each] == [*range(len(layers))] and all(found)
+
+    def dearest(ends):
+        sums = [sum(layers[a:b]) for a, b in itertools.pairwise((0, *ends, len(layers)))]
+        return max(*sums[:-1], sums[-1] + head) if stages > 1 else sums[-1] + head
+
+    every = itertools.combinations(range(1, len(layers)), stages - 1)
+    assert dearest(each.stop for each in found[:-1]) == min(map(dearest, every))
+
+
+def test_a_head_counts_as_much_as_it_computes():
+    """Llama 3.2 1B: 16 layers of 61 M parameters, and a head of 263 M."""
+    assert [len(each) for each in pipeline_split.split([61] * 16, 263, 4)] == [5, 5, 5, 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi3", "qwen3_moe", "gpt_oss"]
+)
+def test_stages_compute_what_the_model_does(name):
+    assert pipeline_split.tried(tiny(name), False) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("gpt2", "no embed_tokens"), ("opt", "no norm"), ("granite", "they give a loss")]
+)
+def test_what_is_no_such_decoder_is_refused(name, why):
+    config = CONFIG_MAPPING[name](**({"embedding_multiplier": 12.0} if name == "granite" else {}))
+    assert why in pipeline_split.tried(config, False)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_stage_loads_its_own_weights_alone(name, tmp_path):
+    config = tiny(name)
+    whole = AutoModelForCausalLM.from_config(config)
+    whole.save_pretrained(tmp_path)
+    stages = [pipeline_split.class_of_stage(config, {n}, n == 0, n == 1).from_pretrained(tmp_path) for n in range(2)]
+    held = [stage.state_dict() for stage in stages]
+    everything = whole.state_dict()
+    assert held[0].keys() | held[1].keys() == everything.keys()
+    shared = held[0].keys() & held[1].keys()
+    assert shared == ({"lm_head.weight", "model.language_model.embed_tokens.weight"} if name == "gemma3" else set())
+    for state in held:
+        assert all(torch.equal(tensor, everything[key]) for key, tensor in state.items())
+    assert type(stages[0]).__name__ == type(whole).__name__
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved1f1b", 2), ("zbv", 2), ("", 3)])
+def test_every_stage_is_on_one_rank(schedule, virtual):
+    some = Axes(stages=4, schedule=schedule, virtual=virtual)
+    every = [stage for rank in range(4) for stage in pipeline_schedule.stages_of(some, rank)]
+    assert sorted(every) == list(range(some.every_stage))
+    for stage in range(some.every_stage):
+        assert stage in pipeline_schedule.stages_of(some, pipeline_schedule.rank_of(some, stage))
+
+
+def test_every_schedule_has_a_rule():
+    assert pipeline_schedule.CLASSES.keys() == axes.SCHEDULES.keys()
+
+
+def test_the_bubble_is_what_the_papers_say():
+    assert pipeline_schedule.bubble(Axes(stages=4), 12) == 3 / 15
+    assert pipeline_schedule.bubble(Axes(stages=4, virtual=2), 12) == 3 / 27
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Axes(stages=2, schedule="2f2b"), "'2f2b' is no schedule"),
+        (Axes(stages=2, schedule="1f1b", virtual=2), "1f1b takes 1 of the pipeline's stages on each rank"),
+        (Axes(stages=2, schedule="zbv"), "zbv takes 2 of the pipeline's stages on each rank, and virtual_stages is 1"),
+        (Axes(stages=3), "needs a multiple of 3 ranks, and there are 4"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(wrong, said):
+    assert said in axis_rules.problem(wrong, 4)[0]
+
+
+def test_a_config_says_a_schedule_and_gets_it_back():
+    some = Axes(stages=2, schedule="zbv", virtual=2)
+    assert axes.of_mesh(some.as_mesh()) == some
+    assert axes.of_ds_config(axes.with_axes({"zero_optimization": {"stage": 1}}, some)) == some
+    assert axes.of_mesh({"pp_size": "2", "pp_schedule": "None"}) != some
