@@ -23,6 +23,14 @@ DS_BLOCKS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "expert_pa
 # Of a pipeline, beside its stages. Brigade's own words too: DeepSpeed and accelerate know no schedules.
 DS_SCHEDULE = {"schedule": "pipeline.schedule", "virtual": "pipeline.virtual_stages"}
 MESH_SCHEDULE = {"schedule": "pp_schedule", "virtual": "pp_virtual_stages"}
+# Of each schedule, how many stages a rank may have.
+SCHEDULES = {
+    "1f1b": range(1, 2),
+    "gpipe": range(1, 2),
+    "interleaved1f1b": range(2, 1025),
+    "interleavedzerobubble": range(2, 1025),
+    "zbv": range(2, 3),
+}
 NAMES = {"tensor": "tensor", "sequence": "sequence", "stages": "pipeline", "experts": "expert"}  # ... parallelism
 
 
@@ -129,7 +137,8 @@ def of_mesh(mesh: Mapping[str, Any]) -> Axes:
 
 def _schedule_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """A name in small letters, and stages per rank as a number."""
-    return {"schedule": str(said["schedule"] or "").lower(), "virtual": max(1, int(said["virtual"] or 1))}
+    each = said["virtual"]
+    return {"schedule": str(said["schedule"] or "").lower(), "virtual": max(1, int(each)) if str(each).isdigit() else 1}
 
 
 def with_axes(ds_config: Mapping[str, Any], axes: Axes) -> dict[str, Any]:

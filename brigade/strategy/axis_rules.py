@@ -6,7 +6,7 @@ from typing import Any
 from ..cluster import World
 from ..errors import UserError
 from ..recipe.flags import Settings
-from .axes import DS_KEYS, MESH_KEYS, Axes
+from .axes import DS_KEYS, MESH_KEYS, SCHEDULES, Axes
 
 
 def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
@@ -34,8 +34,8 @@ def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
             key = f"parallelism_config_{MESH_KEYS[axis]}"
             problem = f"{key} is {size}, but {DS_KEYS[axis]} of its ds_config is {ours.used[axis]}"
             raise UserError(source, problem, "keep one of them")
-    sizes: dict[str, Any] = {**mesh.used}
-    return replace(ours, **sizes)
+    said: dict[str, Any] = {**mesh.used, "schedule": mesh.schedule or ours.schedule}
+    return replace(ours, **said, virtual=max(mesh.virtual, ours.virtual))
 
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
@@ -46,11 +46,27 @@ def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
             f"{axes} needs a multiple of {axes.model} ranks, and there are {world_size}",
             f"start {' or '.join(map(str, near))} ranks, or set sizes whose product divides {world_size}",
         )
+    if found := _of_schedule(axes):
+        return found
     if axes.data(world_size) % axes.experts:
         return (
             f"experts over {axes.experts} ranks do not divide the {axes.data(world_size)} data-parallel ranks",
             f"set it to a divisor of {axes.data(world_size)}",
         )
+    return None
+
+
+def _of_schedule(axes: Axes) -> tuple[str, str] | None:
+    name, each = axes.chosen_schedule, SCHEDULES.get(axes.chosen_schedule)
+    if each is None:
+        return f"{name!r} is no schedule of a pipeline", f"use one of: {', '.join(SCHEDULES)}"
+    if axes.virtual not in each:
+        takes = f"{each.start}" if len(each) == 1 else f"{each.start} or more"
+        problem = f"{name} takes {takes} of the pipeline's stages on each rank, and virtual_stages is {axes.virtual}"
+        other = "interleaved1f1b" if axes.virtual > 1 else "1f1b"
+        return problem, f"set virtual_stages to {each.start}, or use schedule {other}"
+    if axes.schedule and axes.stages == 1:
+        return f"it names the schedule {name} of a pipeline with one stage", "set the number of stages too"
     return None
 
 
