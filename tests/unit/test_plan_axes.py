@@ -91,7 +91,7 @@ def test_sizes_divide_the_model_and_stay_inside_a_node(every_axis):
     for choice, shape, cluster in itertools.product(CHOICES, (LLAMA, MOE, TIED), (H100, Cluster("L4", 4, 3))):
         for axes in divisions(Workload(shape), cluster, choice):
             assert set(axes.used) == set(choice.axes) and cluster.gpus % axes.model == 0
-            assert cluster.node_size % (axes.tensor * axes.sequence) == 0 and axes.stages < shape.layers
+            assert cluster.node_size % (axes.tensor * axes.sequence) == 0 and axes.every_stage < shape.layers
             assert not any(number % size for axis, size in axes.used.items() for number in divisible(shape, axis))
             assert axes.data(cluster.gpus) % axes.experts == 0
     choice = next(choice for choice in CHOICES if choice.axes == ("stages",))
@@ -182,6 +182,15 @@ def test_the_bubble_is_that_of_the_textbook(stages_, micro_batches):
     assert step_time(replace(of, schedule="interleaved1f1b", virtual=2)).bubble == pytest.approx(time.bubble / 2)
     assert step_time(replace(of, schedule="gpipe")).bubble == time.bubble
     assert step_time(replace(of, schedule="interleavedzerobubble")).bubble == pytest.approx(time.bubble / 3, rel=1e-3)
+
+
+def test_a_rank_with_several_stages_has_its_turns_of_them():
+    of = job(axes=Axes(stages=4, virtual=2))
+    chunks = stage_layers(job(axes=Axes(stages=8)))
+    assert stage_layers(of) == [chunks[rank] + chunks[rank + 4] for rank in range(4)] and of.axes == Axes(
+        stages=4, virtual=2
+    )
+    assert of.order.bubble == 1 and of.schedule == "interleaved1f1b"
 
 
 def test_schedules_keep_what_they_keep():

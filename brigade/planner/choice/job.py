@@ -140,7 +140,8 @@ class Job:
     @property
     def axes(self) -> Axes:
         """Over how many ranks it divides what besides the data."""
-        return Axes(self.tensor, self.context, self.pipeline, self.expert)
+        schedule = "" if self.schedule in ("1f1b", "interleaved1f1b") else self.schedule
+        return Axes(self.tensor, self.context, self.pipeline, self.expert, schedule, self.virtual)
 
     @property
     def gpus(self) -> int:
@@ -170,7 +171,7 @@ class Job:
     @property
     def adapter_copies(self) -> bool:
         """Whether adapters are in fp32 and read copies: brigade/model/adapters.py, and PEFT by itself, but under DeepSpeed."""
-        return self.engine in ("ddp", "fsdp2", "fsdp-bf16")
+        return self.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16")
 
     @property
     def autocast(self) -> bool:

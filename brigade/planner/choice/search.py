@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import UserError
@@ -114,14 +114,22 @@ class Candidate:
         return self.estimate.spare_gib >= self.margin * self.estimate.gpu.memory_gib and not self.refused
 
 
-def compiles(workload: Workload, choice: Choice) -> bool:
-    """Whether compiled layers are proven to compute what plain ones do (tests/ranks/test_compile.py)."""
-    return workload.method == "full" and not (workload.shape.experts or choice.only or choice.offload or choice.axes)
+def taken(workload: Workload, choice: Choice, names: str) -> bool:
+    """Whether train.py takes a strategy with the kernels of that name; compiled layers where they are proven to compute what
+    plain ones do (tests/ranks/test_compile.py)."""
+    compiled, liger = names == "torch.compile", names == "Liger"
+    if compiled and (
+        workload.method != "full" or workload.shape.experts or choice.only or choice.offload or choice.axes
+    ):
+        return False
+    method = workload.method.removeprefix("rs")
+    facts = {"optim": workload.optimizer, "bf16": True, "torch_compile": compiled, "use_liger_kernel": liger}
+    return runs(choice, method=method, **facts)
 
 
 def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[Axes]:
     """Sizes of a strategy's axes that the model, the batch and the cluster allow: powers of two and the number of nodes. Tensor
-    and sequence groups stay inside a node."""
+    and sequence groups stay inside a node; each rank of a pipeline has one stage or two."""
     shape, gpus = workload.shape, cluster.gpus
     powers = {2**power for power in range(1, gpus.bit_length())}
 
@@ -134,8 +142,11 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         named: dict[str, Any] = dict(zip(choice.axes, chosen_sizes, strict=True))
         axes = Axes(**named)
         inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
-        if inside and axes.stages <= shape.layers // 2 and not misfit(axes, gpus):
-            yield axes
+        if not inside or misfit(axes, gpus):
+            continue
+        for virtual in (1, 2) if axes.stages > 1 else (1,):
+            if 2 * axes.stages * virtual <= shape.layers or axes.stages == 1:
+                yield replace(axes, virtual=virtual)
 
 
 def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
@@ -145,7 +156,8 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
         data = axes.data(cluster.gpus)
         accumulation, rest = divmod(workload.batch, micro * data)
-        if rest or accumulation < axes.stages:  # a stage needs a micro-batch at least
+        # Every stage needs a micro-batch, and stages that take turns on a rank take them in rounds.
+        if rest or accumulation < axes.stages or (axes.virtual > 1 and accumulation % axes.stages):
             continue
         spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage} | of_axes(axes, cluster.gpus)
         for checkpointing in ("none", "full"):
@@ -191,11 +203,9 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
 
 
 def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
-    """Whether there is anything to shard, replicate or divide in that way, and train.py runs it and formulas know it."""
-    method = workload.method.removeprefix("rs")
-    if not runs(choice, method=method, optim=workload.optimizer):
-        return False
-    if choice.axes and not (method in ("full", "lora") and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
+    """Whether there is anything to shard, replicate or divide in that way, and formulas know it."""
+    known = workload.method.removeprefix("rs") in ("full", "lora")
+    if choice.axes and not (known and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
         return False
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
         return False
@@ -215,7 +225,7 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
         found = [
             Candidate(choice, names, estimate(job, device, traces(job)), workload.margin, refusal(job, cluster, device))
             for names in workload.kernels
-            if names != "torch.compile" or compiles(workload, choice)
+            if taken(workload, choice, names)
             for job in jobs(workload, cluster, choice, names)
         ]
         if not found:  # no micro-batch that was asked for divides the batch

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import UserError, did_you_mean
 from ...errors.findings import table
@@ -61,7 +62,11 @@ class Choice:
 
 
 def with_sizes(name: str, axes: Axes) -> str:
-    return " x ".join([*(f"{SHORT[axis]} {size}" for axis, size in axes.used.items()), name])
+    """Of a pipeline with several stages on each rank, `PP 8 (2 each)`."""
+    sizes = {axis: f"{SHORT[axis]} {size}" for axis, size in axes.used.items()}
+    if axes.virtual > 1:
+        sizes["stages"] += f" ({axes.virtual} each)"
+    return " x ".join([*sizes.values(), name])
 
 
 def _choices() -> Iterable[Choice]:
@@ -77,8 +82,8 @@ def _choices() -> Iterable[Choice]:
 CHOICES = tuple(_choices())
 
 
-def runs(choice: Choice, **facts: str) -> bool:
-    """Whether train.py takes it with such a `method` and `optim` (strategy/refused.yaml)."""
+def runs(choice: Choice, **facts: Any) -> bool:
+    """Whether train.py takes it with such a `method` and such values of the recipe's keys (strategy/refused.yaml)."""
     return refusal(kind=choice.kind, **dict.fromkeys(choice.axes, True), **facts) is None
 
 

@@ -242,7 +242,7 @@ def _buffers(job: Job, stage: Stage) -> float:
         return (2 * layer + gradients) / job.tensor + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
-    if job.engine == "stages":
+    if job.engine == "stages" and full:
         # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
         copies = 1 if job.checkpointing == "full" else micro_batches_in_flight(job, stage.place)
         return 2 * psi * copies

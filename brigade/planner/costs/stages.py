@@ -39,7 +39,8 @@ def stage_layers(job: Job) -> list[int]:
     """
     s, p = job.shape, job.pipeline
     if job.ours and p > 1:
-        return list(_cheapest(s.layers, p, s.vocab * s.hidden / s.layer_matmul))
+        chunks = _cheapest(s.layers, p * job.virtual, s.vocab * s.hidden / s.layer_matmul)
+        return [sum(chunks[rank::p]) for rank in range(p)]
     if not job.conventions.cut_by_cost:
         return [s.layers // p + (stage < s.layers % p) for stage in range(p)]
     share, counts, cost = (s.layers * s.layer_matmul + s.vocab * s.hidden) / p, [0], 0.0

@@ -105,6 +105,7 @@ def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
     if not axes:
         return "", "", ""
     sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
+    sizes += f"x{axes.virtual}" if axes.virtual > 1 else ""
     if file.endswith(".json"):
         config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
         return "ds_config", f"{Path(file).stem}_{sizes}.json", json.dumps(config, indent=2) + "\n"
