@@ -38,7 +38,12 @@ class OneProcess:
 
     def load_model(self, weights: str) -> Any:
         """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
-        return load.load_model(self.run.settings, weights, self.load_dtype())
+        model = load.load_model(self.run.settings, weights, self.load_dtype())
+        if self.training.tiled_loss or self.training.tiled_mlp:
+            from ..engines import tiled
+
+            tiled.apply(model, self.training)
+        return model
 
     def arguments(self) -> dict[str, Any]:
         """Options of TrainingArguments. After these exist, ZeRO-3 and FSDP2 decide how a model is loaded."""

@@ -37,6 +37,10 @@ def check(run: Run, config: Any) -> Batch:
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
+    if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
+        from ..engines import tiled
+
+        tiled.check(settings, config)
     if run.strategy.axes.sequence > 1:
         from ..engines import sequence_checks
 
