@@ -41,7 +41,13 @@ VARIANTS: dict[str, list[str]] = {
     "lora": LORA,
     "checkpointing": ["--activation_checkpointing"],
     "clipped": ["--max_grad_norm", "0.5"],
+    # Tiles of a few tokens, that ranks have different numbers of; the reference computes without.
+    "tiled": ["--tiled_loss", "7", "--tiled_mlp", "11"],
+    "tiled-checkpointing": ["--tiled_loss", "5", "--tiled_mlp", "9", "--activation_checkpointing"],
+    "tiled-lora": [*LORA, "--tiled_loss", "7", "--tiled_mlp", "11"],
 }
+# What the reference of a variant computes, where that is not the same.
+COMPUTED = {"tiled": [], "tiled-checkpointing": [], "tiled-lora": LORA}
 
 
 def case(kind: str, size: int, world_size: int, accumulation: int = 1, variant: str = "plain", model: str | None = None,
@@ -58,7 +64,8 @@ def case(kind: str, size: int, world_size: int, accumulation: int = 1, variant: 
 def reference(variant: str = "plain", model: str | None = None) -> dict[str, Any]:
     """One process without any engine."""
     rate = parity.LEARNING_RATE[model or "sgd"]
-    flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", "16", *VARIANTS[variant]]
+    flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", "16"]
+    flags += COMPUTED.get(variant, VARIANTS[variant])
     return {"name": reference_of({"variant": variant, "model": model}), "model": model, "flags": flags}
 
 

@@ -38,7 +38,12 @@ class OneProcess:
 
     def load_model(self, weights: str) -> Any:
         """The model from the directory `weights`, before any adapter. After TrainingArguments exist."""
-        return load.load_model(self.run.settings, weights, self.load_dtype())
+        model = load.load_model(self.run.settings, weights, self.load_dtype())
+        if self.training.tiled_loss or self.training.tiled_mlp:
+            from ..engines import tiled
+
+            tiled.apply(model, self.training)
+        return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:
         """load_model's, for a recipe that trains adapters. weights: where they came from"""

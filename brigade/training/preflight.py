@@ -37,6 +37,10 @@ def check(run: Run, config: Any) -> Batch:
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
+    if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
+        from ..engines import tiled
+
+        tiled.check(settings, config)
     if getattr(config.get_text_config(), "output_router_logits", False):
         from ..model import experts
 
