@@ -28,7 +28,8 @@ PARITY = [
     *[("qwen3_moe", "full", 4, size, accumulation) for size, accumulation in ((2, 1), (2, 4), (4, 2))],
     *[("mixtral", "full", 2, 2, 4), ("mixtral", "full", 4, 4, 1)],
     *[("gpt_oss", "full", 2, 2, 2), ("gpt_oss", "full", 4, 2, 2), ("gpt_oss", "full", 4, 4, 1)],
-    *[("qwen3_moe", method, 4, 2, 2) for method in ("LoRA", "packing", "checkpointing")],
+    *[("qwen3_moe", method, 4, 2, 2) for method in ("LoRA", "LoRA on experts", "packing", "checkpointing")],
+    *[("gpt_oss", "LoRA on experts", 2, 2, 1), ("mixtral", "LoRA on experts", 4, 4, 2)],
 ]
 
 

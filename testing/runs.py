@@ -86,7 +86,8 @@ def write_model(folder: Path, name: str) -> Path:
 
 
 def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 1800) -> dict[str, Any]:
-    """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each.
+    """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
+    of experts "expert_balance", too.
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
     gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
@@ -105,7 +106,7 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
         if case["name"] not in found:
             said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
             raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n{said}")
-    keys = ("loss", "grad_norm", "eval_loss")
+    keys = ("loss", "grad_norm", "eval_loss", "expert_balance")
     return {
         name: {key: [entry[key] for entry in result["log"] if key in entry] for key in keys}
         for name, result in found.items()

@@ -8,6 +8,7 @@ dimension would make torch's _StridedShard, of which torch 2.13 distributes no u
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,13 +57,53 @@ def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: DeviceMesh, op
     """
     from transformers.distributed.expert_parallel import EpDispatchExpertsParallel, MoEParamShard
 
+    # Numbers have the precision that they have among the layers around: experts are a unit of FSDP2 of their own.
+    options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False, output_dtype=None)}
     divide, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
     for experts in of_model(model, plan):
         for name in dict(experts.named_parameters(recurse=False)):
             divide.shard_param(experts, name, ranks[EXPERTS])
+        if wrappers := adapters_of(model, experts):
+            _adapt(experts, wrappers, ranks[EXPERTS].get_local_rank())
         dispatch.install_forward(experts, ranks[EXPERTS], tp_mesh=ranks[ALONE], ep_implementation="all_to_all")
         fully_shard(experts, mesh=ranks[DATA], shard_placement_fn=lambda _: Shard(1), **options)
         _average(experts, ranks)
+
+
+def adapters_of(model: torch.nn.Module, experts: torch.nn.Module) -> list[Any]:
+    """PEFT's wrappers around these experts, one for each parameter with adapters, the outermost first."""
+    return [m for m in model.modules() if hasattr(m, "get_delta_factors") and m.get_base_layer() is experts]
+
+
+def _adapt(experts: Any, wrappers: list[Any], group_rank: int) -> None:
+    """Add the adapters of this rank's experts to their weights, when these are there.
+
+    PEFT would do so before FSDP2 has gathered the weights, and for all experts. The adapters themselves belong to the layer
+    around, whole on each rank while it computes: gradients of other ranks' experts are zero here, and the sum over all ranks is
+    right.
+    """
+    plain, number, found = experts.forward, experts.num_experts, {}
+    own = slice(group_rank * number, (group_rank + 1) * number)
+
+    def adapted(hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        for wrapper in wrappers:
+            left, right, scale = wrapper.get_delta_factors(wrapper.active_adapters[0])
+            found[wrapper.parameter_name] = left[own], right[own], scale
+        return experts(hidden_states, *args, **options)
+
+    def forward(*args: Any) -> torch.Tensor:
+        held = {name: experts._parameters[name] for name in found}
+        for name, (left, right, scale) in found.items():
+            weight = held[name]
+            experts._parameters[name] = torch.baddbmm(
+                weight, left.to(weight.dtype), right.to(weight.dtype), alpha=scale
+            )
+        try:
+            return plain(*args)
+        finally:
+            experts._parameters.update(held)
+
+    wrappers[0].forward, experts.forward = adapted, forward
 
 
 def _average(experts: Any, ranks: DeviceMesh) -> None:

@@ -41,10 +41,6 @@ def check(settings: Settings, config: Any, size: int, world_size: int, place: st
     if number % size:
         fits = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0 and world_size % n == 0)
         raise UserError(place, f"{number} experts do not divide over {size} ranks", f"set it to one of: {fits or 1}")
-    if settings.recipe.model.lora_target_parameters:
-        problem = "adapters on experts are not divided with them"
-        cure = f"leave it out, or remove {place.rpartition(': ')[2]}: DDP and FSDP2 train them"
-        raise UserError(settings.place("lora_target_parameters"), problem, cure)
     copies = world_size // size
     for path, parameter in empty_model(settings, config).named_parameters():
         if ".experts." in path and parameter.dim() > 1 and parameter.shape[1] % copies:

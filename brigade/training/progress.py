@@ -17,6 +17,7 @@ _COLUMNS = (
     ("step_time", "{:.2f} s/step"),
     ("data_time", "data wait {:.0%}"),
     ("token_spread", "ranks' tokens differ {:.0f} %"),
+    ("expert_balance", "busiest expert {:.1f}x the mean"),
     ("peak_memory_gib", "{:.1f} GiB"),
     ("mfu", "MFU {:.1f} %"),
 )

@@ -74,6 +74,14 @@ class Trainer(EvaluatingTrainer):
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
+        self.expert_balance: Any = None
+        whole = (
+            not training.torch_compile and run.strategy.axes.stages == 1
+        )  # no hooks in a program, no layers elsewhere
+        if whole and any(map(upstream.are_experts, model.modules())):
+            from .expert_balance import ExpertBalance
+
+            self.expert_balance = ExpertBalance(run, model, self.place.speaks_for_its_data)
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
         self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
@@ -181,6 +189,8 @@ class Trainer(EvaluatingTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         heartbeat.enter(heartbeat.FORWARD)
         self.engine.before_micro_step(self, model)
+        if self.expert_balance:
+            self.expert_balance.mask = inputs.get("attention_mask")
         loss = super().training_step(model, inputs, num_items_in_batch)
         nonfinite.guard_of(self).micro_losses.append(loss)
         heartbeat.enter(heartbeat.OPTIMIZER)  # under DeepSpeed it was a part of the backward pass
@@ -239,6 +249,8 @@ class Trainer(EvaluatingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self.meter.report())
+            if self.expert_balance:
+                logs.update(self.expert_balance.report(self.state.global_step))
         super().log(logs, start_time)
         nonfinite.check_held_out(logs, self)
 

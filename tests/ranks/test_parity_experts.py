@@ -53,6 +53,9 @@ def test_experts_over_ranks_equal_one_process(name, reference, results):
     assert of["loss"][-1] < 0.99 * of["loss"][0]
     differences = parity.worst(results[name], of)
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    assert results[name]["expert_balance"] == pytest.approx(
+        of["expert_balance"], rel=1e-2
+    )  # a token may stand between two
 
 
 @pytest.mark.cases(name=DAMAGED)

@@ -132,14 +132,6 @@ def test_accelerate_launch_hands_nothing_of_it_on_and_that_is_told():
             8,
             ["4 ranks hold the same experts", "66 rows", "gate_up_proj"],
         ),
-        (
-            "mixtral",
-            {},
-            ["--use_peft", "--lora_target_parameters", "experts"],
-            2,
-            4,
-            ["lora_target_parameters", "divided"],
-        ),
     ],
 )
 def test_models_whose_experts_do_not_divide(settings_of, model, changed, words, size, ranks, said):
