@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 from ..upstream import are_experts
+from ..upstream.fsdp2 import flatten
 
 # Parts of names that are no module of the model's own: FSDP2's activation checkpointing, adapters.
 _WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
@@ -29,7 +30,7 @@ def mesh(device: str, world_size: int, size: int) -> DeviceMesh:
     Its third dimension is of single ranks: those that hold the same tokens.
     """
     whole = init_device_mesh(device, (world_size // size, size, 1), mesh_dim_names=(DATA, EXPERTS, ALONE))
-    whole[DATA, EXPERTS]._flatten("expert_ranks")  # a sum over both dimensions is then one collective
+    flatten(whole[DATA, EXPERTS], "expert_ranks")  # a sum over both dimensions is then one collective
     return whole
 
 

@@ -138,7 +138,8 @@ def _differs(config: Any, key: str, trust_remote_code: bool) -> str:
             torch.manual_seed(0)
             try:
                 model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
-                training = TrainingSection.model_construct(**{"tiled_loss": None, "tiled_mlp": None, key: tiles})
+                keys: dict[str, Any] = {"tiled_loss": None, "tiled_mlp": None, key: tiles}
+                training = TrainingSection.model_construct(**keys)
                 apply(model, training)
                 loss = model(row, labels=row, use_cache=False, num_items_in_batch=7).loss
                 loss.backward()

@@ -19,6 +19,7 @@ from ..errors.findings import table
 from ..recipe.files import REPOSITORY
 from ..run import events
 from ..strategy import accelerate_config
+from ..strategy.axis_keys import as_mesh
 from .job import Job
 from .policy import NOT_TWICE
 
@@ -93,6 +94,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
         "label": dns_name(job),
         "job": job,
         "strategy": job.strategy,
+        "mesh": as_mesh(job.strategy.axes),
         "hosts": len(job.hosts),
         "slots": slots(job),
         "gpu": job.settings.recipe.cluster.gpu,

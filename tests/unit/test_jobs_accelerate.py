@@ -25,7 +25,10 @@ def asked(kind, hosts, slots):
         "ddp": ["--ds_config", "none"],
         "fsdp2": ["--accelerate_config", FSDP2 % ("", "")],
         "hsdp": ["--accelerate_config", FSDP2 % ("", mesh)],
-        "fsdp2_ep2": ["--accelerate_config", FSDP2 % ("", ", parallelism_config: {parallelism_config_ep_size: 2}")],
+        **{
+            f"fsdp2_{axis}2": ["--accelerate_config", FSDP2 % ("", f", parallelism_config: {{{axis}_size: 2}}")]
+            for axis in ("tp", "ep")
+        },
     }
     return flags.get(kind) or ["--ds_config", f"ds_configs/{kind}.json"]
 

@@ -58,7 +58,7 @@ def test_the_usual_batch_divides_over_any_cluster(capsys, tmp_path):
     for more, batch in (([], 144), (["--micro_batch", 4], 192), (["--global_batch_size", 48], 48)):
         code, text = plan(capsys, *words, *more)
         assert code == 0 and f"{batch} x 4,096 tokens" in text
-    code, text = plan(capsys, *words, "--global_batch_size", 128)
+    code, text = plan(capsys, *words, "--strategy", "zero3", "--global_batch_size", 128)
     assert code == 2 and "128 sequences do not divide over 24 GPUs" in text
 
 

@@ -108,7 +108,7 @@ def test_a_file_of_another_content_is_left_alone(tmp_path, capsys):
 def test_a_cluster_without_a_file_of_its_own_gets_the_strategy_in_the_recipe(tmp_path):
     (tmp_path / "hosts").write_text("".join(f"n{i} slots=4\n" for i in range(3)))
     words = ["gpt-oss-120b", "--method", "lora", "--gpu", "A100 80GB", "--hostfile", tmp_path / "hosts"]
-    assert plan(*words, "--global_batch_size", 12, "--write", tmp_path) == 0
+    assert plan(*words, "--strategy", "fsdp2", "--global_batch_size", 12, "--write", tmp_path) == 0
     settings = flags.load(["--recipe", str(tmp_path / "lora.yaml")])
     assert settings.recipe.cluster.accelerate_config["distributed_type"] == "FSDP"
     assert job_of(settings).engine == "fsdp2" and job_of(settings).gpus == 12
@@ -147,7 +147,7 @@ def test_experts_never_get_zero3():
 def test_slow_networks_and_the_cpus_adam_are_named():
     ranked, winner = chosen_for("llama-3.1-8b", Cluster("A100 80GB", 8, 2, "25 Gb/s"))
     reasons = {candidate.choice.name: reason(candidate, winner) for candidate in ranked}
-    assert winner.choice.group == "node"  # which gathers inside of nodes
+    assert "stages" in winner.choice.axes  # whose activations alone cross hosts
     assert "gathers all weights over 25 Gbit/s, which wants 400" in reasons["ZeRO-3"]
     ranked, winner = chosen_for("llama-3.1-8b", Cluster("A100 80GB", 8, 2, "400 Gb/s"))
     assert "the CPU's Adam" in next(reason(c, winner) for c in ranked if c.choice.name == "ZeRO-3 offload")

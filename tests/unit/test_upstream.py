@@ -33,7 +33,7 @@ DEFINED = {
     ],
     "transformers/distributed/mixin.py": ["should_save_on_this_rank"],
     "transformers/models/auto/auto_factory.py": ["_model_mapping"],
-    "transformers/integrations/moe.py": ["_apply_gate", "_default_apply_gate"],
+    "transformers/integrations/moe.py": ["_is_expert_parallel", "_apply_gate", "_default_apply_gate"],
     "transformers/integrations/deepspeed.py": ["_hf_deepspeed_config_weak_ref", "unset_hf_deepspeed_config"],
     "transformers/integrations/integration_utils.py": ["_SummaryWriter"],
     "accelerate/state.py": ["_shared_state", "_reset_state"],
@@ -65,6 +65,9 @@ DEFINED = {
     "deepspeed/utils/mixed_precision_linkage.py": ["_hp_mapping"],
     "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": ["dump_fr_trace_json"],
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
+    "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
+    "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
+    "torch/distributed/device_mesh.py": ["_flatten"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/nn/modules/module.py": ["_buffers", "_non_persistent_buffers_set"],
     "torch/utils/file_baton.py": ["try_acquire", "release"],
@@ -75,7 +78,11 @@ DEFINED = {
 OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy", "_parameters"}
 OF_PYTHON = {"_exit", "_run_exitfuncs", "_actions"}
 # The Trainer that ours is, which overrides and calls methods of its parent.
-SUBCLASSES = {"brigade/training/trainer.py", "brigade/training/evaluation.py"}
+SUBCLASSES = {
+    "brigade/training/trainer.py",
+    "brigade/training/evaluation.py",
+    "brigade/training/pipeline_trainer.py",
+}
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 

@@ -126,7 +126,6 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
     half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
     hook = training.ddp_comm_hook if ranks > 1 else "none"
     lacking = {
-        f"they do not know what {strategy.axes} does to a run": bool(strategy.axes),
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
