@@ -28,6 +28,7 @@ from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, choose
+from ..strategy.axes import Axes, with_axes
 
 STEPS, SAVE_STEPS = 6, 3
 
@@ -40,16 +41,22 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     with ranks.agreed(world):
         strategy = choose(settings, world)
     if world.launcher == "python":
-        raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
+        raise SystemExit(_launch(_tiny_axes(strategy).model * (4 if strategy.kind == "hsdp" else 2)))
     with ranks.agreed(world):
-        if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
+        strategy = replace(strategy, axes=(axes := _tiny_axes(strategy)))
+        size, rest = divmod(world.size, axes.model)
+        if rest or size < 2 or (strategy.kind == "hsdp" and (size < 4 or size % 2)):
             problem = f"{strategy.name} cannot shard over {counted(world.size, 'rank')}"
-            cure = "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own"
+            least = f"{2 * axes.model} ranks or {4 * axes.model}" if axes else "2 ranks or more"
+            cure = f"start {least}, for HSDP an even number from {4 * axes.model}, or none: it then starts its own"
             raise UserError("flag --rehearse", problem, cure)
-        if strategy.kind == "hsdp":
-            strategy = replace(strategy, replicate=2, shard=world.size // 2)
+        if strategy.ds_config is not None:
+            strategy = replace(strategy, ds_config=with_axes(strategy.ds_config, axes))
+        elif strategy.kind == "hsdp" or strategy.shard > 1:
+            replicate = 2 if strategy.kind == "hsdp" else 1
+            strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
-        config = shrink(model_config(settings))
+        config = shrink(model_config(settings), axes.tensor)
     ranks.start(world)
     if world.is_main_rank:
         shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
@@ -76,6 +83,11 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         _judge(strategy, first, second, held, settings.recipe.training.optim)
     if world.is_main_rank:
         _report(strategy, held)
+
+
+def _tiny_axes(strategy: Strategy) -> Axes:
+    """Groups of two along each axis that the strategy has."""
+    return Axes(**dict.fromkeys(strategy.axes.used, 2))
 
 
 def model_config(settings: Settings) -> dict[str, Any]:
@@ -108,14 +120,14 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "max_eval_samples": 9,
     }
     recipe["training"] |= {
-        "global_batch_size": 4 * world.size,
+        "global_batch_size": 4 * strategy.axes.data(world.size),
         "reference_batch_size": None,
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 4,
         "max_steps": STEPS,
         "save_steps": SAVE_STEPS,
         "eval_steps": None,
-        "eval_answers": min(settings.recipe.training.eval_answers, world.size),  # each rank one
+        "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
         "logging_steps": 1,
         "warmup_steps": 0,
         "report_to": [],
@@ -196,6 +208,7 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
         return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
 
+    rank, count = strategy.axes.place(rank, count).data, strategy.axes.data(count)
     shard = strategy.shard if strategy.kind == "hsdp" else count
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
     cut = cut_parameters([math.prod(shape) for shape in states.shapes], shard)[rank % shard]

@@ -34,7 +34,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
-        "strategy": f"{strategy.name} (from {strategy.source})",
+        "strategy": f"{strategy.name} {_axes(run)}(from {strategy.source})",
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
@@ -66,6 +66,12 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         report.show_sample(data, trainer.processing_class)
     for note in run.settings.overridden:
         print(f"overridden: {note}")
+
+
+def _axes(run: Run) -> str:
+    """What is divided besides the data, and over how many ranks the data then goes."""
+    axes = run.strategy.axes
+    return f"x {axes} x {run.batch.data_parallel_size} data " if axes else ""
 
 
 def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
