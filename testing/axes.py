@@ -15,6 +15,7 @@ VARIANTS = {
     "packing": ["--packing", "true"],
     "lora": ["--use_peft", "--learning_rate", "10"],
     "adamw": ["--optim", "adamw_torch_fused", "--learning_rate", "1e-3"],
+    "checkpointing": ["--activation_checkpointing", "true"],
     "clip": ["--max_grad_norm", "1"],
 }
 

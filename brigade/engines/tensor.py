@@ -122,7 +122,8 @@ def plan_of(model: Any) -> dict[str, str]:
     head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
     found: dict[str, str] = {}
     for name, module in base.named_modules():
-        general = ".".join("*" if part.isdigit() else part for part in name.split("."))
+        parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
+        general = ".".join("*" if part.isdigit() else part for part in parts)
         style = styles.get(general)
         if style is None or (head is not None and head.weight is embedding.weight and module in (head, embedding)):
             continue

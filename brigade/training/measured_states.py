@@ -28,7 +28,7 @@ class States:
     optimizer: moments and, where the engine keeps one, the fp32 master copy of the parameters
     on_host: how many of all bytes lie in the host's memory; all of them where there is no GPU
     half: trained parameters are held in two bytes each
-    shapes: of the whole trained parameters, in the model's order
+    shapes: of the trained parameters before they are sharded over the data's ranks, in the model's order
     frozen: (shape, bytes per element) of the whole others, as they are held: 4-bit weights in their containers
     """
 
@@ -112,7 +112,14 @@ class StateBytes(TrainerCallback):
 
 
 def _shape(parameter: Any) -> tuple[int, ...]:
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+    """Of the whole parameter, or of the part that a tensor group gives to each of its ranks."""
+    shape = list(getattr(parameter, "ds_shape", parameter.shape))
+    names = (isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names) or ()
+    if "tp" in names:
+        placement = parameter.placements[number := names.index("tp")]
+        if not placement.is_replicate():
+            shape[placement.dim] //= parameter.device_mesh.size(number)
+    return tuple(shape)
 
 
 def storages(tensors: Any) -> dict[tuple[str, int], int]:

@@ -41,20 +41,22 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     """
     with ranks.agreed(world):
         strategy = with_small_axes(choose(settings, world))
-    least = max(4 if strategy.kind == "hsdp" else 2, strategy.axes.model)
+    axes, hsdp = strategy.axes, strategy.kind == "hsdp"
     if world.launcher == "python":
-        raise SystemExit(_launch(least))
+        raise SystemExit(_launch((4 if hsdp else 2) * axes.unit))
     with ranks.agreed(world):
-        if found := axis_rules.problem(strategy.axes, world.size):
+        if found := axis_rules.problem(axes, world.size):
             raise UserError("flag --rehearse", *found)
-        if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
-            problem = f"{strategy.name} cannot shard over {counted(world.size, 'rank')}"
-            cure = "start 2 ranks or more, for HSDP an even number from 4, or none: it then starts its own"
+        size = axes.data(world.size)
+        if world.size < 2 or (hsdp and (size < 4 or size % 2)):
+            problem = f"{strategy.label} cannot shard over {counted(world.size, 'rank')}"
+            cure = f"start {2 * axes.model} ranks or more, for HSDP an even number from {4 * axes.model}, or none: it then starts its own"
             raise UserError("flag --rehearse", problem, cure)
-        if strategy.kind == "hsdp":
-            strategy = replace(strategy, replicate=2, shard=world.size // 2 // strategy.axes.model)
+        if hsdp or strategy.shard > 1:
+            replicate = 2 if hsdp else 1
+            strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
-        config = shrink(model_config(settings))
+        config = shrink(model_config(settings), axes.tensor)
     ranks.start(world)
     if world.is_main_rank:
         shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
@@ -122,14 +124,14 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "max_eval_samples": 9,
     }
     recipe["training"] |= {
-        "global_batch_size": 4 * world.size,
+        "global_batch_size": 4 * strategy.axes.data(world.size),
         "reference_batch_size": None,
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 4,
         "max_steps": STEPS,
         "save_steps": SAVE_STEPS,
         "eval_steps": None,
-        "eval_answers": min(settings.recipe.training.eval_answers, world.size),  # each rank one
+        "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
         "logging_steps": 1,
         "warmup_steps": 0,
         "report_to": [],
@@ -210,8 +212,8 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
         trained, frozen = sum(map(size, states.shapes)), sum(size(shape) * width for shape, width in states.frozen)
         return model_states(strategy.kind, trained, ranks, states.half, optim, frozen=frozen, **more)
 
-    # What a stage holds, and of DeepSpeed's tensor groups what a rank does, is sharded over the data-parallel ranks alone.
-    divided = strategy.axes.stages * (strategy.axes.tensor if strategy.is_deepspeed else 1)
+    # What a stage or a rank of a tensor group holds is sharded over the data-parallel ranks alone.
+    divided = strategy.axes.stages * strategy.axes.tensor
     shard = count // divided // strategy.replicate
     rank = strategy.axes.place(rank, count).data if divided > 1 else rank
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)

@@ -5,7 +5,7 @@ from typing import Any
 from accelerate import ParallelismConfig
 
 from ..run.directory import Run
-from .engines import FSDP2, DeepSpeed
+from .engines import FSDP2, HSDP, DeepSpeed
 
 
 class TensorDeepSpeed(DeepSpeed):
@@ -71,9 +71,14 @@ class TensorFSDP2(FSDP2):
         divide_model.before_sharding(divide)
 
 
+class TensorHSDP(TensorFSDP2, HSDP):
+    """The same with the data's ranks in groups, each of which holds a whole model."""
+
+
 ENGINES = {
     "zero1": TensorDeepSpeed,
     "zero2": TensorDeepSpeed,
     "zero3": TensorDeepSpeed,
     "fsdp2": TensorFSDP2,
+    "hsdp": TensorHSDP,
 }

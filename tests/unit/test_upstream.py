@@ -38,7 +38,11 @@ DEFINED = {
     "transformers/integrations/integration_utils.py": ["_SummaryWriter"],
     "accelerate/state.py": ["_shared_state", "_reset_state"],
     "accelerate/accelerator.py": ["native_amp"],
-    "accelerate/utils/fsdp_utils.py": ["fsdp2_load_full_state_dict", "fsdp2_prepare_auto_wrap_policy"],
+    "accelerate/utils/fsdp_utils.py": [
+        "fsdp2_load_full_state_dict",
+        "fsdp2_prepare_auto_wrap_policy",
+        "fsdp2_prepare_model",
+    ],
     "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/utils/groups.py": [
