@@ -44,6 +44,11 @@ COMMANDS = {
     "accelerate-hsdp": (
         ["accelerate", "launch", "--config_file", "accelerate_configs/hsdp_1x4.yaml", "train.py", "--recipe",
          "recipes/tiny/full.yaml"], "world size 4", "hsdp"),
+    "accelerate-fsdp2-sp2": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2_sp2_1x2.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 2", "fsdp2"),
+    "deepspeed-sp2": (
+        ["deepspeed", "--num_gpus", "2", "train.py", "--ds_config", "ds_configs/zero3_sp2.json"], "world size 2", "zero3_sp2"),
 }  # fmt: skip
 
 
