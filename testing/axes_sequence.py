@@ -74,13 +74,22 @@ def reference_of(case: dict[str, Any]) -> str:
 
 
 def on(world_size: int) -> Iterator[dict[str, Any]]:
-    """All cases of one world size: every strategy with every accumulation, and each variant and other model under some."""
-    sizes = [size for size in (2, 4) if world_size % size == 0]
-    for kind, size, accumulation in itertools.product(KINDS, sizes, parity.ACCUMULATIONS):
-        yield case(kind, size, world_size, accumulation)
+    """The cases of one world size: two ranks have every accumulation, variant and model; four have groups of two and of four."""
     if world_size == 4:
+        for kind, size in itertools.product(KINDS, (2, 4)):  # four ranks to two key-value heads
+            yield case(kind, size, 4, 4 // size)
         yield case("hsdp", 2, 4, 2)
-    for kind, size, variant in itertools.product(("ddp", "zero3", "fsdp2"), sizes, list(VARIANTS)[1:]):
-        yield case(kind, size, world_size, 2 if variant == "lora" else 1, variant)
-    for kind, model in itertools.product(("zero3", "fsdp2"), parity.MODELS) if world_size == 2 else ():
-        yield case(kind, 2, 2, 1, model=model)
+        for kind, variant in itertools.product(("zero3", "fsdp2"), ("packed", "lora")):
+            yield case(kind, 2, 4, 2, variant)
+        return
+    for kind, accumulation in itertools.product(KINDS, parity.ACCUMULATIONS):
+        yield case(kind, 2, 2, accumulation)
+    for kind in ("ddp", "zero3", "fsdp2"):
+        for variant in ("packed", "lora", "checkpointing", "clipped", "tiled"):
+            yield case(kind, 2, 2, 2 if variant == "lora" else 1, variant)
+        yield case(kind, 1, 2, 2, "tiled")
+    for kind in ("zero3", "fsdp2"):
+        for variant in ("tiled-checkpointing", "tiled-lora"):
+            yield case(kind, 2, 2, 1, variant)
+        for model in parity.MODELS:
+            yield case(kind, 2, 2, 1, model=model)

@@ -4,7 +4,7 @@ Each tile is computed again in the backward pass (torch.utils.checkpoint). A tok
 results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import cross_entropy, pad
@@ -15,19 +15,21 @@ from ..data.store import IGNORED
 from ..errors import UserError, first_line
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
-from ..recipe.schema import TrainingSection
 
 LOGITS = 2**26  # of a tile by `auto`: 256 MiB in fp32
 _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
 
 
-def apply(model: Any, training: TrainingSection) -> None:
-    """Let a causal language model compute by tiles what the recipe says. Before adapters and engines wrap it."""
+Tokens = int | Literal["auto"] | None  # of a tile; None: no tiles
+
+
+def apply(model: Any, loss: Tokens, mlp: Tokens) -> None:
+    """Let a causal language model compute its loss and its MLPs by tiles. Before adapters and engines wrap it."""
     text = model.config.get_text_config()
-    if training.tiled_loss:
-        _tile_loss(model, max(1, LOGITS // text.vocab_size) if training.tiled_loss == "auto" else training.tiled_loss)
-    if training.tiled_mlp:
-        _tile_mlps(model, text.hidden_size if training.tiled_mlp == "auto" else training.tiled_mlp)
+    if loss:
+        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss)
+    if mlp:
+        _tile_mlps(model, text.hidden_size if mlp == "auto" else mlp)
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
@@ -138,9 +140,7 @@ def _differs(config: Any, key: str, trust_remote_code: bool) -> str:
             torch.manual_seed(0)
             try:
                 model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
-                keys: dict[str, Any] = {"tiled_loss": None, "tiled_mlp": None, key: tiles}
-                training = TrainingSection.model_construct(**keys)
-                apply(model, training)
+                apply(model, *((tiles, None) if key == "tiled_loss" else (None, tiles)))
                 loss = model(row, labels=row, use_cache=False, num_items_in_batch=7).loss
                 loss.backward()
             except Exception as error:

@@ -16,6 +16,7 @@ from ..recipe.batch import batch_arithmetic, without_filler
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
+from ..strategy.axes import NONE, Axes, of_ds_config, of_mesh
 from . import accelerate as launcher
 from .files import File, Files, Kind, of_error, strategy_findings
 
@@ -113,14 +114,19 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     processes = next((n for document in documents if (n := launcher.number(document, "num_processes"))), None)
     mesh = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
     slots = hosts.content if hosts and hosts.is_sound else {}
-    size = processes or sum(slots.values()) or mesh[0] * mesh[1]
+    axes = next((found for file in strategies if (found := _axes(file))), NONE)
+    size = processes or sum(slots.values()) or mesh[0] * mesh[1] * axes.model
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
     try:
-        yield from _experts(recipe, settings, choose(settings, world, env={}))
+        strategy = choose(settings, world, env={})
+        axes = strategy.axes
+        if config := _model_config(settings):
+            yield from _experts(recipe, config, strategy)
+            yield from _heads(recipe, config, strategy)
     except UserError as error:
         yield of_error("recipe-strategy", error, recipe.name, settings.recipe_path)
     try:
-        batch = batch_arithmetic(settings.recipe.training, size, settings.place("global_batch_size"))
+        batch = batch_arithmetic(settings.recipe.training, axes.data(size), settings.place("global_batch_size"))
         divided = f"{batch.global_size} sequences over {counted(size, 'rank')} in micro-batches of {batch.micro}"
         problem = f"{divided}: {batch.wasted:.1%} of each step is filler"
         finding = Finding("recipe-filler", recipe.name, "training.global_batch_size", problem, without_filler(batch))
@@ -132,17 +138,36 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
         yield dataclasses.replace(finding, problem=f"{finding.problem} ({who})")
 
 
-def _experts(recipe: File, settings: Settings, strategy: Strategy) -> Iterator[Finding]:
-    if strategy.kind != "zero3" or (strategy.ds_config or {})["zero_optimization"].get("leaf_module"):
-        return
+def _axes(file: File) -> Axes:
+    """What a strategy's file says of them by itself."""
+    if file.kind == "ds_config":
+        return of_ds_config(file.content)
+    return of_mesh(accelerate_config.mesh_sizes(accelerate_config.sections(file.content)[2]))
+
+
+def _model_config(settings: Settings) -> dict[str, Any]:
+    """The model's config.json with its text part laid over it, where it lies here; else nothing."""
     config: Any = None
     with suppress(UserError, OSError, ValueError, RecursionError):
         beside = settings.recipe_path.with_name("config.json")
         path = beside if beside.is_file() else find(settings.recipe.model.model_name_or_path, "", "") / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict):
+        return {}
+    return config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
+
+
+def _heads(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
+    """Ulysses gives each rank whole heads."""
+    heads, size = config.get("num_attention_heads"), strategy.axes.sequence
+    if isinstance(heads, int) and heads % size:
+        values = {"heads": heads, "model": config.get("model_type"), "size": size}
+        yield Finding.of("recipe-heads", recipe.name, "model.model_name_or_path", **values)
+
+
+def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
+    if strategy.kind != "zero3" or (strategy.ds_config or {})["zero_optimization"].get("leaf_module"):
         return
-    config = config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
     key = next((key for key in EXPERTS if isinstance(config.get(key), int) and config[key] > 1), None)
     if key:
         values = {"key": key, "experts": config[key], "model": config.get("model_type"), "strategy": strategy.name}

@@ -42,7 +42,7 @@ class OneProcess:
         if self.training.tiled_loss or self.training.tiled_mlp:
             from ..engines import tiled
 
-            tiled.apply(model, self.training)
+            tiled.apply(model, self.training.tiled_loss, self.training.tiled_mlp)
         return model
 
     def with_adapters(self, model: Any, weights: str) -> Any:

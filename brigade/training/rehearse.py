@@ -50,7 +50,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         size = axes.data(world.size)
         if world.size < 2 or (hsdp and (size < 4 or size % 2)):
             problem = f"{strategy.label} cannot shard over {counted(world.size, 'rank')}"
-            cure = f"start {2 * axes.model} ranks or more, for HSDP an even number from {4 * axes.model}, or none: it then starts its own"
+            cure = f"start {(4 if hsdp else 2) * axes.model} ranks, or none: it then starts its own"
             raise UserError("flag --rehearse", problem, cure)
         if hsdp or strategy.shard > 1:
             replicate = 2 if hsdp else 1

@@ -59,6 +59,11 @@ COMMANDS = {
          "recipes/tiny/full.yaml"], "world size 4", "fsdp2"),
     "deepspeed-tp2": (
         ["deepspeed", "--num_gpus", "2", "train.py", "--ds_config", "ds_configs/zero1_tp2.json"], "world size 2", "zero1_tp2"),
+    "accelerate-fsdp2-sp2": (
+        ["accelerate", "launch", "--config_file", "accelerate_configs/fsdp2_sp2_1x2.yaml", "train.py", "--recipe",
+         "recipes/tiny/full.yaml"], "world size 2", "fsdp2"),
+    "deepspeed-sp2": (
+        ["deepspeed", "--num_gpus", "2", "train.py", "--ds_config", "ds_configs/zero3_sp2.json"], "world size 2", "zero3_sp2"),
 }  # fmt: skip
 
 

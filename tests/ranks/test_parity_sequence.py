@@ -1,5 +1,7 @@
 """Rows in parts over 2 and 4 ranks: the losses, gradient norms and held-out losses of one process (testing/axes_sequence.py)."""
 
+from functools import cache
+
 import pytest
 
 from testing import axes_sequence as cases
@@ -13,12 +15,15 @@ DAMAGED = cases.case("ddp", 2, 2, 1, name="damaged", damage=True)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, asked_for):
-    names, found = asked_for("name"), {}
-    for world_size, known in EVERY.items():
-        chosen = [case for case in [*known, *[DAMAGED] * (world_size == 2)] if case["name"] in names]
-        if chosen:
-            found |= runs.run_cases(world_size, chosen, tmp_path_factory.mktemp(f"ranks{world_size}"))
-    return found
+    """results(4): name -> what its case logged. Each number of ranks is started when one of its tests asks."""
+
+    @cache
+    def of(world_size):
+        names, known = asked_for("name"), [*EVERY[world_size], *[DAMAGED] * (world_size == 2)]
+        chosen = [case for case in known if case["name"] in names]
+        return runs.run_cases(world_size, chosen, tmp_path_factory.mktemp(f"ranks{world_size}"))
+
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +37,16 @@ def references(tmp_path_factory, asked_for):
     pytest.param(case["name"], marks=() if case["name"] in ONCE else pytest.mark.slow) for of in EVERY.values() for case in of
 ])  # fmt: skip
 def test_rows_in_parts_equal_one_process(name, references, results):
-    case = next(case for of in EVERY.values() for case in of if case["name"] == name)
+    world_size, case = next((size, case) for size, of in EVERY.items() for case in of if case["name"] == name)
     reference = references[cases.reference_of(case)]
     moved = 0.985 if case["variant"] == "lora" else 0.9  # adapters on random weights learn little
     assert len(reference["loss"]) == runs.STEPS and reference["loss"][-1] < moved * reference["loss"][0]
-    differences = parity.worst(results[name], reference)
+    differences = parity.worst(results(world_size)[name], reference)
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
 
 
 @pytest.mark.cases(name="damaged")
 def test_a_one_percent_error_in_one_ranks_gradient_is_caught(references, results):
-    differences = parity.worst(results["damaged"], references["single-plain"])
+    differences = parity.worst(results(2)["damaged"], references["single-plain"])
     assert differences["grad_norm"] > 100 * parity.TOLERANCE
     assert differences["loss"] > 3 * parity.TOLERANCE
