@@ -41,6 +41,25 @@ RUNS = {  # name: strategy, flags
     "full-zero3+gemma3": ("zero3", []),
     "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"]),
 }
+ON_EXPERTS = [
+    "--use_peft",
+    "--learning_rate",
+    "1",
+    "--lora_target_modules",
+    "q_proj",
+    "--lora_target_parameters",
+    "experts",
+]
+RUNS |= {  # adapters on fused experts
+    "experts-ddp+qwen3_moe": ("ddp", ON_EXPERTS),
+    "experts-zero2+mixtral": ("zero2", ON_EXPERTS),
+    "experts-zero3+gpt_oss": ("zero3", ON_EXPERTS),
+    "experts-fsdp2+mixtral": ("fsdp2", ON_EXPERTS),
+    "experts-divided+qwen3_moe": ("divided", ON_EXPERTS),
+    "experts-divided+gpt_oss": ("divided", ON_EXPERTS),
+    "qlora-experts-ddp+qwen3_moe": ("ddp", [*ON_EXPERTS, "--load_in_4bit"]),
+    "full-divided+mixtral": ("divided", ["--learning_rate", "0.1"]),
+}
 FOUR = {"full-hsdp": ("hsdp", []), "lora-hsdp": ("hsdp", LORA), "qlora-hsdp": ("hsdp", QLORA)}
 ALL = RUNS | FOUR
 ONCE = {"full-ddp", "full-zero3", "lora-zero3", "qlora-fsdp2"}  # in `make test`
@@ -58,6 +77,7 @@ def outputs(tmp_path_factory, asked_for):
     config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = False
     (folder / "sharded.json").write_text(json.dumps(config))
     strategies = parity.STRATEGIES | {"sharded": ["--ds_config", str(folder / "sharded.json")]}
+    strategies["divided"] = ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"]
     found = {}
     names = asked_for("name")
     for ranks, known in ((2, RUNS), (4, FOUR)):

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 import train
 from brigade.distributed import ranks
 from brigade.errors import UserError
+from brigade.model.tiny import shrink
 from brigade.training import bad_steps
 from brigade.training.trainer import Trainer
 from testing import parity, runs
@@ -29,6 +30,7 @@ STEPS, STEP, BATCH, MICRO = 8, 4, 16, 4
 SEED, SAMPLES = 42, 67
 ORDER = np.random.default_rng((SEED, 0)).permutation(SAMPLES)[: 4 * BATCH].reshape(4, BATCH // MICRO, MICRO)
 POISONED = int(ORDER[STEP - 1, -1, 1])  # in the last micro-batch of the last rank
+MIXTURE = "mixture"
 STRATEGIES = parity.STRATEGIES | {
     "ddp+lora": [*parity.DDP, "--use_peft", "true"],
     "zero3+lora": [*parity.STRATEGIES["zero3"], "--use_peft", "true"],
@@ -39,6 +41,8 @@ STRATEGIES = parity.STRATEGIES | {
     "fsdp2+bf16": [*parity.STRATEGIES["fsdp2"], "--bf16"],
     "ddp+power_sgd": [*parity.DDP, "--ddp_comm_hook", "power_sgd"],
     "ddp+sgd": [*parity.DDP, "--optim", "sgd"],
+    # Experts over both ranks: tokens of one rank's NaN lie on the other rank, too. The model lies in inputs()'s folder.
+    "fsdp2+experts": ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", "--model_name_or_path", MIXTURE],
     "fsdp2+lamb": [*parity.STRATEGIES["fsdp2"], "--optim", "lamb"],
     "single": [],
 }
@@ -48,7 +52,7 @@ SKIPPED = [
 ]
 SKIPPED += [f"{name} skip gradient" for name in ("single", "ddp", "zero2", "zero3")]
 GONE_BACK = [f"{name} rollback loss" for name in ("zero3", "fsdp2", "ddp", "zero2_offload", "zero3_nvme", "hsdp", "ddp+lora",
-             "zero3+lora", "fsdp2+lora", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
+             "zero3+lora", "fsdp2+lora", "fsdp2+experts", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
 SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2")]
 
 
@@ -164,6 +168,9 @@ def work(folder):
 
 def inputs(folder):
     """The flags that all cases share."""
+    config = json.loads((runs.REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
+    (folder / MIXTURE).mkdir()
+    (folder / MIXTURE / "config.json").write_text(json.dumps(shrink(config)))
     return [
         *runs.write_inputs(folder),
         *f"--optim adamw_torch_fused --learning_rate 3e-3 --max_steps {STEPS} --eval_steps null".split(),
@@ -187,11 +194,12 @@ def results(tmp_path_factory, asked_for):
     for size in (1, 2, 4):
         cases = {
             case: {
-                "flags": [*shared, *STRATEGIES[strategy], "--nonfinite", policy, *SPIKE.get(poison, ())],
+                "flags": [*shared, *named, "--nonfinite", policy, *SPIKE.get(poison, ())],
                 "poison": poison,
             }
             for case in sorted(wanted)
             for strategy, policy, poison in [case.split()]
+            for named in [[str(folder / word) if word == MIXTURE else word for word in STRATEGIES[strategy]]]
             if size == {"single": 1, "hsdp": 4}.get(strategy, 2)
         }
         if cases:

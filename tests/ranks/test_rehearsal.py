@@ -48,6 +48,11 @@ CASES |= {
     for name in ("ddp", "zero2", "zero3", "fsdp2")
 }
 CASES |= {f"ddp-{hook}": ["--ddp_comm_hook", hook] for hook in ("fp16", "bf16", "power_sgd")}
+EXPERTS = ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"]
+CASES |= {
+    f"experts-{model}-{method}": ["--recipe", f"recipes/{model}/{method}.yaml", *EXPERTS]
+    for model, method in (("qwen3-30b-a3b", "full"), ("qwen3-30b-a3b", "lora"), ("gpt-oss-20b", "full"))
+}
 if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 

@@ -19,10 +19,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(folder, asked_for):
     pairs = {name: axes_experts.RESUMED[name] for name in axes_experts.RESUMED if name in asked_for("name")}
-    topologies = dict.fromkeys([(2, 2), *(topology for pair in pairs.values() for topology in pair)])
+    whole = [((2, 2), "full"), *((topology, method) for *both, method in pairs.values() for topology in both)]
     found = {}
     for ranks in (2, 4):
-        if cases := [axes_experts.whole_run(topology, folder) for topology in topologies if topology[0] == ranks]:
+        todo = [(topology, method) for topology, method in dict.fromkeys(whole) if topology[0] == ranks]
+        if cases := [axes_experts.whole_run(topology, folder, method) for topology, method in todo]:
             found |= runs.run_cases(ranks, cases, folder)
     for ranks in (2, 4):
         if cases := [axes_experts.continued(name, folder) for name, pair in pairs.items() if pair[1][0] == ranks]:
@@ -34,8 +35,8 @@ def results(folder, asked_for):
     "name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in axes_experts.RESUMED]
 )
 def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, results):
-    before, after = axes_experts.RESUMED[name]
-    whole = results[axes_experts.whole_run(after, folder)["name"]]
+    before, after, method = axes_experts.RESUMED[name]
+    whole = results[axes_experts.whole_run(after, folder, method)["name"]]
     difference = resume.worst(results[name], whole)
     assert difference <= (0 if before == after else resume.TOLERANCE)
 

@@ -92,6 +92,10 @@ def test_keys_at_their_defaults_are_no_contradiction():
         ("gemma3", ["--lora_target_modules", "fc1"], ["'fc1' fits no linear layer", "q_proj (2)"]),
         ("falcon", ["--load_in_4bit"], ["load_in_4bit", "no layer of FalconForCausalLM", "FalconLinear", "without load_in_4bit"]),
         ("gemma3", ["--lora_modules_to_save", "vision_tower"], ["'vision_tower' fits no module", "embed_tokens (1)"]),
+        ("tied", ["--lora_target_parameters", "experts"], ["lora_target_parameters", "LlamaForCausalLM has no fused experts"]),
+        ("moe", ["--lora_target_parameters", "experts.up_proj"], ["'experts.up_proj'", "experts.gate_up_proj"]),
+        ("moe", ["--lora_target_parameters", "experts", "--lora_dropout", "0.1"], ["PEFT refuses", "lora_dropout != 0"]),
+        ("moe", ["--lora_target_parameters", "experts", "--use_dora"], ["flag --lora_target_parameters", "use_dora=True"]),
     ],
 )  # fmt: skip
 def test_targets_that_the_model_does_not_have(model, words, said, config_of):
@@ -110,6 +114,9 @@ def test_targets_that_the_model_does_not_have(model, words, said, config_of):
         ("untied", ["--lora_modules_to_save", "embed_tokens,lm_head"]),
         ("moe", ["--lora_target_modules", "self_attn.q_proj"]),
         ("dense and moe", []),
+        ("moe", ["--lora_target_parameters", "experts"]),
+        ("moe", ["--lora_target_parameters", "experts.gate_up_proj", "--lora_target_modules", "q_proj"]),
+        ("qwen3_next", ["--lora_target_parameters", "experts"]),  # its convolutions have three dimensions too
         ("gemma3", ["--lora_target_modules", "q_proj"]),
     ],
 )

@@ -67,7 +67,6 @@ def test_it_is_fsdp2_and_every_rank_has_rows_of_its_own(file):
             ["dp_shard_size", "alone"],
         ),
         (FSDP2 | {"parallelism_config": MESH}, ["--torch_compile"], 4, ["flag --torch_compile", "expert"]),
-        (FSDP2 | {"parallelism_config": MESH}, ["--use_peft", "--load_in_4bit"], 4, ["4-bit", "load_in_4bit"]),
     ],
 )
 def test_strategies_that_it_does_not_go_with(file, document, words, size, said):

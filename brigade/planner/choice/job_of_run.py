@@ -66,6 +66,8 @@ def job_of_run(
     targets = targets_of(model.lora_target_modules)
     if adapters and not targets:
         raise NotCovered("the formulas count adapters on attention's projections, the MLP or all linear layers")
+    if adapters and model.lora_target_parameters:
+        raise NotCovered("the formulas count no adapters on fused experts")
     if adapters and not trained:
         if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
             known = " and ".join(ENDS)
