@@ -1,5 +1,6 @@
 """`python -m brigade plan`: what its flags ask for, and what it says of those it does not know."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from brigade.planner.choice.job_of_recipe import load_plan
 from brigade.planner.choice.strategies import CHOICES, named
 from brigade.recipe import flags
 from brigade.recipe.method import METHODS, method_of
+from brigade.strategy.axes import of_ds_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +91,7 @@ def test_a_search_among_what_is_asked_for(capsys, tmp_path):
         *(c.name for c in CHOICES if c.only and c.engine != "zero"),
     ]
     assert all(named([name], "sgd") == (choice,) for choice in CHOICES for name in (choice.key, choice.name))
-    files = {path.stem for path in ROOT.glob("ds_configs/*.json")}
+    files = {path.stem for path in ROOT.glob("ds_configs/*.json") if not of_ds_config(json.loads(path.read_text()))}
     assert {choice.key for choice in CHOICES if choice.file.endswith("json")} == files
 
 

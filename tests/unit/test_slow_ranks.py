@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from brigade.distributed import heartbeat
 from brigade.run import events
+from brigade.strategy.axes import NONE
 from brigade.training.slow_ranks import SlowRanks, scores, seconds_of_a_product
 
 EVEN = [1.0] * 4
@@ -48,7 +49,8 @@ def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_mor
 
 
 def test_what_a_rank_says_is_what_passed_since_the_last_time():
-    run = SimpleNamespace(world=SimpleNamespace(host="node1", size=2), strategy=SimpleNamespace(kind="ddp"))
+    strategy = SimpleNamespace(kind="ddp", axes=NONE)
+    run = SimpleNamespace(world=SimpleNamespace(host="node1", size=2), strategy=strategy)
     ranks = SlowRanks(run)
     heartbeat.seconds[heartbeat.DATA] += 2.0
     first, second = ranks.sample(), ranks.sample()
