@@ -180,9 +180,9 @@ def _load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     for number, owner in enumerate(owners):
         kept = dict(found[id(owner)])
         step = kept.pop("step", None)
-        loaded[number] = {key: _like(owner, flat) for key, flat in kept.items()}
-        if step is not None and not by_group:
-            loaded[number]["step"] = torch.tensor(step)  # of each its own: an optimizer adds to it in place
+        # In the order in which torch's optimizers make them; of each its own step: an optimizer adds to it in place.
+        counted = {} if step is None or by_group else {"step": torch.tensor(step)}
+        loaded[number] = counted | {key: _like(owner, flat) for key, flat in kept.items()}
     groups = optimizer.state_dict()["param_groups"]
     if by_group:
         groups = [{**group, "step": int(step)} for group in groups]

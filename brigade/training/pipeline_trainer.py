@@ -44,7 +44,7 @@ class PipelineTrainer(Trainer):
         return optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        self.waiting.append(self._prepare_inputs(inputs))
+        self.waiting.append(inputs)
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         model.train()

@@ -22,6 +22,7 @@ from brigade.distributed import ranks
 from brigade.errors import UserError
 from brigade.model.tiny import shrink
 from brigade.training import bad_steps
+from brigade.training.pipeline_trainer import PipelineTrainer
 from brigade.training.trainer import Trainer
 from testing import parity, runs
 from testing.ranks import run_ranks
@@ -40,6 +41,7 @@ STRATEGIES = parity.STRATEGIES | {
     "zero3+bf16": [*parity.STRATEGIES["zero3"], "--bf16"],
     "fsdp2+bf16": [*parity.STRATEGIES["fsdp2"], "--bf16"],
     "ddp+power_sgd": [*parity.DDP, "--ddp_comm_hook", "power_sgd"],
+    "pipeline": ["--ds_config", "ds_configs/zero1_pp2.json"],
     "ddp+sgd": [*parity.DDP, "--optim", "sgd"],
     # Experts over both ranks: tokens of one rank's NaN lie on the other rank, too. The model lies in inputs()'s folder.
     "fsdp2+experts": ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml", "--model_name_or_path", MIXTURE],
@@ -50,10 +52,10 @@ STRATEGIES = parity.STRATEGIES | {
 SKIPPED = [
     f"{name} skip loss" for name in sorted(STRATEGIES, key=lambda name: name not in ("ddp", "zero2", "zero3", "fsdp2"))
 ]
-SKIPPED += [f"{name} skip gradient" for name in ("single", "ddp", "zero2", "zero3")]
+SKIPPED += [f"{name} skip gradient" for name in ("single", "ddp", "zero2", "zero3", "pipeline")]
 GONE_BACK = [f"{name} rollback loss" for name in ("zero3", "fsdp2", "ddp", "zero2_offload", "zero3_nvme", "hsdp", "ddp+lora",
-             "zero3+lora", "fsdp2+lora", "fsdp2+experts", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
-SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2")]
+             "zero3+lora", "fsdp2+lora", "fsdp2+experts", "pipeline", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
+SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2", "pipeline")]
 
 
 SPIKE = {"spike": ("--loss_spike", "3")}
@@ -136,8 +138,21 @@ def poison(kind):
             return loss
         return loss * (50 if kind == "spike" else math.nan)
 
-    Trainer.compute_loss = compute_loss
-    return lambda: setattr(Trainer, "compute_loss", sound)
+    def compute_part(self, part, inputs, *rest):
+        output = sound_part(self, part, inputs, *rest)
+        if not part.last or not self.model.training or not holds(inputs["input_ids"], self.train_dataset[POISONED]):
+            return output
+        if kind == "gradient":
+            output.register_hook(lambda gradient: gradient * math.nan)
+        return output * {"loss": math.nan, "spike": 50}.get(kind, 1)
+
+    sound_part = PipelineTrainer.compute_part
+    Trainer.compute_loss, PipelineTrainer.compute_part = compute_loss, compute_part
+
+    def sober():
+        Trainer.compute_loss, PipelineTrainer.compute_part = sound, sound_part
+
+    return sober
 
 
 def holds(ids, sample):
@@ -231,7 +246,7 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     assert [line.split(":")[0] for line in told] == [f"step {step}" for step in steps]
     named = [json.loads(line) for line in (output / "bad_steps.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in named] == steps
-    size = len(found["held"])
+    size = 1 if case.startswith("pipeline") else len(found["held"])  # with different data
     for entry in named:
         samples = [sample for part in entry["micro_batches"] for sample in part["samples"]]
         assert {Path(sample["source"]).name for sample in samples} == {"train.jsonl"}

@@ -151,6 +151,8 @@ def test_each_ds_config_is_what_its_name_says(pick, name):
 )
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_each_ds_config_fits_any_recipe(pick, name, precision):
+    if "_pp" in name and "fp16" in precision:
+        pytest.skip("pipelines know no fp16")
     assert pick("--ds_config", f"ds_configs/{name}", training=precision).is_deepspeed
 
 
@@ -688,6 +690,7 @@ def test_identity_tells_strategies_apart_but_not_world_sizes(pick):
     kinds += [pick().identity(), pick(cluster={"accelerate_config": FSDP2}).identity()]
     kinds += [pick(cluster={"accelerate_config": CPU_OFFLOAD}).identity()]
     assert len({json.dumps(kind) for kind in kinds}) == len(kinds)
+    assert pick("--ds_config", "ds_configs/zero1_pp2.json").identity() in kinds
     for said in ({}, {"ds_config": "ds_configs/zero3_hpz.json"}, {"accelerate_config": FSDP2}):
         assert pick(size=2, cluster=said).identity() == pick(size=16, cluster=said).identity()
 

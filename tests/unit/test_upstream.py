@@ -70,9 +70,10 @@ DEFINED = {
     "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": ["dump_fr_trace_json"],
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
     "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
-    "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
     "torch/distributed/device_mesh.py": ["_flatten"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
+    "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
+    "torch/distributed/pipelining/stage.py": ["args_recv_info", "grad_recv_info", "get_fwd_recv_ops", "is_root_arg"],
     "torch/nn/modules/module.py": ["_buffers", "_non_persistent_buffers_set"],
     "torch/utils/file_baton.py": ["try_acquire", "release"],
     "torch/distributed/fsdp/_fully_shard/_fully_shard.py": ["_get_fsdp_state", "_fsdp_param_groups"],
@@ -82,11 +83,7 @@ DEFINED = {
 OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy", "_parameters"}
 OF_PYTHON = {"_exit", "_run_exitfuncs", "_actions"}
 # The Trainer that ours is, which overrides and calls methods of its parent.
-SUBCLASSES = {
-    "brigade/training/trainer.py",
-    "brigade/training/evaluation.py",
-    "brigade/training/pipeline_trainer.py",
-}
+SUBCLASSES = {f"brigade/training/{name}.py" for name in ("trainer", "evaluation", "pipeline_trainer")}
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 
