@@ -189,6 +189,11 @@ class TrainingSection(Section):
     """Compile the decoder layers and the loss with torch.compile."""
     use_liger_kernel: bool = False
     """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
+    tiled_loss: Positive | Literal["auto"] | None = None
+    """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
+    256 MiB (docs/parallelism.md)."""
+    tiled_mlp: Positive | Literal["auto"] | None = None
+    """Compute each MLP so many tokens at a time, and again in the backward pass. auto: as many as the hidden size."""
     padding_free: bool = True
     """Lay the samples of a micro-batch end to end instead of padding them to the longest, where that is less work: attention that
     computes the products between samples too (eager, sdpa) gets many of them padded (docs/data.md)."""
@@ -259,7 +264,7 @@ SECTION_OF = {key: section for section, model in SECTIONS.items() for key in mod
 NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "dataloader_num_workers",
-    "hang_timeout", "nonfinite", "nonfinite_limit", "loss_spike",
+    "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
 }  # fmt: skip
 
 # Keys that say which part or version of a data set is meant; files have none.

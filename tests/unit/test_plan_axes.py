@@ -285,7 +285,9 @@ def test_a_run_s_axes_are_its_job_s():
     found = of_run(Strategy("zero1", "zero1", "", ds_config=zero, axes=Axes(tensor=2, stages=2)))
     assert (found.data, found.tensor, found.pipeline, found.gpus, found.accumulation) == (2, 2, 2, 8, 8)
     assert found.ours and not found.sequence_parallel and found.axes == Axes(tensor=2, stages=2)
-    found = of_run(Strategy("fsdp2", "fsdp2", "", fsdp={"fsdp_version": 2}, axes=Axes(sequence=4)))
+    fsdp2 = Strategy("fsdp2", "fsdp2", "", fsdp={"fsdp_version": 2}, axes=Axes(sequence=4))
+    assert of_run(fsdp2).loss == "released"
+    found = of_run(fsdp2, words=["--tiled_loss", "auto"])
     assert (found.data, found.context, found.loss, found.tokens_per_step) == (2, 4, "tiled", 16 * found.sequence)
     assert yaml.safe_load(yaml.safe_dump(record(found)))["context"] == 4
 
@@ -296,6 +298,8 @@ def test_a_run_s_axes_are_its_job_s():
         "stage": 3, "offload_param": {"device": "cpu"}}}), [], "offload under pipeline 2"),
     (Strategy("ddp", "ddp", "", axes=Axes(sequence=8)), ["--attn_implementation", "eager"], "eager attention under sequence 8"),
     (Strategy("ddp", "ddp", "", axes=Axes(tensor=5)), [], "and 5 do not 32"),
+    (Strategy("ddp", "ddp", ""), ["--tiled_loss", "64"], "tiles of tiled_loss: auto"),
+    (Strategy("ddp", "ddp", ""), ["--tiled_mlp", "auto"], "MLPs in tiles"),
 ])  # fmt: skip
 def test_what_no_formula_covers_is_named(strategy, words, said):
     with pytest.raises(NotCovered, match=said):

@@ -211,7 +211,7 @@ def test_layers_are_compiled_where_that_is_proven(model, method, kernels):
     """tests/ranks/test_compile.py: all weights of dense models, under the engines that train.py runs."""
     trained = 10**7 if method == "lora" else 0
     ranked, winner = chosen_for(model, Cluster("H100 80GB", 8, 2), method=method, trained=trained)
-    assert winner is not None and winner.kernels == kernels
+    assert winner is not None and winner.kernels.removesuffix(", loss in tiles") == kernels
     never = {c.choice.name for c in ranked if c.kernels == "torch.compile" and (c.choice.axes or c.choice.offload)}
     assert not never
 

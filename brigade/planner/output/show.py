@@ -72,8 +72,8 @@ def formula_and_trace(job: Job, found: "Trace | None") -> None:
         off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
         print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
     if job.loss != "released":
-        fused = job.loss == "fused"
-        what = "Liger's fused loss is a Triton kernel" if fused else "a compiled loss is a program of its own"
+        own = {"fused": "Liger's fused loss is a Triton kernel", "tiled": "in tiles they never exist whole,"}
+        what = own.get(job.loss, "a compiled loss is a program of its own")
         say("", f"logits and loss: by formula; {what} that no trace runs")
 
 

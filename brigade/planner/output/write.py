@@ -62,6 +62,7 @@ def body(
         "activation_checkpointing": job.checkpointing == "full",
         "torch_compile": candidate.kernels == "torch.compile" or None,
         "use_liger_kernel": candidate.kernels == "Liger" or None,
+        "tiled_loss": "auto" if job.loss == "tiled" else None,
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,
         "gpu": candidate.estimate.gpu.kind,
