@@ -368,6 +368,7 @@ def test_a_checkpoint_and_a_host_hold_the_whole_model():
     ("qwen3-8b", "1x8", "", "tp_zero1", "zero1_tp*.json", ("tensor_parallel", "autotp_size")),
     ("qwen3-8b", "1x8", "", "tp_fsdp2", "fsdp2_tp*.yaml", ("parallelism_config", "parallelism_config_tp_size")),
     ("qwen3-30b-a3b", "2x8", "", "ep_fsdp2", "fsdp2_ep*.yaml", ("parallelism_config", "parallelism_config_ep_size")),
+    ("qwen3-8b", "2x8", "25 Gb/s", "sp_hsdp", "hsdp_sp*.yaml", ("parallelism_config", "parallelism_config_sp_size")),
     ("qwen3-0.6b", "1x8", "", "sp_ddp", "ddp_sp*.yaml", ("parallelism_config", "parallelism_config_sp_size")),
 ])  # fmt: skip
 def test_a_written_plan_has_a_file_for_its_axes(

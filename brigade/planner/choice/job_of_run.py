@@ -184,7 +184,9 @@ def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     """What a Job says of how states are spread, and of what is sent."""
     if strategy.is_fsdp:
-        return {"engine": "fsdp2", "stage": 3, "shard": strategy.shard if strategy.kind == "hsdp" else 0}
+        # The parts of a row are shards' ranks too (training/sequence_engines.py).
+        shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
+        return {"engine": "fsdp2", "stage": 3, "shard": shard}
     if strategy.ds_config is None:
         return {"engine": "ddp", "stage": 0}
     zero = strategy.ds_config["zero_optimization"]

@@ -102,7 +102,8 @@ def strategy_keys(candidate: Candidate) -> dict[str, Any]:
 
 def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
     """(the recipe's key, name, text) of the file that says a strategy with axes besides data parallelism; all "" without them."""
-    axes, file = candidate.estimate.job.axes, candidate.choice.file
+    job, file = candidate.estimate.job, candidate.choice.file
+    axes = job.axes
     if not axes:
         return "", "", ""
     sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
@@ -110,7 +111,8 @@ def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
     if file.endswith(".json"):
         config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
         return "ds_config", f"{Path(file).stem}_{sizes}.json", json.dumps(config, indent=2) + "\n"
-    mesh = {f"parallelism_config_{key}": size for key, size in axes.as_mesh().items()}
+    groups = {"dp_replicate_size": job.nodes, "dp_shard_size": job.data // job.nodes} if file == "hsdp" else {}
+    mesh = {f"parallelism_config_{key}": size for key, size in (groups | axes.as_mesh()).items()}
     document: dict[str, Any] = {"distributed_type": "FSDP" if file else "MULTI_GPU"}
     document |= {"fsdp_config": {"fsdp_version": 2}} if file else {}
     text = f"# {candidate.name}\n" + yaml.safe_dump(document | {"parallelism_config": mesh}, sort_keys=False)
