@@ -38,11 +38,14 @@ def by_formula(job: Job) -> None:
     """No trace of any job."""
 
 
-# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it.
+# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Stages: models
+# with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they take for embeddings.
 KNOWN: dict[str, Callable[[ModelShape], bool]] = {
     "tensor": lambda shape: not (shape.experts or shape.family.fused_qkv or shape.family.fused_gate),
     "sequence": lambda shape: not shape.family.eager,
-    "stages": lambda shape: not shape.experts,
+    "stages": lambda shape: (
+        not shape.family.layer_norm and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
+    ),
     "experts": lambda shape: bool(shape.experts),
 }
 
