@@ -14,24 +14,36 @@ Where the volumes come from (DeepSpeed 0.19.8, accelerate 1.15.0, torch 2.13.0):
 - FSDP2 gathers in bf16 and reduces in fp32, in every micro-batch as train.py sets it. Output head and final norm stay
   gathered between the two passes (accelerate/utils/fsdp_utils.py:879). HSDP reduces across groups in the last micro-batch.
 - gloo has no scatter: it reduces to all ranks and keeps a part.
+- Axes besides data parallelism (per_node): a tensor group stays in its node, and each of its ranks is in a ring of its own, over
+  the ranks that have the same part. A stage hands on its activations, and gradients back, in the precision of its weights; a tied
+  embedding's gradient is summed up by the two stages that have it. Ranks with the same experts gather and reduce them.
 Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in docs/communication.md.
 """
 
 from dataclasses import dataclass
 
+from brigade.planner.choice.job import Job
+from brigade.planner.costs.stages import Stage, stages
 from brigade.planner.models.shape import ModelShape
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes. reduced: of gradients; gathered: of weights."""
+    """Bytes. reduced: of gradients; gathered: of weights; handed: from stage to stage."""
 
     reduced: float
     gathered: float
+    handed: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.reduced + self.gathered
+        return self.reduced + self.gathered + self.handed
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.reduced + other.reduced, self.gathered + other.gathered, self.handed + other.handed)
+
+    def __mul__(self, times: float) -> "Traffic":
+        return Traffic(times * self.reduced, times * self.gathered, times * self.handed)
 
 
 def traffic(
@@ -85,3 +97,35 @@ def traffic(
 def unreleased(shape: ModelShape) -> int:
     """Elements that FSDP2 gathers once per micro-batch: the output head, or the embedding that is also it, and the final norm."""
     return (shape.head or shape.embedding) + shape.hidden
+
+
+def per_node(job: Job, *, gloo: bool = False) -> list[Traffic]:
+    """What each node of a Job sends per optimizer step.
+
+    Of what train.py divides; full fine-tuning in bf16. The ranks of a stage fill whole nodes, or several stages one node; tensor
+    and expert groups stay in a node.
+    """
+    found, parts, ranks = [], stages(job), job.gpus // job.pipeline
+    nodes, per = max(1, ranks // job.node_size), max(1, job.node_size // ranks)  # of a stage; stages on a node
+    one = job.tokens * job.shape.hidden * (4 if job.autocast else 2) * job.accumulation * min(ranks, job.node_size)
+    for place in range(0, job.pipeline, per):
+        first, last = parts[place], parts[place + per - 1]
+        handed = Traffic(0.0, 0.0, one * ((not last.last) + (not first.first)))
+        if job.shape.tied and job.pipeline > per and (first.first or last.last):
+            handed += Traffic(4 * job.shape.vocab * job.shape.hidden * min(ranks, job.node_size), 0.0)
+        found += [handed + _shared(job, first, nodes, gloo)] * nodes
+    return found
+
+
+def _shared(job: Job, stage: Stage, nodes: int, gloo: bool) -> Traffic:
+    """What a node sends of gradients and weights, among the nodes of one stage."""
+    kind = "ddp" if job.stage == 0 else f"zero{job.stage}" if job.engine != "fsdp2" else "fsdp2"
+    half = job.engine != "stages"
+    size, accumulation = min(job.node_size, job.gpus), job.accumulation
+    dense = stage.parameters - stage.experts
+    # What FSDP2 does not release after the forward pass: the head, or the embedding that is also it, and the final norm.
+    whole = (stage.head or stage.embedding) + job.shape.hidden if kind == "fsdp2" else 0.0
+    sent = traffic(kind, dense, nodes, size // job.tensor, accumulation, half=half, whole=whole, gloo=gloo) * job.tensor
+    if stage.experts:
+        sent += traffic(kind, stage.experts, nodes, size // job.expert, accumulation, half=half, gloo=gloo) * job.expert
+    return sent

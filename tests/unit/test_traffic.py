@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.communication import STRATEGIES
-from benchmarks.published.traffic import traffic, unreleased
+from benchmarks.published.traffic import per_node, traffic, unreleased
+from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.models.find_model import named_shape
+from brigade.strategy.axes import Axes
 
 MANY = 10**6  # ranks, so that (n-1)/n is 1
 
@@ -69,3 +71,62 @@ def test_what_was_counted_on_network_cards():
             gloo=True,
         )
         assert row["payload"] == pytest.approx(found.total, rel=0.05), row
+
+
+# ---- axes besides data parallelism --------------------------------------------------------------------------------
+def job(axes, nodes=2, model="llama-3.1-8b", **options):
+    given = {"engine": "zero", "stage": 1, "micro_batch": 1, "accumulation": 8} | options
+    return Job(named_shape(f"recipes/{model}"), 4096, **(given | of_axes(axes, 8 * nodes)))
+
+
+@pytest.mark.parametrize("engine, stage, kind, gloo", [
+    ("ddp", 0, "ddp", False), ("zero", 1, "zero1", True), ("zero", 2, "zero2", False), ("zero", 3, "zero3", True),
+    ("fsdp2", 3, "fsdp2", False),
+])  # fmt: skip
+def test_without_an_axis_every_node_sends_the_same(engine, stage, kind, gloo):
+    of = job(Axes(), engine=engine, stage=stage)
+    whole = unreleased(of.shape) if kind == "fsdp2" else 0
+    assert per_node(of, gloo=gloo) == [traffic(kind, of.shape.parameters, 2, 8, 8, whole=whole, gloo=gloo)] * 2
+
+
+def test_rows_in_parts_change_nothing_between_nodes():
+    assert per_node(job(Axes(sequence=8), stage=3)) == per_node(job(Axes(), stage=3))
+
+
+def test_stages_across_nodes_hand_on_a_border_s_activations_and_nothing_else():
+    """In fp32, of each micro-batch from every rank: the first node forward, the last one back, the others both."""
+    one = 8 * 8 * 4096 * 4096 * 4
+    found = per_node(job(Axes(stages=4), nodes=4, stage=0))
+    assert [node.total for node in found] == [one, 2 * one, 2 * one, one] == [node.handed for node in found]
+    inside = per_node(job(Axes(stages=8), nodes=4))  # two stages on each node, four ranks each
+    assert [node.total for node in inside] == [one / 2, one, one, one / 2]
+    assert all(node.total == 0 for node in per_node(job(Axes(stages=8), nodes=1)))
+
+
+def test_two_nodes_of_one_stage_reduce_what_it_has():
+    of = job(Axes(stages=2), nodes=4, stage=0)
+    first, _, _, last = per_node(of)
+    psi = of.shape.embedding + 16 * of.shape.dense_layer
+    assert first.reduced == pytest.approx(2 * 15 / 16 * 4 * psi, rel=0.1) and first.gathered == last.gathered == 0
+    owned = per_node(job(Axes(stages=2), nodes=4, stage=1))[0]
+    assert owned.reduced == first.reduced and owned.gathered == first.reduced / 2
+
+
+def test_a_tied_embedding_s_gradient_goes_to_the_other_end():
+    found = per_node(job(Axes(stages=4), nodes=4, model="qwen3-4b"))
+    words = found[0].reduced / (8 * 4)
+    assert words == 151936 * 2560 and [bool(node.reduced) for node in found] == [True, False, False, True]
+
+
+def test_each_rank_of_a_tensor_group_has_a_ring_of_its_own():
+    """Eight rings of two ranks: of each matrix half of what one ring of sixteen would send less than."""
+    plain, divided = (per_node(job(axes))[0].total for axes in (Axes(), Axes(tensor=8)))
+    assert divided / plain == pytest.approx(
+        (1 / 2) / (15 / 16) * (1 + 7 * 0.068), rel=0.05
+    )  # the embedding is whole eight times
+
+
+def test_experts_are_gathered_by_those_that_have_the_same():
+    of = {size: job(Axes(experts=size), model="qwen3-30b-a3b", engine="fsdp2", stage=3) for size in (1, 8)}
+    plain, divided = (per_node(of[size])[0].total for size in (1, 8))
+    assert divided / plain == pytest.approx((1 / 2) / (15 / 16), rel=0.08)

@@ -40,11 +40,6 @@ def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
     }
 
 
-def loss_under(axes: Axes, loss: Loss) -> Loss:
-    """What computes the loss: where rows are divided over ranks, tile by tile, unless a kernel of its own does."""
-    return "tiled" if axes.sequence > 1 and loss != "fused" else loss
-
-
 @dataclass(frozen=True)
 class Job:
     """One training configuration.

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import UserError
 from ...recipe.batch import Batch
 from ...recipe.method import method_of
-from ...recipe.schema import Recipe
+from ...recipe.schema import Recipe, TrainingSection
 from ...strategy import Strategy
 from ...strategy.axes import NAMES
 from ..costs.hardware import Gpu
@@ -16,7 +16,7 @@ from ..models.find_model import described
 from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, Loss, loss_under, of_axes, of_method
+from .job import Job, Loss, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -74,7 +74,6 @@ def job_of_run(
             raise NotCovered(f"the formulas count {known} that are trained whole beside adapters, not {other[0]}")
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
-    loss: Loss = "fused" if training.use_liger_kernel else "online" if training.torch_compile else "released"
     return Job(
         shape,
         recipe.data.max_length,
@@ -85,7 +84,7 @@ def job_of_run(
         checkpointing="full" if training.activation_checkpointing else "none",
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
-        loss=loss_under(strategy.axes, loss),
+        loss=_loss(training),
         trained=trained if adapters else 0,
         adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
@@ -93,6 +92,12 @@ def job_of_run(
         **of_method(method_of(model)),
         **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
     )
+
+
+def _loss(training: TrainingSection) -> Loss:
+    if training.use_liger_kernel:
+        return "fused"
+    return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
 
 
 def largest_fit(
@@ -131,6 +136,8 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
+        "they do not know MLPs in tiles": training.tiled_mlp,
+        "they know the loss in tiles of tiled_loss: auto": training.tiled_loss not in (None, "auto"),
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
         "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
@@ -179,7 +186,9 @@ def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:
 def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
     """What a Job says of how states are spread, and of what is sent."""
     if strategy.is_fsdp:
-        return {"engine": "fsdp2", "stage": 3, "shard": strategy.shard if strategy.kind == "hsdp" else 0}
+        # The parts of a row are shards' ranks too (training/sequence_engines.py).
+        shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
+        return {"engine": "fsdp2", "stage": 3, "shard": shard}
     if strategy.ds_config is None:
         return {"engine": "ddp", "stage": 0}
     zero = strategy.ds_config["zero_optimization"]

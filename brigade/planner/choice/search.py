@@ -17,7 +17,7 @@ from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
 from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
-from .job import Job, Loss, loss_under, of_axes, of_method
+from .job import Job, Loss, of_axes, of_method
 from .job_of_run import attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 
@@ -25,9 +25,10 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 KERNELS: dict[str, tuple[Kernels, Loss]] = {
     "torch": (EAGER, "released"),
     "torch.compile": (FUSED, "online"),
+    "torch, loss in tiles": (EAGER, "tiled"),
     "Liger": (FUSED, "fused"),
 }
-INSTALLED = ("torch", "torch.compile")  # Liger's are a package that requirements.txt leaves out
+INSTALLED = ("torch", "torch.compile", "torch, loss in tiles")  # Liger's are a package that requirements.txt leaves out
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 
 Traces = Callable[[Job], Trace | None]
@@ -37,11 +38,14 @@ def by_formula(job: Job) -> None:
     """No trace of any job."""
 
 
-# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it.
+# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Stages: models
+# with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they take for embeddings.
 KNOWN: dict[str, Callable[[ModelShape], bool]] = {
     "tensor": lambda shape: not (shape.experts or shape.family.fused_qkv or shape.family.fused_gate),
     "sequence": lambda shape: not shape.family.eager,
-    "stages": lambda shape: not shape.experts,
+    "stages": lambda shape: (
+        not shape.family.layer_norm and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
+    ),
     "experts": lambda shape: bool(shape.experts),
 }
 
@@ -116,11 +120,13 @@ class Candidate:
 
 def taken(workload: Workload, choice: Choice, names: str) -> bool:
     """Whether train.py takes a strategy with the kernels of that name; compiled layers where they are proven to compute what
-    plain ones do (tests/ranks/test_compile.py)."""
+    plain ones do (tests/ranks/test_compile.py), a loss in tiles where one rank has the whole head."""
     compiled, liger = names == "torch.compile", names == "Liger"
     if compiled and (
         workload.method != "full" or workload.shape.experts or choice.only or choice.offload or choice.axes
     ):
+        return False
+    if KERNELS[names][1] == "tiled" and {"tensor", "stages"} & set(choice.axes):
         return False
     method = workload.method.removeprefix("rs")
     facts = {"optim": workload.optimizer, "bf16": True, "torch_compile": compiled, "use_liger_kernel": liger}
@@ -173,7 +179,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 offload=choice.offload,
                 checkpointing=checkpointing,
                 kernels=kernels,
-                loss=loss_under(axes, loss),
+                loss=loss,
                 trained=workload.trained,
                 **spread,
                 **of_method(workload.method),

@@ -19,7 +19,7 @@ from .stages import NF4, Stage, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
 GIB = 2**30
-TILE_ROWS = 1024  # tokens whose logits stand at once where the loss is computed tile by tile
+TILE = 2**26  # logits that stand at once where the loss is computed in tiles (engines/tiled.py)
 FUSED_LOSS_BYTES = 57_000  # per token, of Liger's fused linear cross-entropy
 BUCKET = 5 * 10**8  # elements of DeepSpeed's reduction bucket by default
 LIVE = 10**9  # elements that ZeRO-3 keeps gathered by default (stage3_max_live_parameters)
@@ -158,8 +158,7 @@ def logit_bytes(job: Job) -> float:
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if loss == "tiled":  # the norm's result with its gradient, and the logits of a tile
-        tile = min(t, TILE_ROWS) * s.vocab
-        return final_norm + 4 * s.hidden * t + LOGIT_BYTES["full"] * tile
+        return final_norm + 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
     if job.ours:
         return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab
     if job.tensor > 1 and job.engine == "fsdp2":

@@ -17,6 +17,7 @@ from ..costs import calibration
 from ..costs.host_memory import host
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes
 from ..costs.network import links
+from ..costs.stages import stage_layers
 
 if TYPE_CHECKING:
     from ..models.trace_settings import Trace, TraceSettings
@@ -72,8 +73,8 @@ def formula_and_trace(job: Job, found: "Trace | None") -> None:
         off = f"{100 * (guess / seen - 1):+.1f} %" if seen else ""
         print(f"{'':9}{what:17}{guess / GIB:9.2f}{seen / GIB:9.2f}{off:>9}")
     if job.loss != "released":
-        fused = job.loss == "fused"
-        what = "Liger's fused loss is a Triton kernel" if fused else "a compiled loss is a program of its own"
+        own = {"fused": "Liger's fused loss is a Triton kernel", "tiled": "in tiles they never exist whole,"}
+        what = own.get(job.loss, "a compiled loss is a program of its own")
         say("", f"logits and loss: by formula; {what} that no trace runs")
 
 
@@ -136,6 +137,8 @@ def trained(job: Job, whole: Collection[str]) -> None:
 def describe(result: Estimate) -> None:
     """One configuration in parts."""
     job, needs = result.job, host(result.job)
+    if job.axes:
+        say("axes", division(result))
     low, high = (f"{gib:.1f}" for gib in result.memory_interval())
     context, allocator = result.context / GIB, result.device_gib - result.allocated_gib - result.context / GIB
     say(
@@ -170,6 +173,17 @@ def describe(result: Estimate) -> None:
     days, low_days, high_days = (figure(factor * result.days, 2) for factor in (1, fast, slow))
     hours, low, high = (figure(factor * 24 * result.days * job.gpus, 0) for factor in (1, fast, slow))
     say("duration", f"a billion tokens take {days} days, {low_days} to {high_days}; {hours} GPU-hours, {low} to {high}")
+
+
+def division(result: Estimate) -> str:
+    """`pipeline 4 x data 4; 10, 10, 9, 7 layers in its stages, which idle for 12 % of a step`"""
+    job, bubble = result.job, result.time.bubble / result.time.total
+    said = f"{job.axes} x data {job.data}"
+    if job.pipeline == 1:
+        return said
+    return (
+        f"{said}; {', '.join(map(str, stage_layers(job)))} layers in its stages, which idle for {bubble:.0%} of a step"
+    )
 
 
 def checkpoint(size: float) -> str:

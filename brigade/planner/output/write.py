@@ -62,6 +62,7 @@ def body(
         "activation_checkpointing": job.checkpointing == "full",
         "torch_compile": candidate.kernels == "torch.compile" or None,
         "use_liger_kernel": candidate.kernels == "Liger" or None,
+        "tiled_loss": "auto" if job.loss == "tiled" else None,
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,
         "gpu": candidate.estimate.gpu.kind,
@@ -101,7 +102,8 @@ def strategy_keys(candidate: Candidate) -> dict[str, Any]:
 
 def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
     """(the recipe's key, name, text) of the file that says a strategy with axes besides data parallelism; all "" without them."""
-    axes, file = candidate.estimate.job.axes, candidate.choice.file
+    job, file = candidate.estimate.job, candidate.choice.file
+    axes = job.axes
     if not axes:
         return "", "", ""
     sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
@@ -109,7 +111,8 @@ def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
     if file.endswith(".json"):
         config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
         return "ds_config", f"{Path(file).stem}_{sizes}.json", json.dumps(config, indent=2) + "\n"
-    mesh = {f"parallelism_config_{key}": size for key, size in as_mesh(axes).items()}
+    groups = {"dp_replicate_size": job.nodes, "dp_shard_size": job.data // job.nodes} if file == "hsdp" else {}
+    mesh = {f"parallelism_config_{key}": size for key, size in (groups | as_mesh(axes)).items()}
     document: dict[str, Any] = {"distributed_type": "FSDP" if file else "MULTI_GPU"}
     document |= {"fsdp_config": {"fsdp_version": 2}} if file else {}
     text = f"# {candidate.name}\n" + yaml.safe_dump(document | {"parallelism_config": mesh}, sort_keys=False)
