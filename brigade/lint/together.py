@@ -16,7 +16,8 @@ from ..recipe.batch import batch_arithmetic, without_filler
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
-from ..strategy.axes import NONE, Axes, of_ds_config, of_mesh
+from ..strategy.axes import NONE, Axes
+from ..strategy.axis_keys import of_ds_config, of_mesh
 from . import accelerate as launcher
 from .files import File, Files, Kind, of_error, strategy_findings
 

@@ -6,6 +6,7 @@ another package stands in brigade/upstream/, with its line there.
 """
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ class OneProcess:
     def drop_step(self, trainer: Any) -> None:
         """Before the optimizer's step: without gradients it has nothing to do, and changes no state."""
         trainer.model.zero_grad(set_to_none=True)
+
+    # ---- an evaluation ---------------------------------------------------------------------------------------------
+    def answering(self, trainer: Any) -> AbstractContextManager[None]:
+        """While the model generates answers."""
+        return nullcontext()
 
     # ---- a checkpoint ----------------------------------------------------------------------------------------------
     def save_states(self, folder: Path) -> None:

@@ -12,6 +12,7 @@ from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..run.directory import Run
 from ..strategy.axes import Place
+from .engines import OneProcess
 from .throughput import Meter
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
@@ -22,6 +23,7 @@ class EvaluatingTrainer(transformers.Trainer):
 
     run: Run
     place: Place
+    engine: OneProcess
     meter: Meter
     control: Any
 
@@ -94,7 +96,7 @@ class EvaluatingTrainer(transformers.Trainer):
 
         # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
         # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), self.engine.answering(self):
             return sample_answers.generate(
                 self.model,
                 self.processing_class,

@@ -1,5 +1,6 @@
 """The engines of tensor parallelism: DeepSpeed's AutoTP under ZeRO, and Transformers' plans as DTensors under FSDP2."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from accelerate import ParallelismConfig
@@ -37,6 +38,11 @@ class TensorDeepSpeed(DeepSpeed):
             return super().load_model(weights)
         finally:
             config["tensor_parallel"] = said
+
+    def answering(self, trainer: Any) -> AbstractContextManager[None]:
+        from ..upstream import autotp
+
+        return autotp.whole_logits(trainer.model)
 
 
 class Mesh(ParallelismConfig):  # type: ignore[misc]

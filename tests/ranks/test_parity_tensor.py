@@ -1,5 +1,7 @@
 """Tensor parallelism prints the losses, gradient norms and held-out losses of a single process, and saves its model."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -72,3 +74,21 @@ def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results)
     differences = parity.worst(results["damaged"], reference["single+"])
     assert differences["grad_norm"] > 100 * parity.TOLERANCE
     assert differences["loss"] > 3 * parity.TOLERANCE
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_one_process(tmp_path_factory):
+    """A tied head gives each of AutoTP's ranks the logits of its own tokens alone."""
+    given = {}
+    for ranks, cases in ((1, [axes.reference()]), (2, [axes.case(strategy, 2, 1) for strategy in axes.STRATEGIES])):
+        folder = tmp_path_factory.mktemp(f"answers{ranks}")
+        shared = runs.write_inputs(folder)
+        few = ["--eval_answers", "3", "--max_steps", "4", "--eval_steps", "4"]
+        for case in cases:
+            case["flags"] = [*shared, *case["flags"], *few, "--output_dir", str(folder / "outputs" / case["name"])]
+        found, done = runs.run_all(ranks, cases, folder, 600, longest_answer=6)
+        assert len(found) == len(cases), done.stderr[-2000:]
+        for case in cases:
+            lines = (folder / "outputs" / case["name"] / "answers.jsonl").read_text().splitlines()
+            given[case["name"]] = [json.loads(line)["answer"] for line in lines]
+    assert len(given) == 1 + len(axes.STRATEGIES) and len(set(map(str, given.values()))) == 1
