@@ -28,6 +28,8 @@ from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, choose
+from ..strategy.axes import with_axes
+from ..strategy.axis_rules import problem
 
 STEPS, SAVE_STEPS = 6, 3
 
@@ -40,7 +42,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     with ranks.agreed(world):
         strategy = choose(settings, world)
     if world.launcher == "python":
-        raise SystemExit(_launch(4 if strategy.kind == "hsdp" else 2))
+        # Each axis over two ranks, and two of them with different rows.
+        raise SystemExit(_launch(4 if strategy.kind == "hsdp" else min(8, 2 * 2 ** len(strategy.axes.used))))
     with ranks.agreed(world):
         if world.size < 2 or (strategy.kind == "hsdp" and (world.size < 4 or world.size % 2)):
             problem = f"{strategy.name} cannot shard over {counted(world.size, 'rank')}"
@@ -48,8 +51,9 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             raise UserError("flag --rehearse", problem, cure)
         if strategy.kind == "hsdp":
             strategy = replace(strategy, replicate=2, shard=world.size // 2)
+        strategy = _fitted(strategy, world.size)
         folder = settings.directory(strategy.name).parent
-        config = shrink(model_config(settings))
+        config = shrink(model_config(settings), max(2, strategy.axes.every_stage))
     ranks.start(world)
     if world.is_main_rank:
         shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
@@ -76,6 +80,18 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         _judge(strategy, first, second, held, settings.recipe.training.optim)
     if world.is_main_rank:
         _report(strategy, held)
+
+
+def _fitted(strategy: Strategy, ranks: int) -> Strategy:
+    """Each axis over two ranks, as far as there are so many. Raises UserError where there are not."""
+    if not strategy.axes:
+        return strategy
+    two: dict[str, Any] = dict.fromkeys(strategy.axes.used, 2)
+    axes = replace(strategy.axes, **two)
+    if found := problem(axes, ranks):
+        raise UserError("flag --rehearse", *found)
+    ds_config = strategy.ds_config and with_axes(strategy.ds_config, axes)
+    return replace(strategy, axes=axes, ds_config=ds_config)
 
 
 def model_config(settings: Settings) -> dict[str, Any]:
