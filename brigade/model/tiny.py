@@ -15,19 +15,20 @@ TINY = {
 }  # fmt: skip
 
 
-def shrink(config: dict[str, Any], divisor: int = 1) -> dict[str, Any]:
+def shrink(config: dict[str, Any], divisor: int = 1, layers: int = TINY["num_hidden_layers"]) -> dict[str, Any]:
     """The same architecture with tiny sizes; the ratio of query heads to key-value heads is kept, as far as `divisor` ranks can
     divide the latter."""
+    sizes = TINY | {"num_hidden_layers": layers, "n_layer": layers}
     # Random weights are in no published quantisation (gpt-oss has MXFP4).
-    tiny = {key: TINY.get(key, value) for key, value in config.items() if key != "quantization_config"}
+    tiny = {key: sizes.get(key, value) for key, value in config.items() if key != "quantization_config"}
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and shared:
         tiny["num_key_value_heads"] = max(divisor, TINY["num_attention_heads"] * shared // heads)
     if isinstance(config.get("layer_types"), list):
-        tiny["layer_types"] = config["layer_types"][: TINY["num_hidden_layers"]]
+        tiny["layer_types"] = config["layer_types"][:layers]
     tiny["vocab_size"] = VOCABULARY
     if isinstance(config.get("text_config"), dict):
-        tiny["text_config"] = shrink(config["text_config"], divisor)
+        tiny["text_config"] = shrink(config["text_config"], divisor, layers)
     for key in tiny.keys() & {"vision_config", "audio_config"}:
         tiny[key] = {name: TINY.get(name, value) for name, value in (config[key] or {}).items()}
     return tiny | {key: TINY[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -28,7 +28,6 @@ from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
-from ..strategy.axes import Axes
 from ..strategy.axis_keys import with_axes
 
 STEPS, SAVE_STEPS = 6, 3
@@ -43,7 +42,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         strategy = with_small_axes(choose(settings, world))
     axes, hsdp = strategy.axes, strategy.kind == "hsdp"
     if world.launcher == "python":
-        raise SystemExit(_launch((4 if hsdp else 2) * axes.unit))
+        # Each axis over two ranks, and two of them with different rows.
+        raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit)))
     with ranks.agreed(world):
         if found := axis_rules.problem(axes, world.size):
             raise UserError("flag --rehearse", *found)
@@ -56,7 +56,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             replicate = 2 if hsdp else 1
             strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
-        config = shrink(model_config(settings), axes.tensor)
+        config = shrink(model_config(settings), axes.tensor, max(2, axes.every_stage))
     ranks.start(world)
     if world.is_main_rank:
         shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
@@ -89,8 +89,8 @@ def with_small_axes(strategy: Strategy) -> Strategy:
     """Each axis that the strategy has, over two ranks."""
     if not strategy.axes:
         return strategy
-    sizes: dict[str, Any] = dict.fromkeys(strategy.axes.used, 2)
-    small = Axes(**sizes)  # and a pipeline's plain schedule: a tiny model has two layers
+    two: dict[str, Any] = dict.fromkeys(strategy.axes.used, 2)
+    small = replace(strategy.axes, **two)
     return replace(strategy, axes=small, ds_config=strategy.ds_config and with_axes(strategy.ds_config, small))
 
 

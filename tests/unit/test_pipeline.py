@@ -1,6 +1,7 @@
 """How a model is divided into stages, which schedules there are, and what is refused before a model is built."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.engines import pipeline_schedule, pipeline_split
+from brigade.engines import pipeline_rules, pipeline_schedule, pipeline_split, pipeline_zero1
+from brigade.errors import UserError
 from brigade.model.tiny import shrink
-from brigade.strategy import axes, axis_rules
+from brigade.recipe.batch import Batch
+from brigade.strategy import Strategy, axes, axis_rules, refusal
 from brigade.strategy.axes import Axes
 
 
@@ -100,6 +103,46 @@ def test_the_bubble_is_what_the_papers_say():
 )
 def test_a_schedule_that_cannot_be_is_refused(wrong, said):
     assert said in axis_rules.problem(wrong, 4)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "some", "ds_config", "accumulation", "said"),
+    [
+        ("llama", Axes(stages=3), {}, 4, "3 stages, but LlamaConfig has 2 layers"),
+        ("llama", Axes(stages=2, virtual=2), {}, 4, "2 ranks x 2 stages on each = 4 stages, but LlamaConfig has 2 layers"),
+        ("gpt2", Axes(stages=2), {}, 4, "cannot be divided into stages: ValueError: its decoder has no embed_tokens"),
+        ("llama", Axes(stages=2, virtual=1), {"zero_optimization": {"offload_optimizer": {}}}, 4, "means nothing to it"),
+        ("llama", Axes(stages=2), {"zero_optimization": {"stage": 1}, "gradient_clipping": "auto"}, 1, ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_before_the_model_is_built(model, some, ds_config, accumulation, said):
+    strategy = Strategy("zero1", "pp", "pp.json", ds_config=ds_config, axes=some)
+    settings = SimpleNamespace(recipe=SimpleNamespace(model=SimpleNamespace(trust_remote_code=False)))
+    run = SimpleNamespace(strategy=strategy, settings=settings)
+    batch = Batch(8, 8 // accumulation, accumulation, 1, 0.1)
+    if not said:
+        pipeline_rules.check(run, tiny(model), batch)
+        return
+    with pytest.raises(UserError) as caught:
+        pipeline_rules.check(run, tiny(model), batch)
+    assert said in caught.value.problem and caught.value.place.startswith("pp.json: ")
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2", "hsdp"])
+def test_what_exchanges_with_each_micro_batch_is_refused(kind):
+    assert "does not run under" in refusal(stages=True, kind=kind)["problem"]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 5))
+def test_shares_of_zero1_are_every_element_once_and_equal(sizes, ranks):
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    held = [0] * ranks
+    for each in pipeline_zero1.slices(parameters, ranks):
+        assert (each.of(each.parameter) == 0).all() and each.stop > each.start
+        each.of(each.parameter.data).fill_(1)
+        held[each.owner] += each.stop - each.start
+    assert all((parameter == 1).all() for parameter in parameters)
+    assert sum(held) == sum(sizes) and max(held) <= -(-sum(sizes) // ranks)
 
 
 def test_a_config_says_a_schedule_and_gets_it_back():
