@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import did_you_mean
 from ..errors.findings import Finding, shown
 from ..strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
-from ..strategy.axes import MESH_KEYS
+from ..strategy.axis_keys import MESH_KEYS
 
 # How a host calls itself: for every host another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
