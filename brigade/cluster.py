@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,20 +106,3 @@ def _broken(line: str, name: str, number: int) -> Finding:
         rule = "hostfile-colon" if fixed != without_comment else "hostfile-comment"
     cure = f"write for example `{'node1 slots=8' if rule == 'hostfile-slots' else fixed}`"
     return Finding(rule, name, number, f"{line!r} is not `HOST slots=N`", cure)
-
-
-def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
-    """Hosts and slots of the Slurm allocation that this process runs in: one slot per GPU, else per task of a node.
-
-    Raises UserError outside of an allocation.
-    """
-    nodes = env.get("SLURM_JOB_NODELIST")
-    if not nodes:
-        problem = "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)"
-        raise UserError("launcher slurm", problem, "salloc first, or submit a script: --write sbatch")
-    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
-    if listed.returncode:
-        raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")
-    asked = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
-    slots = next((env[name] for name in asked if env.get(name)), "1")
-    return dict.fromkeys(listed.stdout.split(), int(slots.rpartition(":")[2]))  # "h100:8"

@@ -13,7 +13,8 @@ import torch
 from ..data import chat_template
 from ..errors import UserError, writing
 from ..model import adapters, base_weights
-from ..model.load import load_base, load_trained, weights
+from ..model.load import load_base, weights
+from ..model.load_trained import load_trained
 from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
 from ..model.tokenizer import load_tokenizer

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data.prepare import prepare
     from ..errors.console import counted
-    from ..model.load import load_trained
+    from ..model.load_trained import load_trained
     from ..recipe import flags
     from ..training import sample_answers
 

@@ -69,9 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..cluster import hosts_of_slurm_job
     from ..launch import environment, launchers, policy, write
-    from ..launch.job import make
+    from ..launch.job import hosts_of_slurm_job, make
 
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     hosts = None

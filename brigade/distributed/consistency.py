@@ -1,4 +1,4 @@
-"""What all hosts must have alike before a model is built: what the run goes by, the model's files, the output directory.
+"""What all hosts must have alike before a model is built: what the run goes by, and the model's files.
 
 Each function that speaks of hosts is a collective. This module imports no torch.
 """
@@ -6,10 +6,7 @@ Each function that speaks of hosts is a collective. This module imports no torch
 import hashlib
 import json
 import os
-import secrets
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # what from_pretrained loads, which prefers the first
-PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
 _VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, at any depth
 _BLOCK = 4096
-_Leader = tuple[str, str | None]  # of a host's first rank: the host, the checkpoint that it would continue from
 
 
 def check(same: dict[str, Any], world: World) -> None:
@@ -72,84 +67,6 @@ def digests(folder: Path) -> dict[str, str]:
         path.name: _digest(path.read_bytes())
         for path in sorted(folder.glob("*.py"))  # of trust_remote_code
     }
-
-
-def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: str) -> bool:
-    """Whether all hosts see one output directory; False: each has its own, in which it can keep whole checkpoints.
-
-    in_parts: the strategy that writes a part of each checkpoint from every host, "" where one host writes the whole
-
-    The first rank of each host makes the directory where it is missing and leaves a note in it for a moment; then each looks
-    whose notes it sees. Ends all ranks with one message where a host cannot write, where only some hosts share it or the
-    strategy writes its checkpoints in parts, and where hosts would continue from different checkpoints. The directory is
-    then as it was.
-    """
-    token = ranks.gather(secrets.token_hex(8))[0]
-    leads, note = world.local_rank == 0, directory / f".host-{token}-{world.rank}"
-    made: list[Path] = []
-    error = None
-    try:
-        if leads:
-            made = [path for path in (directory, *directory.parents) if not path.exists()]
-            directory.mkdir(parents=True, exist_ok=True)
-            note.touch()
-    except OSError as caught:
-        problem = f"the output directory cannot be written: {caught.strerror}"
-        error = UserError(str(directory), problem, "give another --output_dir")
-    every = ranks.gather((error is None, (world.host, checkpoint and str(checkpoint)) if leads else None))
-    leaders = {rank: leader for rank, (_, leader) in enumerate(every) if leader}
-    written = all(can_write for can_write, _ in every)
-    seen = [set(notes) for notes in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]
-    shared = all(seen[rank] == set(leaders) for rank in leaders)
-    if written and not shared and (in_parts or any(seen[rank] != {rank} for rank in leaders)):
-        error = _not_shared(
-            directory, leaders, [host for rank, (host, _) in leaders.items() if 0 not in seen[rank]], in_parts
-        )
-    elif written:
-        error = _other_checkpoint(directory, leaders)
-    with suppress(OSError):
-        note.unlink(missing_ok=True)
-    for path in made if any(ranks.gather(error is not None)) else []:
-        with suppress(OSError):  # somebody else is there, too
-            path.rmdir()
-    with ranks.agreed(world):  # nobody leaves before all have tidied up
-        if error and (world.is_main_rank or not written):
-            raise error
-    return shared
-
-
-def _notes(directory: Path, token: str, wanted: int) -> list[int]:
-    """The ranks whose notes are seen here. Listing a directory asks an NFS server anew, where looking for a name may not."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        seen = [int(path.name.rpartition("-")[2]) for path in directory.glob(f".host-{token}-*")]
-        if len(seen) >= wanted or time.monotonic() > deadline:
-            return seen
-        time.sleep(0.1)
-
-
-def _not_shared(directory: Path, leaders: dict[int, _Leader], away: list[str], in_parts: str) -> UserError:
-    """away: the hosts that do not see the first one's note."""
-    (first, _), hosts = leaders[0], list(dict.fromkeys(away or [host for host, _ in leaders.values()]))
-    others = f" (and {len(hosts) - 1} more)" if len(hosts) > 1 else ""
-    problem = f"{hosts[0]}{others} does not see what {first} writes there"
-    cure = "give an --output_dir that all hosts share, or "
-    if not in_parts:
-        return UserError(str(directory), f"{problem}, while other hosts do", f"{cure}one that is each host's own")
-    problem += f", and {in_parts} writes a part of each checkpoint from every host"
-    return UserError(
-        str(directory), problem, f"{cure}train with DDP (--ds_config none): it keeps whole checkpoints on each"
-    )
-
-
-def _other_checkpoint(directory: Path, leaders: dict[int, _Leader]) -> UserError | None:
-    first, checkpoint = leaders[0]
-    other = next(((host, theirs) for host, theirs in leaders.values() if theirs != checkpoint), None)
-    return other and UserError(
-        "the checkpoint to continue from",
-        f"{other[1] or 'none'} on {other[0]}, but {checkpoint or 'none'} on {first}",
-        f"copy {directory} from the host with the newer one to the other hosts, or give another --output_dir",
-    )
 
 
 def _without(keys: Iterable[str], tree: Any) -> Any:

@@ -15,6 +15,7 @@ from ..data.store import IGNORED
 from ..errors import UserError, first_line
 from ..model.tiny import shrink
 from ..recipe.flags import Settings
+from ..upstream.experts import gather_whole
 
 LOGITS = 2**26  # of a tile by `auto`: 256 MiB in fp32
 _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
@@ -91,7 +92,7 @@ def _tile_mlps(model: Any, tokens: int) -> None:
         raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
     for mlp in mlps:
         mlp.forward = _Tiles(mlp, tokens)
-        upstream.gather_whole(mlp)
+        gather_whole(mlp)
 
 
 class _Tiles:

@@ -1,5 +1,7 @@
 """A job: one recipe on one cluster, as `launch` starts it and `launch --write` writes it for others to start."""
 
+import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,3 +66,20 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
     strategy = choose(settings, World(0, 0, size, hosts[first], first, "launch"), env={})
     batch_arithmetic(settings.recipe.training, strategy.axes.data(size), settings.place("global_batch_size"))
     return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy)
+
+
+def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
+    """Hosts and slots of the Slurm allocation that this process runs in: one slot per GPU, else per task of a node.
+
+    Raises UserError outside of an allocation.
+    """
+    nodes = env.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        problem = "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)"
+        raise UserError("launcher slurm", problem, "salloc first, or submit a script: --write sbatch")
+    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+    if listed.returncode:
+        raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")
+    asked = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
+    slots = next((env[name] for name in asked if env.get(name)), "1")
+    return dict.fromkeys(listed.stdout.split(), int(slots.rpartition(":")[2]))  # "h100:8"

@@ -16,7 +16,7 @@ from ..recipe.flags import Settings
 from . import attention, base_weights
 from .config_json import published_quantization
 from .location import hub_is_away, load_config, location
-from .sizes import beyond_texts, half_or_full
+from .sizes import beyond_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -172,22 +172,3 @@ def compile_layers(model: "PreTrainedModel") -> None:
         if type(module).__name__ in upstream.layer_classes(base):
             module.compile()
     base.loss_function = torch.compile(base.loss_function, dynamic=True)
-
-
-def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTrainedModel":
-    """What a run left in `directory`: a model, or adapters on the base that they were trained on.
-
-    options: further ones of from_pretrained, for a model
-    """
-    from transformers import AutoModelForCausalLM
-
-    section = settings.recipe.model
-    if not section.use_peft:
-        base_weights.check(str(directory), section.trust_remote_code)
-        options |= {"trust_remote_code": section.trust_remote_code}
-        return AutoModelForCausalLM.from_pretrained(directory, **options)
-    from peft import PeftModel
-
-    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
-    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
-    return PeftModel.from_pretrained(base, directory)

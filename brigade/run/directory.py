@@ -135,7 +135,10 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     }
     consistency.check(same, run.world)
     run.base = model.get("weights", {})
-    run.shared = consistency.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
+    if run.world.size > 1:
+        from ..distributed import shared_directory
+
+        run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
         if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
@@ -163,6 +166,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         problem = "this file stops the run as soon as it trains"
         raise UserError(str(directory / stop.FILE), problem, "remove it, and start again")
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         occupied = _occupied(directory)
         if not run.settings.fresh and occupied and not (directory / RECORD).exists():
             cure = "copy the first host's directory here, or give another --output_dir"

@@ -2,26 +2,22 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from .. import upstream
 from ..cluster import World
-from ..errors import UserError, writing
+from ..errors import UserError
 from ..errors.console import counted
 from ..model import packed_samples
 from ..model.location import check_beside
-from ..recipe.batch import Batch, batch_arithmetic
-from ..recipe.files import calibration_file, read_yaml
+from ..recipe.batch import Batch
+from ..recipe.files import calibration_file
 from ..recipe.flags import Settings
-from ..recipe.schema import Recipe
-from ..run.directory import RECORD, Run
+from ..run.directory import Run
 from ..strategy import Strategy
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
@@ -49,7 +45,11 @@ def check(run: Run, config: Any) -> Batch:
         from ..model import adapters
 
         adapters.check_targets(settings, config)
-    batch = batch_here(run, config)
+    batch = run.batch
+    if settings.recipe.training.per_device_train_batch_size == "auto":
+        from . import micro_batch
+
+        batch = micro_batch.batch_here(run, config)
     if run.strategy.axes:
         from ..engines import checks
 
@@ -75,8 +75,11 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
         parse_arguments(
             settings.recipe.training.optim, settings.recipe.training.optim_args, settings.place("optim_args")
         )
-    for problem, cure in _lacking_for_deepspeed(strategy, gpu) if strategy.is_deepspeed else ():
-        raise UserError(strategy.source, problem, cure)
+    if strategy.is_deepspeed:
+        from . import deepspeed_needs
+
+        for problem, cure in deepspeed_needs.lacking(strategy, gpu):
+            raise UserError(strategy.source, problem, cure)
 
 
 def _warn_of_calibration(world: World) -> None:
@@ -138,39 +141,6 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
         yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
 
 
-def _lacking_for_deepspeed(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
-    """What this host lacks for the kernels of a ds_config: problem, cure."""
-    import ctypes.util
-    import sysconfig
-
-    from ..strategy.deepspeed_config import is_quantised, swaps_to_nvme
-
-    config = strategy.ds_config or {}
-    swaps, quantised = swaps_to_nvme(config), is_quantised(config)
-    if quantised and not gpu:
-        problem = "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU"
-        yield problem, "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none"
-    if not gpu or swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
-        from torch.utils.cpp_extension import CUDA_HOME
-
-        from ..setup import kernels
-
-        compiles = "DeepSpeed compiles kernels for this run, and"
-        if gpu and CUDA_HOME is None:
-            cure = "install the toolkit of torch's CUDA version, and set CUDA_HOME"
-            yield f"{compiles} there is no CUDA toolkit (nvcc)", cure
-        if not shutil.which("g++"):
-            yield f"{compiles} there is no g++", "apt-get install g++"
-        if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-            yield f"{compiles} Python.h is missing", "apt-get install python3-dev"
-        folder = kernels.cache()  # torch locks it also where all kernels lie in it
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-    if swaps and not ctypes.util.find_library("aio"):
-        yield "NVMe offload needs libaio, which this host lacks", "apt-get install libaio-dev"
-
-
 def quick_imports(settings: Settings) -> AbstractContextManager[None]:
     """Where the Trainer is imported."""
     bitsandbytes = settings.recipe.model.load_in_4bit or "8bit" in settings.recipe.training.optim
@@ -188,49 +158,3 @@ def liger(settings: Settings) -> tuple[bool, str]:
     if importlib.util.find_spec("liger_kernel") is None:
         return False, "off: pip install liger-kernel"
     return True, ""
-
-
-def recipe_here(settings: Settings) -> Recipe:
-    """The recipe with the kernels that this host has."""
-    training = settings.recipe.training.model_copy(update={"use_liger_kernel": liger(settings)[0]})
-    return settings.recipe.model_copy(update={"training": training})
-
-
-def batch_here(run: Run, config: Any) -> Batch:
-    """As check() returns it."""
-    training = run.settings.recipe.training
-    if training.per_device_train_batch_size != "auto":
-        return run.batch
-    record = run.directory / RECORD
-    old = (read_yaml(record).get("run") or {}) if record.exists() and not run.settings.fresh else {}
-    began = re.search(r"micro-batch (\d+)", str(old.get("batch")))
-    share = run.batch.micro * run.batch.accumulation
-    if began and int(began[1]) > 0 and share % int(began[1]) == 0:
-        found = int(began[1]), "as this run began"
-    else:
-        found = _largest_micro_batch(run, config)
-    return batch_arithmetic(training, run.batch.data_parallel_size, run.settings.place("global_batch_size"), *found)
-
-
-def _largest_micro_batch(run: Run, config: Any) -> tuple[int, str]:
-    """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
-    import torch
-
-    cure = "; set per_device_train_batch_size"
-    if not torch.cuda.is_available():
-        return 1, f"no GPU that the planner knows{cure}"
-    from ..planner.choice import job_of_run
-    from ..planner.costs import hardware
-
-    device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
-    if device is None:
-        return 1, f"no figures of {name}{cure}"
-    recipe, sizes = recipe_here(run.settings), (run.world.size, run.world.local_size)
-    try:
-        return job_of_run.largest_fit(
-            recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"
-        )
-    except job_of_run.NotCovered as error:
-        return 1, f"{error}{cure}"
-    except Exception as error:  # a run that trains does not end for an estimate's sake
-        return 1, f"the formulas fail on it, {type(error).__name__}{cure}"

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from brigade.cluster import World
-from brigade.distributed import consistency, ranks
+from brigade.distributed import consistency, ranks, shared_directory
 from brigade.errors import UserError
 from brigade.model.tokenizer import load_tokenizer
 from brigade.strategy import Strategy
@@ -21,7 +21,7 @@ DDP, ZERO3 = Strategy("ddp", "ddp", ""), Strategy("zero3", "zero3", "")
 @pytest.fixture
 def on_hosts(monkeypatch):
     """on_hosts(work, count): work(world) on so many hosts of one rank each; its results, or the UserErrors, by rank."""
-    monkeypatch.setattr(consistency, "PATIENCE", 0.5)
+    monkeypatch.setattr(shared_directory, "PATIENCE", 0.5)
 
     def call(work, count):
         here, slots, barrier = threading.local(), [None] * count, threading.Barrier(count, timeout=60)
@@ -88,7 +88,7 @@ def test_who_shares_the_output_directory(name, on_hosts, tmp_path):
     def work(world):
         checkpoint = found[world.rank]
         directory = tmp_path / places[world.rank] / "outputs" / "run"
-        return consistency.is_shared(
+        return shared_directory.is_shared(
             directory, None if checkpoint == "-" else checkpoint, world, strategy.writes_in_parts
         )
 

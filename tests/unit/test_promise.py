@@ -22,7 +22,7 @@ from brigade.recipe.batch import Batch, batch_arithmetic
 from brigade.recipe.files import REPOSITORY
 from brigade.run import directory as runs_on_disk
 from brigade.strategy import Strategy
-from brigade.training import preflight
+from brigade.training import micro_batch
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
 BATCH = Batch(64, 2, 2, 16, 1e-5)
@@ -124,7 +124,7 @@ def begin(load, tmp_path, monkeypatch):
         if record:
             (tmp_path / "run.yaml").write_text(yaml.safe_dump({"run": {"batch": record}}))
         run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path)
-        return preflight.batch_here(run, AutoConfig.for_model(**CONFIG))
+        return micro_batch.batch_here(run, AutoConfig.for_model(**CONFIG))
 
     return make
 

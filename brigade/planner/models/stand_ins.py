@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ... import upstream
+from ...upstream.experts import replace_gate
 
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
 
@@ -80,7 +80,7 @@ def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
         elif "mlp" in kernels and {"gate_up_proj", "down_proj"} <= set(names):
             module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(*m.gate_up_proj(x).chunk(2, dim=-1)))
         elif "mlp" in kernels:
-            upstream.replace_gate(module, lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1)))
+            replace_gate(module, lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1)))
 
 
 def register_flash() -> None:

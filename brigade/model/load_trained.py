@@ -1,0 +1,32 @@
+"""What a run left: a whole model, or adapters on their base."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..recipe.flags import Settings
+from . import base_weights
+from .load import load_base, weights
+from .location import load_config
+from .sizes import half_or_full
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_trained(settings: Settings, directory: Path, **options: Any) -> "PreTrainedModel":
+    """What a run left in `directory`: a model, or adapters on the base that they were trained on.
+
+    options: further ones of from_pretrained, for a model
+    """
+    from transformers import AutoModelForCausalLM
+
+    section = settings.recipe.model
+    if not section.use_peft:
+        base_weights.check(str(directory), section.trust_remote_code)
+        options |= {"trust_remote_code": section.trust_remote_code}
+        return AutoModelForCausalLM.from_pretrained(directory, **options)
+    from peft import PeftModel
+
+    # Not AutoModelForCausalLM: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
+    return PeftModel.from_pretrained(base, directory)
