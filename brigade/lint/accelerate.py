@@ -1,11 +1,13 @@
 """The launcher's part of an accelerate config: keys, hosts, ranks. The strategy's part: strategy/accelerate_config.py."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import did_you_mean
 from ..errors.findings import Finding, shown
 from ..strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
+from ..strategy.axes import MESH_KEYS
 
 # How a host calls itself: for every host another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
@@ -53,7 +55,9 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
         values |= {"fewer": each * machines or machines, "more": (each + 1) * machines}
         yield Finding.of("accelerate-processes", name, "num_processes", **values)
     replicate, shard = mesh(document) or (1, 1)
-    if processes and replicate * shard not in (1, processes):
+    sizes = mesh_sizes(sections(document)[2])
+    others = math.prod(number(sizes, MESH_KEYS[axis]) or 1 for axis in ("tensor", "sequence", "stages"))
+    if processes and replicate * shard not in (1, processes // others):
         values = {"replicate": replicate, "shard": shard, "processes": processes}
         yield Finding.of("accelerate-mesh", name, "parallelism_config", **values)
 
