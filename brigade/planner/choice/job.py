@@ -48,9 +48,9 @@ class Job:
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
     labelled: share of the tokens that have logits: with padding_free those alone that a label follows
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism
-    ours: these go as in train.py. Tensor parallelism by Transformers' plans: norms, router and embedding are whole on each rank,
-        so are logits and what stands between blocks. Stages are cut by cost. Context parallelism is Ulysses', which exchanges
-        heads. Else as in Megatron and torchtitan: all is divided, stages evenly, and keys and values go round a ring
+    ours: these go as in train.py. Tensor parallelism by Transformers' plans: norms, router and what stands between blocks are
+        whole on each rank, and mostly logits (costs/stages.py). Stages are cut by cost. Context parallelism is Ulysses', which
+        exchanges heads. Else as in Megatron and torchtitan: all is divided, stages evenly, keys and values go round a ring
     schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
     shard: ranks that share one copy of the states (0: all data-parallel ranks); hpz: those with a second copy of the weights
     quantised: weights are gathered in 8 bits and gradients reduced in 4 (ZeRO++: qwZ and qgZ)

@@ -148,7 +148,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         named: dict[str, Any] = dict(zip(choice.axes, chosen_sizes, strict=True))
         axes = Axes(**named)
         inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
-        if not inside or misfit(axes, gpus):
+        if not inside or misfit(axes, gpus) or (choice.group and axes.tensor == cluster.node_size):
             continue
         for virtual in (1, 2) if axes.stages > 1 else (1,):
             if 2 * axes.stages * virtual <= shape.layers or axes.stages == 1:
@@ -173,7 +173,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 micro,
                 accumulation,
                 attention=attention,
-                shard=node if choice.group and choice.engine == "fsdp2" else 0,
+                shard=node // axes.tensor if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 quantised=choice.quantised,
                 offload=choice.offload,

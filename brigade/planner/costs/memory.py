@@ -15,7 +15,7 @@ from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_l
 from ..models.layer import Op, layer_ops, one_kernel
 from ..models.trace_settings import Trace
 from .engines import LOGIT_BYTES
-from .stages import NF4, Stage, stages
+from .stages import NF4, Stage, logits_divisor, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
 GIB = 2**30
@@ -159,12 +159,11 @@ def logit_bytes(job: Job) -> float:
     final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
     if loss == "tiled":  # the norm's result with its gradient, and the logits of a tile
         return final_norm + 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
-    if job.ours:
-        return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab
-    if job.tensor > 1 and job.engine == "fsdp2":
+    divisor = logits_divisor(job)
+    if divisor > 1 and (job.ours or job.engine == "fsdp2"):
         loss = "parallel"
         final_norm += 2 * s.hidden * t  # gathered for the head
-    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / job.tensor
+    return final_norm + LOGIT_BYTES[loss] * t * job.labelled * s.vocab / divisor
 
 
 def moments(job: Job, traced: Trace | None = None) -> list[Memory]:

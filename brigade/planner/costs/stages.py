@@ -70,8 +70,10 @@ def _cheapest(layers: int, stages: int, head: float) -> tuple[int, ...]:
 
 
 def stages(job: Job) -> list[Stage]:
-    s, t, found = job.shape, job.tensor, []
-    whole = job.ours and t > 1  # norms, router and embedding; and the head where it is the embedding
+    s, t = job.shape, job.tensor
+    found = []
+    whole = job.ours and t > 1  # norms and router
+    of_embedding, of_head = vocabulary_divisors(job)
 
     def divided(parameters: float, undivided: float) -> float:
         return (parameters - undivided * whole) / t + undivided * whole
@@ -80,24 +82,32 @@ def stages(job: Job) -> list[Stage]:
     per_layer = (dense + s.moe_layers * divided(s.moe_base, s.undivided(moe=True))) / s.layers
     for place, layers in enumerate(stage_layers(job)):
         first, last = place == 0, place == job.pipeline - 1
-        words = s.vocab * s.hidden
-        head = (
-            last * (s.head or (0 if first else words)) / (1 if whole and s.tied else t)
-        )  # a tied head is a copy on the last
-        embedding = first * s.embedding / (1 if whole else t)
+        head = last * (s.head or (0 if first else s.vocab * s.hidden)) / of_head  # a copy on the last where it is tied
+        embedding = first * s.embedding / of_embedding
         experts = layers / s.layers * s.moe_layers * s.experts * s.expert / expert_divisor(job)
-        psi = (
-            layers * per_layer
-            + embedding
-            + head
-            + last * divided(s.final_norm, s.final_norm)
-            + first * s.other
-            + experts
-        )
+        ends = embedding + head + last * divided(s.final_norm, s.final_norm) + first * s.other
+        psi = layers * per_layer + ends + experts
         trained = job.trained * adapter_share(job) / job.pipeline if job.trained else psi
         spread = experts if job.expert > 1 else 0.0
         found.append(Stage(place, last, layers, psi, trained, spread, embedding, head))
     return found
+
+
+def vocabulary_divisors(job: Job) -> tuple[int, int]:
+    """Over how many ranks of a tensor group (embedding, head) are divided.
+
+    Transformers' plans divide both. Of two that are one, train.py's own division leaves both whole (engines/tensor.py); AutoTP
+    divides that one, and leaves an embedding of its own whole (deepspeed 0.19.8, module_inject/tp_plan_converter.py).
+    """
+    t, auto = job.tensor, job.engine == "zero"
+    if not job.ours:
+        return t, t
+    return (t if auto == job.shape.tied else 1), (t if auto or not job.shape.tied else 1)
+
+
+def logits_divisor(job: Job) -> int:
+    """Over how many ranks logits stay divided: train.py gathers them, AutoTP not those of a head that is the embedding."""
+    return job.tensor if not job.ours or (job.engine == "zero" and job.shape.tied) else 1
 
 
 def adapter_share(job: Job) -> float:

@@ -10,7 +10,7 @@ from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
 from .memory import exchanged_width, operations
 from .network import CALL_LATENCY, Links, links
-from .stages import gathered_bytes, stages
+from .stages import gathered_bytes, logits_divisor, stages, vocabulary_divisors
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
@@ -114,8 +114,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     for moe, count in s.kinds:
         one = [part * count / s.layers for part in layer_seconds(job, g, moe)]
         forward, backward, again = forward + one[0], backward + one[1], again + one[2]
-    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / job.tensor)
-    logits = s.vocab / (1 if job.ours else job.tensor)
+    head = 3 * product_seconds(g, max(1.0, t * job.labelled), s.hidden, s.vocab / vocabulary_divisors(job)[1])
+    logits = s.vocab / logits_divisor(job)
     head += 2 * max(LOGIT_BYTES[job.loss], 4) * t * job.labelled * logits / stream
     if job.loss == "tiled":  # the product once more
         head *= 4 / 3

@@ -1,6 +1,5 @@
 """Recipes that the planner writes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
 
-import json
 import re
 import tempfile
 from collections.abc import Mapping
@@ -14,14 +13,13 @@ from ...errors.console import billions, figure
 from ...model.config_json import read_config
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
-from ...strategy.axis_keys import as_mesh, with_axes
 from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
 from ..choice.search import Candidate, Workload
-from ..choice.strategies import SHORT
 from ..costs.host_memory import host
 from ..models.find_model import RECIPES, config_of
 from .header import header, replaced
+from .strategy_file import strategy_file
 
 # Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
 # (thinkingmachines.ai/blog/lora), and large models less than small ones.
@@ -100,25 +98,6 @@ def strategy_keys(candidate: Candidate) -> dict[str, Any]:
     return {"accelerate_config": document}
 
 
-def strategy_file(candidate: Candidate) -> tuple[str, str, str]:
-    """(the recipe's key, name, text) of the file that says a strategy with axes besides data parallelism; all "" without them."""
-    job, file = candidate.estimate.job, candidate.choice.file
-    axes = job.axes
-    if not axes:
-        return "", "", ""
-    sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
-    sizes += f"x{axes.virtual}" if axes.virtual > 1 else ""
-    if file.endswith(".json"):
-        config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
-        return "ds_config", f"{Path(file).stem}_{sizes}.json", json.dumps(config, indent=2) + "\n"
-    groups = {"dp_replicate_size": job.nodes, "dp_shard_size": job.data // job.nodes} if file == "hsdp" else {}
-    mesh = {f"parallelism_config_{key}": size for key, size in (groups | as_mesh(axes)).items()}
-    document: dict[str, Any] = {"distributed_type": "FSDP" if file else "MULTI_GPU"}
-    document |= {"fsdp_config": {"fsdp_version": 2}} if file else {}
-    text = f"# {candidate.name}\n" + yaml.safe_dump(document | {"parallelism_config": mesh}, sort_keys=False)
-    return "accelerate_config", f"{file or 'ddp'}_{sizes}.yaml", text
-
-
 def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
     """Write the recipe to `to` (a folder gets METHOD.yaml), the config.json of `model` beside it, and a file for a strategy with
     axes besides data parallelism; returns what it wrote.
@@ -140,38 +119,40 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     if positions and workload.length > positions:
         problem = f"{workload.length} tokens, but {job.shape.name} has positions for {positions}"
         raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
-    key, name, said = strategy_file(candidate)
-    strategy = {key: here(path.with_name(name))} if key else strategy_keys(candidate)
+    file = strategy_file(candidate, here(path), path.parent, hostfile)
+    strategy = {file.key: here(file.path)} if file else strategy_keys(candidate)
     text = body(candidate, workload, source, hostfile, strategy)
     beside, published = path.with_name(BESIDE), config.read_bytes()
     there = path.exists()
     if beside.exists() and beside.read_bytes() != published:
         raise _in_the_way(beside, f"name another folder: --write {path.parent}-2/")
-    if key and (divides := path.with_name(name)).exists() and divides.read_text() != said:
-        raise _in_the_way(divides, f"name another folder: --write {path.parent}-2/")
+    shared = file and file.path.parent != path.parent.resolve()  # with other recipes, and taken as it is
+    if file and file.path.exists() and not shared and file.path.read_text() != file.text:
+        raise _in_the_way(file.path, f"name another folder: --write {path.parent}-2/")
     if there and (not path.is_file() or replaced(path.read_text(), "") != text):
         raise _in_the_way(path, f"remove it, or name another file: --write {path.with_name(f'{path.stem}-2.yaml')}")
     with tempfile.TemporaryDirectory() as folder:  # the header is made from what a run would read
         draft = Path(folder) / path.name
         drafted = text
-        if key:
-            draft.with_name(name).write_text(said, encoding="utf-8")
-            drafted = text.replace(strategy[key], str(draft.with_name(name)))
+        if file and not file.path.exists():
+            draft.with_name(file.path.name).write_text(file.text, encoding="utf-8")
+            drafted = text.replace(here(file.path), str(draft.with_name(file.path.name)))
         draft.write_text(drafted, encoding="utf-8")
         draft.with_name(BESIDE).write_bytes(published)
         text = header(load_plan(draft, job.link, path)) + text
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(published)
-        if key:
-            path.with_name(name).write_text(said, encoding="utf-8")
+        more = {file.path: file.text} if file and not file.path.exists() else {}
+        for named, said in more.items():
+            named.write_text(said, encoding="utf-8")
         if there:
             return []
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         problem = f"it cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another folder with --write") from None
-    return [path, beside, *([path.with_name(name)] if key else [])]
+    return [path, beside, *more]
 
 
 def _in_the_way(path: Path, cure: str) -> UserError:
