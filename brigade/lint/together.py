@@ -16,6 +16,7 @@ from ..recipe.batch import batch_arithmetic, without_filler
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
+from ..strategy.axes import of_mesh
 from . import accelerate as launcher
 from .files import File, Files, Kind, of_error, strategy_findings
 
@@ -113,7 +114,10 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     processes = next((n for document in documents if (n := launcher.number(document, "num_processes"))), None)
     mesh = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
     slots = hosts.content if hosts and hosts.is_sound else {}
-    size = processes or sum(slots.values()) or mesh[0] * mesh[1]
+    axes = [of_mesh(accelerate_config.mesh_sizes(accelerate_config.sections(one)[2])) for one in documents]
+    size = (
+        processes or sum(slots.values()) or mesh[0] * mesh[1] * max((of.model * of.experts for of in axes), default=1)
+    )
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
     try:
         yield from _experts(recipe, settings, choose(settings, world, env={}))
@@ -133,7 +137,9 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
 
 
 def _experts(recipe: File, settings: Settings, strategy: Strategy) -> Iterator[Finding]:
-    if strategy.kind != "zero3" or (strategy.ds_config or {})["zero_optimization"].get("leaf_module"):
+    """A mixture of experts under ZeRO-3, and experts that do not divide over the strategy's ranks."""
+    zero3 = strategy.kind == "zero3" and not (strategy.ds_config or {})["zero_optimization"].get("leaf_module")
+    if not zero3 and strategy.axes.experts == 1:
         return
     config: Any = None
     with suppress(UserError, OSError, ValueError, RecursionError):
@@ -144,6 +150,8 @@ def _experts(recipe: File, settings: Settings, strategy: Strategy) -> Iterator[F
         return
     config = config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
     key = next((key for key in EXPERTS if isinstance(config.get(key), int) and config[key] > 1), None)
-    if key:
-        values = {"key": key, "experts": config[key], "model": config.get("model_type"), "strategy": strategy.name}
-        yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values)
+    values = {"key": key or "experts", "experts": config[key] if key else 0, "model": config.get("model_type")}
+    if key and zero3:
+        yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values, strategy=strategy.name)
+    if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
+        yield Finding.of("recipe-experts", recipe.name, "model.model_name_or_path", **values, size=size)
