@@ -116,7 +116,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     mesh = next((mesh for document in documents if (mesh := launcher.mesh(document))), (1, 1))
     slots = hosts.content if hosts and hosts.is_sound else {}
     axes = next((found for file in strategies if (found := _axes(file))), NONE)
-    size = processes or sum(slots.values()) or mesh[0] * mesh[1] * axes.model
+    size = processes or sum(slots.values()) or mesh[0] * mesh[1] * axes.unit
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
     try:
         strategy = choose(settings, world, env={})
@@ -167,9 +167,11 @@ def _heads(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator
 
 
 def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    if strategy.kind != "zero3" or (strategy.ds_config or {})["zero_optimization"].get("leaf_module"):
-        return
+    """A mixture of experts under ZeRO-3, and experts that do not divide over the strategy's ranks."""
+    zero3 = strategy.kind == "zero3" and not (strategy.ds_config or {})["zero_optimization"].get("leaf_module")
     key = next((key for key in EXPERTS if isinstance(config.get(key), int) and config[key] > 1), None)
-    if key:
-        values = {"key": key, "experts": config[key], "model": config.get("model_type"), "strategy": strategy.name}
-        yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values)
+    values = {"key": key or "experts", "experts": config[key] if key else 0, "model": config.get("model_type")}
+    if key and zero3:
+        yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values, strategy=strategy.name)
+    if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
+        yield Finding.of("recipe-experts", recipe.name, "model.model_name_or_path", **values, size=size)

@@ -25,22 +25,22 @@ class ExpertBalance:
 
     def __init__(self, run: Run, model: Any, counts: bool = True) -> None:
         found = {name: module for name, module in model.named_modules() if are_experts(module)}
-        self.run, self.names, self.counts = run, list(found), counts
-        self.tokens: list[Any] = [None] * len(found)  # of each layer: (experts)
+        self.run, self.counts = run, counts
+        self.tokens: dict[str, Any] = dict.fromkeys(found)  # of each layer: (experts)
         self.mask: Any = None  # of this micro-batch: (rows, tokens), 0 for padding; None where there is none
-        for number, module in enumerate(found.values()):
-            module.register_forward_pre_hook(partial(self._count, number, module.num_experts))
+        for name, module in found.items():
+            module.register_forward_pre_hook(partial(self._count, name, module.num_experts))
 
-    def _count(self, number: int, experts: int, module: Any, args: tuple[Any, ...]) -> None:
-        if not module.training:
+    def _count(self, name: str, experts: int, module: Any, args: tuple[Any, ...]) -> None:
+        if not module.training or len(args) < 2:
             return
         chosen = args[1].long()  # of each token its experts: (tokens, top_k)
-        if self.tokens[number] is None:
-            self.tokens[number] = chosen.new_zeros(experts)
+        if self.tokens[name] is None:
+            self.tokens[name] = chosen.new_zeros(experts)
         counted = torch.ones_like(chosen)
         if self.mask is not None and self.mask.numel() == len(chosen):
             counted *= self.mask.reshape(-1, 1)
-        self.tokens[number].scatter_add_(0, chosen.flatten(), counted.flatten())
+        self.tokens[name].scatter_add_(0, chosen.flatten(), counted.flatten())
 
     def report(self, step: int) -> dict[str, float]:
         """Figures since the last report, over all ranks, and the same by layer and expert in expert_load.json. A collective.
@@ -49,22 +49,23 @@ class ExpertBalance:
         busiest_expert: percent of its layer's tokens that the busiest expert of all layers got
         idle_experts: percent of all experts, those that got none
         """
-        tokens = torch.stack(self.tokens) if None not in self.tokens else None
-        self.tokens = [None] * len(self.names)
-        if tokens is None:
+        counted = {name: layer for name, layer in self.tokens.items() if layer is not None}
+        self.tokens = dict.fromkeys(self.tokens)
+        if not counted:
             return {}
-        tokens *= self.counts
+        total = torch.cat([*counted.values()]) * self.counts
         if distributed.is_initialized():
-            distributed.all_reduce(tokens)
-        shares = (tokens / tokens.sum(1, keepdim=True).clamp(min=1)).double().cpu()
+            distributed.all_reduce(total)
+        layers = total.double().cpu().split([len(layer) for layer in counted.values()])
+        shares = [layer / layer.sum().clamp(min=1) for layer in layers]
         if self.run.world.is_main_rank:
-            rounded = [[round(share, 6) for share in layer] for layer in shares.tolist()]
-            text = json.dumps({"step": step, "shares": dict(zip(self.names, rounded, strict=True))})
+            rounded = [[round(share, 6) for share in layer.tolist()] for layer in shares]
+            text = json.dumps({"step": step, "shares": dict(zip(counted, rounded, strict=True))})
             temporary = self.run.directory / f".{FILE}"
             temporary.write_text(text + "\n")
             temporary.replace(self.run.directory / FILE)
         return {
-            "expert_balance": float(shares.amax(1).mean()) * shares.shape[1],
-            "busiest_expert": 100 * float(shares.max()),
-            "idle_experts": 100 * float((shares == 0).double().mean()),
+            "expert_balance": sum(float(layer.max()) * len(layer) for layer in shares) / len(shares),
+            "busiest_expert": 100 * max(float(layer.max()) for layer in shares),
+            "idle_experts": 100 * float((torch.cat(shares) == 0).double().mean()),
         }

@@ -147,6 +147,10 @@ EXAMPLES = {
         {"r.yaml": recipe(cluster={"ds_config": "ds_configs/zero3.json"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 128}},
         "r.yaml:7: model.model_name_or_path"),
+    "recipe-experts": (
+        {"r.yaml": recipe(cluster={"accelerate_config": "accelerate_configs/fsdp2_ep2_1x4.yaml"}),
+         "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},
+        "r.yaml:7: model.model_name_or_path"),
     "env-line": ({".deepspeed_env": "NCCL_DEBUG=INFO\n\nA=1\n"}, ".deepspeed_env:2"),
 }  # fmt: skip
 
@@ -287,6 +291,15 @@ def test_what_a_file_refers_to_is_linted_too(check):
 def test_a_strategy_inside_a_recipe_is_linted(check, key, content):
     report = check({"r.yaml": recipe(cluster={key: content})})
     assert report.counts()["error"] == 1 and f"r.yaml: cluster.{key}" in report.where(report.findings[0])
+
+
+@pytest.mark.parametrize("config, found", [({"num_experts": 8}, set()), ({}, {"recipe-experts"}), ("[", set())])
+def test_experts_over_ranks_divide(check, config, found):
+    """Without num_processes and hosts it is looked at on as many ranks as a group has."""
+    mesh = fsdp({"parallelism_config_ep_size": 2})
+    mine = {key: value for key, value in mesh.items() if key != "num_processes"}
+    files = {"r.yaml": recipe(cluster={"accelerate_config": mine}), "config.json": config}
+    assert names(check(files, ["r.yaml"])) == found
 
 
 def test_a_mixture_of_experts_under_zero3(check):
