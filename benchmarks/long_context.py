@@ -1,4 +1,4 @@
-"""What one rank's activations need for a row of 128k tokens: with its tokens over several ranks, and with tiles. No GPU is needed.
+"""What one rank's activations need for a row of 128k tokens: with its tokens over several ranks, and with tiles.
 
     python -m benchmarks.long_context            # traces -> benchmarks/results/long_context.jsonl, docs/parallelism.md
     python -m benchmarks.long_context --draw     # the table from the results that are there

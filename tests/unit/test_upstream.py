@@ -33,6 +33,7 @@ DEFINED = {
     ],
     "transformers/distributed/mixin.py": ["should_save_on_this_rank"],
     "transformers/models/auto/auto_factory.py": ["_model_mapping"],
+    "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
     "transformers/integrations/moe.py": ["_apply_gate", "_default_apply_gate"],
     "transformers/integrations/deepspeed.py": ["_hf_deepspeed_config_weak_ref", "unset_hf_deepspeed_config"],
     "transformers/integrations/integration_utils.py": ["_SummaryWriter"],
