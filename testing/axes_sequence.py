@@ -40,6 +40,8 @@ VARIANTS: dict[str, list[str]] = {
     "packed": PACKED,
     "lora": LORA,
     "checkpointing": ["--activation_checkpointing"],
+    "qlora": [*LORA, "--load_in_4bit"],
+    "compiled": ["--torch_compile"],
     "clipped": ["--max_grad_norm", "0.5"],
     # Tiles of a few tokens, that ranks have different numbers of; the reference computes without.
     "tiled": ["--tiled_loss", "7", "--tiled_mlp", "11"],
@@ -47,7 +49,7 @@ VARIANTS: dict[str, list[str]] = {
     "tiled-lora": [*LORA, "--tiled_loss", "7", "--tiled_mlp", "11"],
 }
 # What the reference of a variant computes, where that is not the same.
-COMPUTED = {"tiled": [], "tiled-checkpointing": [], "tiled-lora": LORA}
+COMPUTED = {"compiled": [], "tiled": [], "tiled-checkpointing": [], "tiled-lora": LORA}
 
 
 def case(kind: str, size: int, world_size: int, accumulation: int = 1, variant: str = "plain", model: str | None = None,
@@ -55,7 +57,7 @@ def case(kind: str, size: int, world_size: int, accumulation: int = 1, variant: 
     rows = 6 if variant == "packed" else GLOBAL_BATCH
     micro = max(1, rows * size // world_size // accumulation)
     name = f"{kind}-sp{size}-w{world_size}-k{accumulation}-{variant}" + (f"-{model}" if model else "")
-    rate = parity.LEARNING_RATE[model or "sgd"]
+    rate = parity.LEARNING_RATE.get(model or "sgd", "0.1")
     flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", str(micro)]
     flags += [*strategy(kind, size, world_size), *VARIANTS[variant], "--per_device_eval_batch_size", str(1 + size)]
     return {"name": name, "variant": variant, "model": model, "flags": flags, **more}
@@ -63,7 +65,7 @@ def case(kind: str, size: int, world_size: int, accumulation: int = 1, variant: 
 
 def reference(variant: str = "plain", model: str | None = None) -> dict[str, Any]:
     """One process without any engine."""
-    rate = parity.LEARNING_RATE[model or "sgd"]
+    rate = parity.LEARNING_RATE.get(model or "sgd", "0.1")
     flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", "16"]
     flags += COMPUTED.get(variant, VARIANTS[variant])
     return {"name": reference_of({"variant": variant, "model": model}), "model": model, "flags": flags}
@@ -82,6 +84,7 @@ def on(world_size: int) -> Iterator[dict[str, Any]]:
         for kind, variant in itertools.product(("zero3", "fsdp2"), ("packed", "lora")):
             yield case(kind, 2, 4, 2, variant)
         return
+    yield case("ddp", 2, 2, 2, "compiled")
     for kind, accumulation in itertools.product(KINDS, parity.ACCUMULATIONS):
         yield case(kind, 2, 2, accumulation)
     for kind in ("ddp", "zero3", "fsdp2"):
@@ -89,7 +92,7 @@ def on(world_size: int) -> Iterator[dict[str, Any]]:
             yield case(kind, 2, 2, 2 if variant == "lora" else 1, variant)
         yield case(kind, 1, 2, 2, "tiled")
     for kind in ("zero3", "fsdp2"):
-        for variant in ("tiled-checkpointing", "tiled-lora"):
+        for variant in ("tiled-checkpointing", "tiled-lora", "qlora"):
             yield case(kind, 2, 2, 1, variant)
-        for model in parity.MODELS:
+        for model in (*parity.MODELS, "mistral"):  # the last with a sliding window
             yield case(kind, 2, 2, 1, model=model)

@@ -64,6 +64,9 @@ def write_inputs(folder: Path) -> list[str]:
     return ["--recipe", str(folder / "full.yaml")]
 
 
+CHANGES = {"mistral": {"sliding_window": 16}}  # shorter than the samples
+
+
 def write_model(folder: Path, name: str) -> Path:
     """A tiny model of this type with random weights, the same each time, and buffers that are not the ones of a new model."""
     import torch
@@ -73,7 +76,7 @@ def write_model(folder: Path, name: str) -> Path:
     from brigade.model.tiny import shrink
 
     if not (folder / "config.json").exists():
-        config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()))
+        config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()) | CHANGES.get(name, {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

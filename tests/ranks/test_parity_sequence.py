@@ -39,7 +39,7 @@ def references(tmp_path_factory, asked_for):
 def test_rows_in_parts_equal_one_process(name, references, results):
     world_size, case = next((size, case) for size, of in EVERY.items() for case in of if case["name"] == name)
     reference = references[cases.reference_of(case)]
-    moved = 0.985 if case["variant"] == "lora" else 0.9  # adapters on random weights learn little
+    moved = 0.985 if "lora" in case["variant"] else 0.9  # adapters on random weights learn little
     assert len(reference["loss"]) == runs.STEPS and reference["loss"][-1] < moved * reference["loss"][0]
     differences = parity.worst(results(world_size)[name], reference)
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences

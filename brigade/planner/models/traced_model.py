@@ -128,8 +128,13 @@ def measure(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
         raise UserError(place, problem, "plan without --trace") from error
 
 
-def run(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
-    """Forward and backward of one row with two layers of each kind, on fake tensors or, of a small model, on real ones."""
+def run(
+    config: Mapping[str, Any], settings: TraceSettings, change: Callable[[Any], dict[str, Any]] = lambda model: {}
+) -> Trace:
+    """Forward and backward of one row with two layers of each kind, on fake tensors or, of a small model, on real ones.
+
+    change: changes the model before it runs, and returns further inputs
+    """
     register_flash()
     attention = "eager" if settings.attention == "eager" else FLASH
     model = build(config, attention, dtype=torch.float32 if settings.autocast else torch.bfloat16)
@@ -145,6 +150,7 @@ def run(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
     chosen = [layer for group in groups.values() for layer in group[:2]]
     setattr(owner, name, torch.nn.ModuleList(chosen))
     model.config.get_text_config().num_hidden_layers = len(chosen)  # models loop over as many
+    inputs = change(model)
     ids = torch.zeros(1, settings.length, dtype=torch.long)
     embedded: list[torch.Tensor] = []
 
@@ -157,7 +163,7 @@ def run(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
     with Live([*model.parameters(), *model.buffers(), ids]) as live:
         marks = _Marks(live, chosen)
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.autocast):
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = model(input_ids=ids, labels=ids, use_cache=False, **inputs).loss
         loss.backward(inputs=embedded)
     added = [after - before for before, after in itertools.pairwise(marks.begins)]
     end, each, place = marks.begins[-1], [], 0
