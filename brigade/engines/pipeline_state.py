@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .pipeline import Pipeline
 
@@ -78,9 +77,8 @@ class OwnPart:
         parameter = self._parameters.get(name)
         if parameter is None or start >= stop:
             return self._source.read(name, key, start, stop)
-        here, first = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
+        part = parameter.__create_chunk_list__()[0]
+        here, first = part.sizes, part.offsets
         row, own = parameter.shape[1:].numel(), torch.Size(here[1:]).numel()
         begin, end, column = start // own, -(-stop // own), first[1] if len(first) > 1 else 0
         rows = self._source.read(name, key, (first[0] + begin) * row, (first[0] + end) * row).view(-1, row)
