@@ -31,22 +31,23 @@ KINDS: dict[str, tuple[list[str], str | None]] = {
 }
 
 
-def ddp(folder: Path, stages: int, **more: Any) -> list[str]:
+def ddp(folder: Path, stages: int, tensor: int = 1, **more: Any) -> list[str]:
     """Flags of DDP between pipelines of so many stages, by an accelerate config in `folder`. more: of SCHEDULES"""
-    sizes = {"pp_size": stages, **{f"pp_{key}": value for key, value in more.items()}}
+    sizes = {"pp_size": stages, "tp_size": tensor, **{f"pp_{key}": value for key, value in more.items()}}
     mesh = {f"parallelism_config_{key}": value for key, value in sizes.items()}
     document = {"distributed_type": "MULTI_GPU", "parallelism_config": mesh}
-    return ["--accelerate_config", _written(folder / f"{_named('ddp', stages, more)}.yaml", document)]
+    return ["--accelerate_config", _written(folder / f"{_named('ddp', stages, tensor, more)}.yaml", document)]
 
 
-def zero1(folder: Path, stages: int, **more: Any) -> list[str]:
+def zero1(folder: Path, stages: int, tensor: int = 1, **more: Any) -> list[str]:
     """Likewise of ZeRO-1, by a ds_config."""
-    document = {"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages, **more}}
-    return ["--ds_config", _written(folder / f"{_named('zero1', stages, more)}.json", document)]
+    document: dict[str, Any] = {"zero_optimization": {"stage": 1}, "pipeline": {"stages": stages, **more}}
+    document["tensor_parallel"] = {"autotp_size": tensor}
+    return ["--ds_config", _written(folder / f"{_named('zero1', stages, tensor, more)}.json", document)]
 
 
-def _named(kind: str, stages: int, more: dict[str, Any]) -> str:
-    return "-".join(map(str, [kind, stages, *more.values()]))
+def _named(kind: str, stages: int, tensor: int, more: dict[str, Any]) -> str:
+    return "-".join(map(str, [kind, stages, tensor, *more.values()]))
 
 
 def _written(file: Path, document: dict[str, Any]) -> str:

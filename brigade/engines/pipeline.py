@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ..distributed.ranks import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
@@ -24,6 +26,7 @@ class Groups:
 
     stages: of the ranks that together hold a model, first to last; data: of those that hold the same stages
     ends: of the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
+    tensor: of the ranks that divide the matrices of the same stages (None: nobody does)
     """
 
     def __init__(self, axes: Axes, rank: int, world_size: int) -> None:
@@ -33,6 +36,11 @@ class Groups:
         self.data = _own(axes.groups("data", world_size), rank)
         ends = [[ranks[schedules.rank_of(axes, stage)] for stage in (0, -1 % axes.every_stage)] for ranks in pipelines]
         self.ends = _own(ends, rank) if len(set(ends[0])) > 1 else None
+        self.tensor = _own(axes.groups("tensor", world_size), rank) if axes.tensor > 1 else None
+
+    def mesh(self, device: torch.device) -> Any:
+        """Of the ranks that each layer's matrices are divided over."""
+        return DeviceMesh.from_group(self.tensor, device.type, mesh_dim_names=("tp",))
 
 
 def _own(groups: Sequence[Sequence[int]], rank: int) -> Any:
@@ -113,9 +121,11 @@ class Pipeline(nn.Module):
         for parameter in trained:
             if parameter.grad is None:  # an expert that met no token, on this rank alone
                 parameter.grad = torch.zeros_like(parameter)
-        mean_([parameter.grad for parameter in trained if parameter.grad is not None], self.groups.data)
+            if isinstance(parameter.grad, DTensor):  # each rank of a tensor group has a part of some norms' gradients
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        mean_([local(parameter.grad) for parameter in trained], self.groups.data)
         if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
-            dist.all_reduce(tied.grad, group=self.groups.ends)
+            dist.all_reduce(local(tied.grad), group=self.groups.ends)
 
     def tied(self) -> nn.Parameter | None:
         """The embedding that is the head's weight too, where another rank has it as well."""
@@ -143,6 +153,11 @@ class _Called(nn.Module):
 
     def forward(self, hidden: Tensor | None = None, *, number: int) -> Tensor:
         return self._pipeline[0].computed(self.part, number, hidden)
+
+
+def local(tensor: Any) -> Tensor:
+    """What this rank has of a tensor, which a tensor group may have divided."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def mean_(tensors: list[Tensor], group: Any) -> None:

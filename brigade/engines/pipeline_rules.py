@@ -19,9 +19,9 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     """Raises UserError where a model has too few layers, where stages of it do not compute what it does, and where a schedule
     cannot do this number of micro-batches."""
     axes, name = run.strategy.axes, type(config).__name__
-    if found := next(_not_read(run.strategy.ds_config or {}), None):
+    if key := next(_not_read(run.strategy.ds_config or {}), None):
         problem = "a pipeline trains without DeepSpeed's engine, and this key means nothing to it"
-        raise UserError(f"{run.strategy.source}: {found}", problem, "remove the line, or the pipeline")
+        raise UserError(f"{run.strategy.source}: {key}", problem, "remove the line, or the pipeline")
     stages, layers = axes.every_stage, getattr(config.get_text_config(), "num_hidden_layers", None) or 0
     if stages > layers:
         each = (
@@ -29,6 +29,11 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         )
         problem = f"{each}{stages} stages, but {name} has {counted(layers, 'layer')}"
         raise UserError(run.strategy.place("stages"), problem, f"set it to {layers} or less" if layers else CURE)
+    if axes.tensor > 1:
+        from .tensor import check as check_division
+
+        if found := check_division(config, axes.tensor):
+            raise UserError(run.strategy.place("tensor"), *found)
     trusted = run.settings.recipe.model.trust_remote_code
     why = splitting.tried(config, trusted) if upstream.model_class(config) else "its code is not a part of Transformers"
     if why:
@@ -40,7 +45,14 @@ def check(run: Run, config: Any, batch: Batch) -> None:
 
 
 # Of a ds_config, what a pipeline reads, and what changes nothing but how DeepSpeed sends and counts.
-READ = {"pipeline", "zero_optimization", "communication_data_type", "steps_per_print", "wall_clock_breakdown"}
+READ = {
+    "pipeline",
+    "tensor_parallel",
+    "zero_optimization",
+    "communication_data_type",
+    "steps_per_print",
+    "wall_clock_breakdown",
+}
 READ_OF_ZERO = {"stage", "reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients",
                 "reduce_scatter", "allgather_partitions", "round_robin_gradients"}  # fmt: skip
 

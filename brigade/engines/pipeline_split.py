@@ -18,6 +18,8 @@ from ..errors import first_line
 class HandsOn(nn.Module):
     """In the place of a module that another stage has."""
 
+    weight = None  # it has none, where an embedding's and a head's are compared
+
     def forward(self, hidden: Any, *_: Any, **__: Any) -> Any:
         return hidden
 
@@ -50,12 +52,12 @@ class Part(nn.Module):
 
     def __init__(self, model: Any, layers: range, first: bool, last: bool) -> None:
         super().__init__()
-        decoder, away = Decoder(model), HandsOn()
+        decoder, hands_on = Decoder(model), HandsOn()
         self._decoder = (decoder,)  # in a tuple: none of this one's own modules
         self.first, self.last = first, last
         every = decoder.inner.layers
-        self.layers = nn.ModuleList(layer if number in layers else away for number, layer in enumerate(every))
-        self.norm = decoder.inner.norm if last else away
+        self.layers = nn.ModuleList(layer if number in layers else hands_on for number, layer in enumerate(every))
+        self.norm = decoder.inner.norm if last else hands_on
         self.embed_tokens = decoder.inner.embed_tokens if first else None
         self.head = decoder.head if last else None
 
@@ -153,14 +155,19 @@ def class_of_stage(config: Any, layers: set[int], first: bool, last: bool) -> An
 def in_whole(model: Any, whole: Any) -> Iterator[None]:
     """Meanwhile a stage's model has the modules of `whole`, which takes no memory, in the place of those that other stages have:
     adapters are then drawn from the same random numbers on each stage as in one process."""
-    away = {name: module for name, module in model.named_modules() if isinstance(module, HandsOn)}
-    for name in away:
+    others = away(model)
+    for name in others:
         model.set_submodule(name, whole.get_submodule(name))
     try:
         yield
     finally:
-        for name, module in away.items():
+        for name, module in others.items():
             model.set_submodule(name, module)
+
+
+def away(model: Any) -> dict[str, HandsOn]:
+    """Name -> what stands in the place of a module that another stage has."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, HandsOn)}
 
 
 def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from .pipeline import Pipeline
 
@@ -22,6 +23,8 @@ def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[st
     group, ranks = pipeline.groups.stages, pipeline.groups.ranks
     asked = torch.tensor(int(wanted), device=pipeline.device)
     dist.all_reduce(asked, group=group)
+    if pipeline.groups.tensor is not None:  # they put their parts together
+        dist.all_reduce(asked, group=pipeline.groups.tensor)
     said: list[Any] = [None] * len(ranks)
     dist.all_gather_object(said, {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}, group=group)
     found: dict[str, Any] = {}
@@ -29,11 +32,16 @@ def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[st
         owner = next(number for number, has in enumerate(said) if name in has)
         shape, dtype = said[owner][name]
         mine = owner == pipeline.rank
-        tensor = state[name].detach().contiguous() if mine else torch.empty(shape, dtype=dtype, device=pipeline.device)
+        tensor = _whole(state[name]) if mine else torch.empty(shape, dtype=dtype, device=pipeline.device)
         dist.broadcast(tensor, ranks[owner], group=group)
         if wanted:
             found[name] = tensor.cpu()
     return found
+
+
+def _whole(tensor: Any) -> Tensor:
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).contiguous()
 
 
 def save_model(folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -51,3 +59,27 @@ def _save(folder: Path, state: dict[str, Any]) -> None:
     import torch.distributed.checkpoint as checkpoints
 
     checkpoints.save(state, storage_writer=checkpoints.FileSystemWriter(folder, sync_files=False))
+
+
+class OwnPart:
+    """checkpoint.states.States where start and stop count within what this rank has of a parameter.
+
+    parameters: by name, those that a tensor group has divided; all else is read as it is
+    """
+
+    def __init__(self, source: Any, parameters: Mapping[str, Any]) -> None:
+        self._source, self._parameters = source, parameters
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        parameter = self._parameters.get(name)
+        if parameter is None or start >= stop:
+            return self._source.read(name, key, start, stop)
+        part = parameter.__create_chunk_list__()[0]
+        here, first = part.sizes, part.offsets
+        row, own = parameter.shape[1:].numel(), torch.Size(here[1:]).numel()
+        begin, end, column = start // own, -(-stop // own), first[1] if len(first) > 1 else 0
+        rows = self._source.read(name, key, (first[0] + begin) * row, (first[0] + end) * row).view(-1, row)
+        return rows[:, column : column + own].reshape(-1)[start - begin * own : stop - begin * own]

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from .pipeline import in_buckets, spread_
+from .pipeline import in_buckets, local, spread_
 
 
 class Slice(NamedTuple):
-    """Elements start..stop of a parameter, flattened, which a rank of the group steps."""
+    """Elements start..stop of what this rank has of a parameter, flattened, which a rank of the group steps."""
 
     parameter: nn.Parameter
     start: int
@@ -23,14 +24,14 @@ class Slice(NamedTuple):
     owner: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        return tensor.view(-1)[self.start : self.stop]
+        return local(tensor).view(-1)[self.start : self.stop]
 
 
 def slices(parameters: list[nn.Parameter], ranks: int) -> Iterator[Slice]:
     """Every element once, in order."""
-    share, begin = -(-sum(parameter.numel() for parameter in parameters) // ranks), 0
+    share, begin = -(-sum(local(parameter).numel() for parameter in parameters) // ranks), 0
     for parameter in parameters:
-        start, size = 0, parameter.numel()
+        start, size = 0, local(parameter).numel()
         while start < size:
             owner = (begin + start) // share
             stop = min(size, (owner + 1) * share - begin)
@@ -90,15 +91,24 @@ class Zero1:
             state = dict(next(filter(None, told), {}))
             for key, dtype in state.items():
                 if isinstance(dtype, torch.dtype):
-                    whole = torch.empty(parameter.numel(), dtype=dtype, device=parameter.device)
+                    here = local(parameter)
+                    whole = torch.empty(here.numel(), dtype=dtype, device=here.device)
                     for each in shares:
                         if mine and each in self.pieces:
                             each.of(whole).copy_(mine[key])
                         dist.broadcast(each.of(whole), group_src=each.owner, group=self.group)
-                    state[key] = whole.view(parameter.shape).cpu() if number % ranks == self.rank else None
+                    state[key] = _as_divided(whole.view(here.shape), parameter) if number % ranks == self.rank else None
             if number % ranks == self.rank and state:
                 found[name] = state
         return found
+
+
+def _as_divided(state: Tensor, parameter: Any) -> Tensor:
+    """The state of what this rank has of a parameter as a part of the whole one's."""
+    if not isinstance(parameter, DTensor):
+        return state.cpu()
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(state, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
 def _is_share(value: Any) -> bool:

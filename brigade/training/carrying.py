@@ -35,7 +35,7 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     """
     names = {parameter: _name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
     order = _order(whole := trainer.engine.whole_model(trainer), trainer)
-    source = states.of(checkpoint, order, saved_names(whole, order))
+    source = trainer.engine.reading(states.of(checkpoint, order, saved_names(whole, order)), trainer)
     if missing := [name for name in names.values() if name not in source.sizes]:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")

@@ -118,6 +118,10 @@ class OneProcess:
         """carrying.Share of each tensor that the optimizer steps in a parameter's place, or None where it steps parameters."""
         return None
 
+    def reading(self, source: Any, trainer: Any) -> Any:
+        """A checkpoint's states, read by these shares' own numbers."""
+        return source
+
     def spread_weights(self, trainer: Any) -> None:
         """Once the weights in these shares have been set."""
 

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..distributed import ranks
 from ..engines import pipeline_schedule as schedules
 from ..engines import pipeline_split as splitting
-from ..engines.pipeline import Groups, Pipeline
+from ..engines.pipeline import Groups, Pipeline, local
 from ..model import load
 from ..model.location import load_config
 from ..model.sizes import beyond_texts, empty_model, parameter_count
@@ -30,6 +31,7 @@ class PipelineEngine(OneProcess):
         self.axes = run.strategy.axes
         self.place = self.axes.place(run.world.rank, run.world.size)
         self.averaged_over = run.batch.data_parallel_size
+        self.first = not self.place.data and not self.place.tensor  # of the ranks that have these stages
         self.own = schedules.stages_of(self.axes, self.place.stage)
         self.adapted = run.settings.recipe.model.use_peft
         self.layers: list[range] = []
@@ -52,11 +54,17 @@ class PipelineEngine(OneProcess):
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
         trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
+        if self.axes.tensor > 1:
+            from ..engines import tensor
+
+            plan, away = tensor.plan_of(trainer.model), splitting.away(trainer.model)
+            here = {name: style for name, style in plan.items() if name not in away}
+            tensor.divide(trainer.model, here, trainer.groups.mesh(trainer.args.device))
         trainer.pipeline = Pipeline(
             trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
         )
         counted = torch.nn.ParameterList(trainer.pipeline.counted())
-        own = [parameter_count(counted, trained) if not self.place.data else 0 for trained in (False, True)]
+        own = [parameter_count(counted, trained) if self.first else 0 for trained in (False, True)]
         self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
@@ -126,7 +134,14 @@ class PipelineEngine(OneProcess):
     def shares(self, trainer: Any) -> Any:
         if trainer.zero1:
             return ((each.parameter, each.start, each.stop, piece, 0) for each, piece in trainer.zero1.pieces.items())
-        return None
+        trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+        return ((parameter, 0, local(parameter).numel(), parameter, 0) for parameter in trained)
+
+    def reading(self, source: Any, trainer: Any) -> Any:
+        from ..engines.pipeline_state import OwnPart
+
+        divided = {name: each for name, each in trainer.model.named_parameters() if isinstance(each, DTensor)}
+        return OwnPart(source, divided) if divided else source
 
     def spread_weights(self, trainer: Any) -> None:
         if trainer.zero1:

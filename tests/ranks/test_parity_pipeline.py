@@ -17,6 +17,9 @@ CASES = {
     **{f"{name}-p2-w2-k4": ("deep", ddp, 2, 2, 4, more) for name, more in SCHEDULES.items()},
     **{f"{name}-p2-w4-k2": ("deep", zero1, 2, 4, 2, more) for name, more in SCHEDULES.items()},
     **{f"ddp-p4-w4-k{k}": ("deep", ddp, 4, 4, k, {}) for k in (2, 4)},
+    **{f"{kind}-p2-t2-w4-k2": (kind, ddp, 2, 4, 2, {"tensor": 2}) for kind in ("tied", "untied", "lora", "packed")},
+    "zbv-p2-t2-w4-k4": ("deep", ddp, 2, 4, 4, {"tensor": 2, **SCHEDULES["zbv"]}),
+    **{f"{kind}-p2-t2-w8-k2": (kind, zero1, 2, 8, 2, {"tensor": 2}) for kind in ("tied", "untied")},
 }
 ONCE = {"ddp-p2-w2-k4", "lora-p2-w4-k2", "zbv-p2-w4-k2"}
 
@@ -33,9 +36,16 @@ def results(folder, asked_for):
     chosen = {name: CASES[name] for name in CASES if name in names}
     kinds = dict.fromkeys(["tied", *(kind for kind, *_ in chosen.values())])
     found = runs.run_cases(1, [axes_pipeline.reference(kind, folder) for kind in kinds], folder)
-    for size in (2, 4):
+    for size in (2, 4, 8):
         todo = [
-            axes_pipeline.case(name, kind, strategy(folder, stages, **more), size // stages, accumulation, folder)
+            axes_pipeline.case(
+                name,
+                kind,
+                strategy(folder, stages, **more),
+                size // stages // more.get("tensor", 1),
+                accumulation,
+                folder,
+            )
             for name, (kind, strategy, stages, ranks, accumulation, more) in chosen.items()
             if ranks == size
         ]
@@ -88,6 +98,10 @@ def resumed(folder):
         run("one, zero1", *sharded, *after("one")),
     ]
     found |= runs.run_cases(4, four, folder)
+    tensor = ddp(folder, 2, tensor=2)
+    again = [run("tensor", *tensor), run("tensor, stopped", *tensor, stops=resume.STOPS)]
+    again += [run("one, tensor", *tensor, *after("one")), run("tensor, zero1", *sharded, *after("tensor"))]
+    found |= runs.run_cases(4, again, folder)
     others = {"ddp x 2": pipeline, **{name: parity.STRATEGIES[name] for name in ("fsdp2", "zero2")}}
     two = [run(f"zero1, {name}", *flags, *after("zero1")) for name, flags in others.items()]
     two += [run("fsdp2", *parity.STRATEGIES["fsdp2"]), run("fsdp2, zero1", *sharded, *after("fsdp2"))]
@@ -96,9 +110,10 @@ def resumed(folder):
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_died_twice_goes_on_bit_for_bit(resumed, folder):
-    assert resumed["zero1, stopped"] == resumed["zero1"]
-    models = [folder / "outputs" / name / "model.safetensors" for name in ("zero1", "zero1, stopped")]
+@pytest.mark.parametrize("name", ["zero1", "tensor"])
+def test_a_pipeline_that_died_twice_goes_on_bit_for_bit(name, resumed, folder):
+    assert resumed[f"{name}, stopped"] == resumed[name]
+    models = [folder / "outputs" / each / "model.safetensors" for each in (name, f"{name}, stopped")]
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
@@ -111,5 +126,5 @@ def test_a_pipelines_checkpoint_goes_on_anywhere_and_takes_any(resumed):
 @pytest.mark.slow
 def test_the_summary_says_what_each_rank_does(resumed, folder):
     said = json.loads((folder / "zero1.result.json").read_text())["said"]
-    assert "zero1-2 x pipeline 2" in said
+    assert "zero1-2-1 x pipeline 2" in said
     assert "1f1b, 1, 1 layers in its stages, 4 micro-batches: a rank idles 20% of a step" in said
