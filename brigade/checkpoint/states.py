@@ -51,8 +51,19 @@ def of(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> State
     """
     engine = engine_of(folder)
     if engine == "DeepSpeed":
-        return _Zero(folder)
+        return _zero(folder)
     return _Whole(folder, order, saved_as) if engine == ONE else _Sharded(folder, saved_as)
+
+
+def _zero(folder: Path) -> States:
+    tag = folder / (folder / "latest").read_text().strip()
+    names = " ".join(file.name for file in tag.iterdir())
+    parts = [_Zero(tag, part) for part in range(len(set(re.findall(r"mp_rank_(\d+)", names))))]
+    if len(parts) == 1:
+        return parts[0]
+    from .divided import Divided, whole_shapes
+
+    return Divided(parts, whole_shapes(folder), parts[0].shapes)
 
 
 def _like(weight: int, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -100,15 +111,19 @@ class _Zero(States):
     """ZeRO-1, 2 and 3. Each rank's file holds flat slices: in stages 1 and 2 of a parameter group's parameters laid end to end
     (stage_1_and_2.py: state_dict), in stage 3 of every parameter by itself (stage3.py: _rigid_state_dict)."""
 
-    def __init__(self, folder: Path) -> None:
-        tag = folder / (folder / "latest").read_text().strip()
-        files = sorted(tag.glob("*_optim_states.pt"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
+    def __init__(self, tag: Path, part: int) -> None:
+        """part: which rank's of a tensor group"""
+        files = sorted(
+            tag.glob(f"*mp_rank_{part:02d}_optim_states.pt"),
+            key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)],
+        )
         self._ranks = [_mapped(file)["optimizer_state_dict"] for file in files]
-        self._model = _mapped(min(tag.glob("*mp_rank_00_model_states.pt")))
+        self._model = _mapped(min(tag.glob(f"*mp_rank_{part:02d}_model_states.pt")))
         first, groups = self._ranks[0], self._model["param_shapes"]
         self._each_by_itself = first["zero_stage"] == 3
         self._masters = "fp32_flat_groups" if self._each_by_itself else "single_partition_of_fp32_groups"
         self._moments = "optimizer_state_dict" if self._each_by_itself else "base_optimizer_state"
+        self.shapes = {name: tuple(shape) for shapes in groups for name, shape in shapes.items()}
         self._size: dict[str, int] = {}
         self._place: dict[str, tuple[int, int]] = {}  # name -> group, offset in it
         self.sizes = self._size
