@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from brigade.checkpoint.divided import Divided
-from brigade.checkpoint.states import WEIGHT, States
+from brigade.checkpoint.states import WEIGHT, Divided, States
 
 WHOLE = {
     "rows": torch.arange(24.0).view(6, 4),
