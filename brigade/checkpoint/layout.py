@@ -41,10 +41,13 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
     optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.world.size, 'rank')}"
     as_before = f"continue with {written_by(folder)}"
     problem = f"{folder.name} was written by {written_by(folder)}, and this run is {now}: "
-    by_autotp = engine_of(folder) == "DeepSpeed" and axes_of(folder).tensor > 1
-    if by_autotp or (run.strategy.is_deepspeed and run.strategy.axes.tensor > 1):
-        why = "DeepSpeed's states of a model that it has divided are read in the same division alone"
-        return f"{problem}{why}", f"{as_before}, or carry on under FSDP2 from its exported model as a new run"
+    before, now_axes = axes_of(folder), run.strategy.axes
+    if engine_of(folder) == "DeepSpeed" and before.tensor > 1 and _stage(folder) == 3:
+        # What no group has divided lies there in parts of the world, and the rest in parts of the data-parallel ranks.
+        return f"{problem}ZeRO-3's states of a divided model are read in the same division alone", as_before
+    if run.strategy.is_deepspeed and now_axes.tensor > 1 and now_axes.stages == 1:
+        why = "what DeepSpeed has divided over tensor groups takes states of the same division alone"
+        return f"{problem}{why}", f"{as_before}, or under FSDP2, with tensor groups or without"
     if optim not in _BY_ELEMENT:
         return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
@@ -89,6 +92,11 @@ def _engine(run: runs.Run) -> str:
 
 def _run(folder: Path) -> dict[str, Any]:
     return recorded(folder).get("run") or {}
+
+
+def _stage(folder: Path) -> int | None:
+    """Of ZeRO, where that wrote it."""
+    return (_ds_config(folder) or {}).get("zero_optimization", {}).get("stage")
 
 
 def _ds_config(folder: Path) -> dict[str, Any] | None:

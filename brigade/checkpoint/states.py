@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,17 @@ def of(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> State
     """
     engine = engine_of(folder)
     if engine == "DeepSpeed":
-        return _Zero(folder)
+        return _zero(folder)
     return _Whole(folder, order, saved_as) if engine == ONE else _Sharded(folder, saved_as)
+
+
+def _zero(folder: Path) -> States:
+    tag = folder / (folder / "latest").read_text().strip()
+    names = " ".join(file.name for file in tag.iterdir())
+    parts = [_Zero(tag, part) for part in range(len(set(re.findall(r"mp_rank_(\d+)", names))))]
+    if len(parts) == 1:
+        return parts[0]
+    return Divided(parts, _whole_shapes(folder), parts[0].shapes)
 
 
 def _like(weight: int, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -120,15 +130,19 @@ class _Zero(States):
     """ZeRO-1, 2 and 3. Each rank's file holds flat slices: in stages 1 and 2 of a parameter group's parameters laid end to end
     (stage_1_and_2.py: state_dict), in stage 3 of every parameter by itself (stage3.py: _rigid_state_dict)."""
 
-    def __init__(self, folder: Path) -> None:
-        tag = folder / (folder / "latest").read_text().strip()
-        files = sorted(tag.glob("*_optim_states.pt"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
+    def __init__(self, tag: Path, part: int) -> None:
+        """part: which rank's of a tensor group"""
+        files = sorted(
+            tag.glob(f"*mp_rank_{part:02d}_optim_states.pt"),
+            key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)],
+        )
         self._ranks = [_mapped(file)["optimizer_state_dict"] for file in files]
-        self._model = _mapped(min(tag.glob("*mp_rank_00_model_states.pt")))
+        self._model = _mapped(min(tag.glob(f"*mp_rank_{part:02d}_model_states.pt")))
         first, groups = self._ranks[0], self._model["param_shapes"]
         self._each_by_itself = first["zero_stage"] == 3
         self._masters = "fp32_flat_groups" if self._each_by_itself else "single_partition_of_fp32_groups"
         self._moments = "optimizer_state_dict" if self._each_by_itself else "base_optimizer_state"
+        self.shapes = {name: tuple(shape) for shapes in groups for name, shape in shapes.items()}
         self._size: dict[str, int] = {}
         self._place: dict[str, tuple[int, int]] = {}  # name -> group, offset in it
         self.sizes = self._size
@@ -180,6 +194,59 @@ class _Zero(States):
     def loss_scale(self) -> float | None:
         scaler = self._ranks[0].get("loss_scaler")
         return None if scaler is None else float(scaler.loss_scale)
+
+
+class Divided(States):
+    """What DeepSpeed wrote of a model that was divided over tensor groups: parameters put together from their parts.
+
+    parts: the states of the group's first rank, its second, and so on
+    whole: shape of each whole parameter. A part is shorter along one dimension, or along none: then all parts are the same.
+    """
+
+    def __init__(
+        self, parts: Sequence[States], whole: Mapping[str, tuple[int, ...]], local: Mapping[str, tuple[int, ...]]
+    ):
+        self._parts, self._whole = parts, whole
+        self.moments = parts[0].moments
+        self.sizes = {name: prod(whole[name]) for name in parts[0].sizes}
+        self._along = {
+            name: next((n for n, (a, b) in enumerate(zip(local[name], whole[name], strict=True)) if a != b), None)
+            for name in self.sizes
+        }
+
+    def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
+        along = self._along[name]
+        if along is None:
+            return self._parts[0].read(name, key, start, stop)
+        if along == 0:  # one part after the other
+            size = self.sizes[name] // len(self._parts)
+            edges = [(max(start - n * size, 0), min(stop - n * size, size)) for n in range(len(self._parts))]
+            pairs = zip(self._parts, edges, strict=True)
+            return torch.cat([part.read(name, key, first, last) for part, (first, last) in pairs if first < last])
+        row = self._whole[name][1]
+        first, last, width = start // row, -(-stop // row), row // len(self._parts)
+        columns = [part.read(name, key, first * width, last * width).view(-1, width) for part in self._parts]
+        return torch.cat(columns, dim=1).reshape(-1)[start - first * row : stop - first * row]
+
+    def step(self, name: str) -> float | None:
+        return self._parts[0].step(name)
+
+    def buffer(self, name: str) -> Tensor | None:
+        return self._parts[0].buffer(name)
+
+    def loss_scale(self) -> float | None:
+        return self._parts[0].loss_scale()
+
+
+def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of all weights in the Hugging Face files of a checkpoint, by their headers."""
+    from safetensors import safe_open
+
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob(reading.FULL)):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    return found
 
 
 def _mapped(file: Path) -> Any:

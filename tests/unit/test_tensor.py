@@ -81,7 +81,6 @@ def test_of_an_adapter_the_divided_side_is_divided():
     "facts",
     [
         {"kind": "ddp", "method": "full"},
-        {"kind": "hsdp", "method": "full"},
         {"kind": "zero3", "method": "lora"},
         {"kind": "fsdp2", "method": "qlora"},
         {"kind": "fsdp2", "method": "dora"},
@@ -94,6 +93,6 @@ def test_what_does_not_run_is_refused(facts):
     assert refusal(tensor=True, **facts)
 
 
-@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp2", "hsdp"])
 def test_what_runs_is_not(kind):
     assert refusal(tensor=True, kind=kind, method="full") is None

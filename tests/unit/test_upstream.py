@@ -45,6 +45,7 @@ DEFINED = {
     ],
     "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
+    "deepspeed/module_inject/layers.py": ["_partition_sizes", "GatherFromTensorParallelRegion", "VocabParallelLinear"],
     "deepspeed/utils/groups.py": [
         "_ZERO_PARAM_INTRA_PARALLEL_GROUP",
         "_TENSOR_MODEL_PARALLEL_GROUP",
