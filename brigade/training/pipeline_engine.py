@@ -133,9 +133,11 @@ class PipelineEngine(OneProcess):
 
     def shares(self, trainer: Any) -> Any:
         if trainer.zero1:
-            return ((each.parameter, each.start, each.stop, piece, 0) for each, piece in trainer.zero1.pieces.items())
+            return (
+                (each.parameter, each.start, each.stop, piece, 0, None) for each, piece in trainer.zero1.pieces.items()
+            )
         trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
-        return ((parameter, 0, local(parameter).numel(), parameter, 0) for parameter in trained)
+        return ((parameter, 0, local(parameter).numel(), parameter, 0, None) for parameter in trained)
 
     def reading(self, source: Any, trainer: Any) -> Any:
         from ..engines.pipeline_state import OwnPart

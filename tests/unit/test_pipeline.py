@@ -13,7 +13,7 @@ from brigade.engines import pipeline_rules, pipeline_schedule, pipeline_split, p
 from brigade.errors import UserError
 from brigade.model.tiny import shrink
 from brigade.recipe.batch import Batch
-from brigade.strategy import Strategy, axes, axis_rules, refusal
+from brigade.strategy import Strategy, axis_keys, axis_rules, refusal
 from brigade.strategy.axes import Axes
 
 
@@ -84,7 +84,7 @@ def test_every_stage_is_on_one_rank(schedule, virtual):
 
 
 def test_every_schedule_has_a_rule():
-    assert pipeline_schedule.CLASSES.keys() == axes.SCHEDULES.keys()
+    assert pipeline_schedule.CLASSES.keys() == axis_rules.SCHEDULES.keys()
 
 
 def test_the_bubble_is_what_the_papers_say():
@@ -147,6 +147,6 @@ def test_shares_of_zero1_are_every_element_once_and_equal(sizes, ranks):
 
 def test_a_config_says_a_schedule_and_gets_it_back():
     some = Axes(stages=2, schedule="zbv", virtual=2)
-    assert axes.of_mesh(some.as_mesh()) == some
-    assert axes.of_ds_config(axes.with_axes({"zero_optimization": {"stage": 1}}, some)) == some
-    assert axes.of_mesh({"pp_size": "2", "pp_schedule": "None"}) != some
+    assert axis_keys.of_mesh(axis_keys.as_mesh(some)) == some
+    assert axis_keys.of_ds_config(axis_keys.with_axes({"zero_optimization": {"stage": 1}}, some)) == some
+    assert axis_keys.of_mesh({"pp_size": "2", "pp_schedule": "None"}) != some
