@@ -96,3 +96,9 @@ def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
             fsdp_utils.fsdp2_prepare_auto_wrap_policy = layers_of
 
     caller.fsdp2_prepare_model = prepare_once
+
+
+def sum_at_once(mesh: Any, name: str) -> None:
+    """Let DTensors sum over all dimensions of a mesh in one collective, and not in one for each dimension, with a warning
+    (torch/distributed/tensor/_redistribute.py:390)."""
+    mesh._flatten(name)
