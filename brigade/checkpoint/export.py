@@ -12,9 +12,9 @@ import torch
 
 from ..data import chat_template
 from ..errors import UserError, writing
-from ..model import adapters, base_weights
+from ..model import adapters
 from ..model.load import load_base, weights
-from ..model.load_trained import load_trained
+from ..model.load_trained import load_trained, loading_from_run
 from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
 from ..model.tokenizer import load_tokenizer
@@ -56,7 +56,7 @@ def export(
     source = reading.find(output, step)
     config = load_config(settings)
     with _written(destination) as folder:
-        with base_weights.loading_from_run(source):
+        with loading_from_run(source):
             tokenizer = _tokenizer(settings, config, source, output)
             load = _merged if merge else _adapters if adapted else _whole
             model, state = load(settings, config, source, dtype)

@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
     from ..checkpoint import reading
-    from ..model import base_weights
+    from ..model.load_trained import load_trained, loading_from_run
 
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")
     reading.find(options.output, None)  # no checkpoint stands in for a model that is gone
-    with base_weights.loading_from_run(marker):
+    with loading_from_run(marker):
         recorded = json.loads(marker.read_text())
         before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
 
@@ -39,7 +39,6 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data.prepare import prepare
     from ..errors.console import counted
-    from ..model.load_trained import load_trained
     from ..recipe import flags
     from ..training import sample_answers
 
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     settings = flags.load(["--recipe", str(options.output / "run.yaml")])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with base_weights.loading_from_run(options.output):
+    with loading_from_run(options.output):
         tokenizer = AutoTokenizer.from_pretrained(options.output)
         model = load_trained(settings, options.output).eval().to(device)
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]

@@ -26,31 +26,13 @@ def figures(
     held = sum(map(len, prepared.heldout.values()))
     if not isinstance(prepared.train, Samples):
         return f"streamed, {held:,} held-out samples" + (", packed" if data.packing else "")
-    words = [f"{facts['samples']:,} training and {held:,} held-out samples, {_tokens(facts)}"]
+    words = [f"{facts['samples']:,} training and {held:,} held-out samples, {tokens(facts)}"]
     if len(facts["by_source"]) > 1:
         counts = zip(facts["by_source"], prepared.heldout, strict=True)
         words.append(" + ".join(f"{count:,} {name}" for count, name in counts))
     return ", ".join(
-        [*words, *_shapes(facts, data, padding(prepared.train, training, batch, squares=squares)), *_losses(facts)]
+        [*words, *shapes(facts, data, padding(prepared.train, training, batch, squares=squares)), *losses(facts)]
     )
-
-
-def window(
-    samples: Samples,
-    facts: dict[str, int],
-    data: DataSection,
-    training: TrainingSection,
-    batch: Batch,
-    whole: bool,
-    squares: bool = False,
-) -> str:
-    """The figures of a stream's window; if not the whole of them what was cut or dropped, "" if nothing was."""
-    words = _losses(facts)
-    if whole:
-        filler = padding(samples, training, batch, shuffled=True, squares=squares)
-        words = [f"{facts['samples']:,} training samples, {_tokens(facts)}", *_shapes(facts, data, filler), *words]
-    called = "first window" if facts["number"] == 0 else f"window {facts['number'] + 1}"
-    return f"{called} of the stream: {', '.join(words)}" if words else ""
 
 
 def standing_in(prepared: Prepared) -> str:
@@ -58,17 +40,17 @@ def standing_in(prepared: Prepared) -> str:
     return f"Brigade's {prepared.chat_format.stands_in} for the tokenizer's own, which renders the same without generation marks"
 
 
-def _tokens(facts: dict[str, int]) -> str:
+def tokens(facts: dict[str, int]) -> str:
     return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
 
 
-def _shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str]:
+def shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str]:
     full = facts["tokens"] / (facts["sequences"] * data.max_length)
     packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
     return [*packed, f"{filler:.0%} padding"]
 
 
-def _losses(facts: dict[str, int]) -> list[str]:
+def losses(facts: dict[str, int]) -> list[str]:
     words = {
         "cut": "longer than max_length cut",
         "split": "longer texts split into several samples",

@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from ..upstream import are_experts
-from ..upstream.fsdp2 import flatten
+from ..upstream import are_experts, fsdp2
 
 # Parts of names that are no module of the model's own: FSDP2's activation checkpointing, adapters.
 _WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
@@ -30,7 +29,7 @@ def mesh(device: str, world_size: int, size: int) -> DeviceMesh:
     Its third dimension is of single ranks: those that hold the same tokens.
     """
     whole = init_device_mesh(device, (world_size // size, size, 1), mesh_dim_names=(DATA, EXPERTS, ALONE))
-    flatten(whole[DATA, EXPERTS], "expert_ranks")  # a sum over both dimensions is then one collective
+    fsdp2.sum_at_once(whole[DATA, EXPERTS], "expert_ranks")
     return whole
 
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ..distributed.ranks import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
+from ..strategy.axis_keys import groups
 from ..upstream import pipelining
 from . import pipeline_schedule as schedules
 from .pipeline_split import Decoder, Part
@@ -30,13 +31,13 @@ class Groups:
     """
 
     def __init__(self, axes: Axes, rank: int, world_size: int) -> None:
-        pipelines = axes.groups("stage", world_size)
+        pipelines = groups(axes, "stage", world_size)
         self.ranks = next(ranks for ranks in pipelines if rank in ranks)
         self.stages = _own(pipelines, rank)
-        self.data = _own(axes.groups("data", world_size), rank)
+        self.data = _own(groups(axes, "data", world_size), rank)
         ends = [[ranks[schedules.rank_of(axes, stage)] for stage in (0, -1 % axes.every_stage)] for ranks in pipelines]
         self.ends = _own(ends, rank) if len(set(ends[0])) > 1 else None
-        self.tensor = _own(axes.groups("tensor", world_size), rank) if axes.tensor > 1 else None
+        self.tensor = _own(groups(axes, "tensor", world_size), rank) if axes.tensor > 1 else None
 
     def mesh(self, device: torch.device) -> Any:
         """Of the ranks that each layer's matrices are divided over."""

@@ -19,6 +19,7 @@ from ..data.collate import ABOUT, About, Collate
 from ..data.store import IGNORED, Row
 from ..distributed.ranks import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
+from ..strategy.axis_keys import groups
 
 IN_PARTS = "in_parts"  # the key of a micro-batch, and option of attention, that says so
 # Not by a ContextVar: activation checkpointing computes attention again in the backward pass, on GPUs in another thread.
@@ -136,5 +137,5 @@ def install(name: str, group: Any) -> None:
 
 def group_of(axes: Axes, world: World) -> Any:
     """The process group of the ranks that have parts of this rank's rows. A collective of all ranks."""
-    made = {tuple(ranks): dist.new_group(ranks, COLLECTIVE_TIMEOUT) for ranks in axes.groups("sequence", world.size)}
+    made = {tuple(ranks): dist.new_group(ranks, COLLECTIVE_TIMEOUT) for ranks in groups(axes, "sequence", world.size)}
     return next(group for ranks, group in made.items() if world.rank in ranks)

@@ -6,16 +6,14 @@ under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model a
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..distributed import ranks
-from ..errors import UserError, first_line, of_disk
+from ..errors import UserError, first_line
 from .config_json import published_quantization
 
-_AGAIN = "download or copy the model again"
+AGAIN = "download or copy the model again"
 _INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
 
@@ -48,7 +46,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     except RuntimeError as error:
         of_experts = "weights of its experts are missing or of another shape"
         problem = of_experts if "conversion" in str(error) else first_line(error)
-        raise UserError(source, problem, _AGAIN) from None
+        raise UserError(source, problem, AGAIN) from None
     name, names, unknown = type(model).__name__, dict(model.named_parameters()), sorted(found["unexpected_keys"])
     shapes = sorted(found["mismatched_keys"])
     faults = {
@@ -57,26 +55,13 @@ def check(source: str, trust_remote_code: bool) -> None:
         "tensors that are none of the model's": unknown,
         "weights in integers": [key for key in types if key in names and types[key] in _INTEGERS and not quantised],
     }
-    cure = f"{_AGAIN}, or save it with the save_pretrained() of {name}"
+    cure = f"{AGAIN}, or save it with the save_pretrained() of {name}"
     prefix = next((prefix for prefix in _WRAPPED if unknown and all(key.startswith(prefix) for key in unknown)), None)
     if prefix:
         cure = f"their names begin with {prefix!r}: save the model inside the wrapper, with its save_pretrained()"
     for what, keys in faults.items():
         if keys:
             raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
-
-
-@contextmanager
-def loading_from_run(folder: Path) -> Iterator[None]:
-    """What a run saved in `folder` is loaded here. Raises UserError, with other steps as the cure, where it is damaged."""
-    cure = "copy it again where it was copied, or take another step: python -m brigade export OUTPUT DEST --step N"
-    try:
-        yield
-    except UserError as error:
-        raise UserError(error.place, error.problem, cure if error.cure.startswith(_AGAIN) else error.cure) from None
-    except Exception as error:
-        problem = f"what is saved there cannot be loaded: {type(error).__name__}: {first_line(error)}"
-        raise of_disk(error) or UserError(str(folder), problem, cure) from None
 
 
 def check_finite(model: Any, source: str) -> None:
@@ -87,7 +72,7 @@ def check_finite(model: Any, source: str) -> None:
     found = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
     if name := next(filter(None, found), None):
         problem = f"the weight {name} holds NaN or infinity"
-        raise UserError(source, problem, f"{_AGAIN}; what it was trained into is lost")
+        raise UserError(source, problem, f"{AGAIN}; what it was trained into is lost")
 
 
 def first_not_finite(model: Any, trained: bool = True) -> str | None:
@@ -120,10 +105,10 @@ def _files(folder: Path) -> list[Path]:
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(str(index), f"it is damaged: {first_line(error)}", _AGAIN) from None
+        raise UserError(str(index), f"it is damaged: {first_line(error)}", AGAIN) from None
     if gone := [name for name in files if not (folder / name).is_file()]:
         problem = f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}"
-        raise UserError(str(index), problem, _AGAIN)
+        raise UserError(str(index), problem, AGAIN)
     return [folder / name for name in files]
 
 
@@ -136,7 +121,7 @@ def _types(file: Path) -> dict[str, str]:
             return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  (no dict)
     except (SafetensorError, OSError) as error:
         problem = f"it is damaged ({file.stat().st_size:,} bytes): {first_line(error)}"
-        raise UserError(str(file), problem, _AGAIN) from None
+        raise UserError(str(file), problem, AGAIN) from None
 
 
 def _some(names: list[str]) -> str:

@@ -11,11 +11,11 @@ import torch
 from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
-from ..errors import UserError, first_line, writing
+from ..errors import UserError, writing
 from ..recipe.flags import Settings
 from . import attention, base_weights
 from .config_json import published_quantization
-from .location import hub_is_away, load_config, location
+from .location import load_config, location
 from .sizes import beyond_texts
 
 if TYPE_CHECKING:
@@ -28,35 +28,15 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
         return materialise(config, settings.recipe.training.seed)
     source = location(settings)
     if not Path(source).is_dir():
-        source = _download(source, settings)
+        from .download import download
+
+        source = download(source, settings)
     if not any(any(Path(source).glob(pattern)) for pattern in WEIGHTS):
         problem = f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})"
         cure = "name a model with weights, or set from_scratch: true"
         raise UserError(settings.place("model_name_or_path"), problem, cure)
     base_weights.check(source, settings.recipe.model.trust_remote_code)
     return source
-
-
-def _download(name: str, settings: Settings) -> str:
-    """The local snapshot of a model on the Hub. Raises UserError when it cannot be had, here and not while loading."""
-    from huggingface_hub import snapshot_download
-
-    folder = ""
-    try:
-        for pattern in WEIGHTS:  # the first that it has: an older model has both, and they are the same
-            folder = snapshot_download(
-                name,
-                revision=settings.recipe.model.revision,
-                allow_patterns=[pattern, "*.json", "*.py"],
-                ignore_patterns=["consolidated*", "original/*"],  # once more the same, in their maker's own format
-            )
-            if any(Path(folder).glob(pattern)):
-                break
-    except Exception as error:
-        problem = f"the weights of {name!r} cannot be had: {hub_is_away() or first_line(error)}"
-        cure = "check the name, the network and HF_TOKEN"
-        raise UserError(settings.place("model_name_or_path"), problem, cure) from None
-    return folder
 
 
 def materialise(config: "PreTrainedConfig", seed: int) -> str:

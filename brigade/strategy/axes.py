@@ -85,14 +85,6 @@ class Axes:
         stage, data = divmod(rest, self.data(world_size))
         return Place(tensor, sequence, data, stage)
 
-    def groups(self, axis: str, world_size: int) -> list[list[int]]:
-        """The ranks that work together along an axis (tensor, sequence, data or stage), every group in order."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(world_size):
-            place = vars(self.place(rank, world_size))
-            found.setdefault(tuple(number for name, number in place.items() if name != axis), []).append(rank)
-        return list(found.values())
-
 
 NONE = Axes()
 

@@ -1,4 +1,4 @@
-"""The keys by which a ds_config and an accelerate config say axes, read and written."""
+"""The keys by which a ds_config and an accelerate config say axes, read and written; and the groups of ranks along an axis."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,3 +62,12 @@ def as_mesh(axes: Axes) -> dict[str, Any]:
 def _schedule(axes: Axes, keys: Mapping[str, str]) -> dict[str, Any]:
     """What they say of the pipeline's schedule besides the default, under these keys."""
     return {keys[name]: value for name in keys if (value := getattr(axes, name)) not in ("", 1)}
+
+
+def groups(axes: Axes, axis: str, world_size: int) -> list[list[int]]:
+    """The ranks that work together along an axis (tensor, sequence, data or stage), every group in order."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(world_size):
+        place = vars(axes.place(rank, world_size))
+        found.setdefault(tuple(number for name, number in place.items() if name != axis), []).append(rank)
+    return list(found.values())

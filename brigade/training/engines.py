@@ -66,7 +66,9 @@ class OneProcess:
     def attach(self, trainer: Any) -> None:
         """Once the Trainer exists, before it wraps its model."""
         if self.training.fp16 and self.cpu:
-            upstream.scale_losses_on_cpus(trainer.accelerator)
+            from ..upstream.fp16_on_cpus import scale_losses_on_cpus
+
+            scale_losses_on_cpus(trainer.accelerator)
         if not self.run.shared:
             upstream.save_on_the_first_rank_alone(trainer.model)
 

@@ -149,13 +149,15 @@ class Trainer(EvaluatingTrainer):
 
     def _show_windows(self, rows: range) -> None:
         """Of the first window that this run reads all figures, of the others what was cut or dropped."""
-        from ..data import report
+        from ..data import report_window
 
         recipe = self.run.settings.recipe
         computed = recipe.training.model_copy(update={"padding_free": self.collate.padding_free})
         for samples, facts in self.train_dataset.entered(rows):
             whole, self.window_shown = not self.window_shown, True
-            line = report.window(samples, facts, recipe.data, computed, self.run.batch, whole, self.collate.squares)
+            line = report_window.window(
+                samples, facts, recipe.data, computed, self.run.batch, whole, self.collate.squares
+            )
             if line:
                 tqdm.write(line)
 

@@ -165,8 +165,3 @@ def forget_step(trainer: Any, logged_before: Any) -> None:
 
 
 # ---- Accelerate --------------------------------------------------------------------------------------------------
-def scale_losses_on_cpus(accelerator: Any) -> None:
-    """fp16 on a CPU: it casts and scales nothing there, without a word (accelerator.py:568), though torch can do both."""
-    import torch
-
-    accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")

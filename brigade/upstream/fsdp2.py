@@ -14,11 +14,6 @@ def shard_on_cpus() -> None:
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def flatten(mesh: Any, name: str) -> None:
-    """Let a mesh's dimensions also be one of this name (torch/distributed/device_mesh.py: _flatten)."""
-    mesh._flatten(name)
-
-
 def send_buffers_with_weights() -> None:
     """Give FSDP2's ranks also the buffers that the first one has loaded. What a state dict holds is taken for shards
     (utils/fsdp_utils.py:628), also buffers, which stay whole: DeepSeek-V3 and GLM-4-MoE keep their routers' biases there."""
@@ -101,3 +96,9 @@ def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
             fsdp_utils.fsdp2_prepare_auto_wrap_policy = layers_of
 
     caller.fsdp2_prepare_model = prepare_once
+
+
+def sum_at_once(mesh: Any, name: str) -> None:
+    """Let DTensors sum over all dimensions of a mesh in one collective, and not in one for each dimension, with a warning
+    (torch/distributed/tensor/_redistribute.py:390)."""
+    mesh._flatten(name)

@@ -8,7 +8,7 @@ from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.strategy import axis_rules
 from brigade.strategy.axes import Axes, without
-from brigade.strategy.axis_keys import of_ds_config, with_axes
+from brigade.strategy.axis_keys import groups, of_ds_config, with_axes
 
 SIZES = st.builds(Axes, *(st.integers(1, 4) for _ in range(3)))
 AXES = ("tensor", "sequence", "data", "stage")
@@ -18,9 +18,9 @@ AXES = ("tensor", "sequence", "data", "stage")
 def test_groups_of_each_axis_hold_every_rank_once(axes, data):
     size = axes.model * data
     for axis in AXES:
-        groups = axes.groups(axis, size)
-        assert sorted(rank for group in groups for rank in group) == list(range(size))
-        for group in groups:
+        found = groups(axes, axis, size)
+        assert sorted(rank for group in found for rank in group) == list(range(size))
+        for group in found:
             places = [vars(axes.place(rank, size)) for rank in group]
             assert [place[axis] for place in places] == list(range(len(group)))
             assert len({tuple(place[other] for other in AXES if other != axis) for place in places}) == 1
@@ -37,8 +37,8 @@ def test_one_rank_speaks_for_each_share_of_the_data(axes, data):
 
 def test_tensor_groups_lie_inside_a_host_and_stages_across():
     axes = Axes(tensor=8, stages=2)
-    assert axes.groups("tensor", 16) == [[*range(8)], [*range(8, 16)]]
-    assert axes.groups("stage", 16)[3] == [3, 11]
+    assert groups(axes, "tensor", 16) == [[*range(8)], [*range(8, 16)]]
+    assert groups(axes, "stage", 16)[3] == [3, 11]
 
 
 @given(st.builds(Axes, *(st.integers(1, 4) for _ in range(4))))

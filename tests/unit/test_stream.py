@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from brigade.cluster import World
-from brigade.data import builtin, report, rows, stream
+from brigade.data import builtin, report_window, rows, stream
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
 from brigade.data.store import IGNORED
@@ -329,7 +329,7 @@ def test_the_figures_of_a_window_as_they_are_told(streamed, uneven, load):
         settings = load(data={"max_length": 40, "packing": packing}, training={"padding_free": padding_free})
         batch = Batch(32, micro, 32 // micro, 1, 1.0)
         recipe = settings.recipe
-        return report.window(samples, facts | {"number": number}, recipe.data, recipe.training, batch, whole)
+        return report_window.window(samples, facts | {"number": number}, recipe.data, recipe.training, batch, whole)
 
     ((samples, facts),) = streamed(uneven(), size=54).entered(range(1))
     share = f"{facts['supervised'] / facts['tokens']:.0%}"

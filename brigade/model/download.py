@@ -1,0 +1,30 @@
+"""A model from the Hub."""
+
+from pathlib import Path
+
+from ..distributed.consistency import WEIGHTS
+from ..errors import UserError, first_line
+from ..recipe.flags import Settings
+from .location import hub_is_away
+
+
+def download(name: str, settings: Settings) -> str:
+    """The local snapshot of a model on the Hub. Raises UserError when it cannot be had, here and not while loading."""
+    from huggingface_hub import snapshot_download
+
+    folder = ""
+    try:
+        for pattern in WEIGHTS:  # the first that it has: an older model has both, and they are the same
+            folder = snapshot_download(
+                name,
+                revision=settings.recipe.model.revision,
+                allow_patterns=[pattern, "*.json", "*.py"],
+                ignore_patterns=["consolidated*", "original/*"],  # once more the same, in their maker's own format
+            )
+            if any(Path(folder).glob(pattern)):
+                break
+    except Exception as error:
+        problem = f"the weights of {name!r} cannot be had: {hub_is_away() or first_line(error)}"
+        cure = "check the name, the network and HF_TOKEN"
+        raise UserError(settings.place("model_name_or_path"), problem, cure) from None
+    return folder
