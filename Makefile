@@ -8,12 +8,13 @@ JOBS ?= 2
 # Two ranks; on a host with a single GPU one.
 DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.device_count() == 1 else 2)")
 
-.PHONY: help setup demo skypilot test test-all test-cluster soak lint clean
+.PHONY: help setup demo skypilot test test-all test-matrix test-cluster soak lint clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, and compile DeepSpeed's CPU kernels where there is no GPU"
 	@echo "make demo    train the default recipe with ZeRO-3 on two processes, then let the saved model answer"
 	@echo "make test    every strategy, launcher, method and kind of bad input once (8 minutes on 2 cores)"
 	@echo "make test-all       the other tests that need no root"
+	@echo "make test-matrix    every combination of an axis, a strategy and a model; no part of CI"
 	@echo "make test-cluster   tests on real hosts, as root (docs/launching.md)"
 	@echo "make soak    a run struck by a fault every 60 to 90 s: MINUTES=30 SEED=0, as root; it takes twice that long"
 	@echo "make lint    ruff and mypy"
@@ -45,7 +46,11 @@ test: setup
 	$(PYTEST) tests/ranks tests/unit -m "not slow"
 
 test-all: setup skypilot
-	$(PYTEST) tests/ranks tests/unit -m slow
+	$(PYTEST) tests/ranks tests/unit -m "slow and not matrix"
+
+# Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
+test-matrix: setup
+	$(PYTEST) tests/ranks -m matrix
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.
 CLUSTERS ?= 3

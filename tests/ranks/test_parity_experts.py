@@ -2,10 +2,12 @@
 
 import pytest
 
-from testing import axes_experts, parity, runs
+from testing import axes_experts, marks, parity, runs
 
 ALL = {axes_experts.name_of(*case): case for case in axes_experts.PARITY}
 ONCE = set(list(ALL)[:2]) | {"qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2"}  # in `make test`
+# Every model and method once, on four ranks where it has such a case.
+OFTEN = {case[:2]: case for case in sorted(axes_experts.PARITY, key=lambda case: case[2])}.values()
 CHEAPEST, DAMAGED = axes_experts.PARITY[0], "damaged"
 
 
@@ -40,7 +42,9 @@ def results(folder, wanted, asked_for):
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in ALL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=marks.size(name in ONCE, ALL[name] in OFTEN)) for name in ALL]
+)
 def test_experts_over_ranks_equal_one_process(name, reference, results):
     model, method, *_ = ALL[name]
     of = reference[model, method]

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from testing import axes_sequence as cases
-from testing import parity, runs
+from testing import marks, parity, runs
 
 EVERY = {2: list(cases.on(2)), 4: list(cases.on(4))}
 # In `make test`: two engines, packed rows and adapters.
@@ -33,8 +33,13 @@ def references(tmp_path_factory, asked_for):
     return runs.run_cases(1, list(wanted.values()), tmp_path_factory.mktemp("reference"))
 
 
+def often(name):
+    """ZeRO-3 on two ranks, FSDP2 and HSDP on four have each accumulation, variant and model."""
+    return name.startswith("zero3") if "-w2-" in name else name.startswith(("fsdp2", "hsdp"))
+
+
 @pytest.mark.parametrize("name", [
-    pytest.param(case["name"], marks=() if case["name"] in ONCE else pytest.mark.slow) for of in EVERY.values() for case in of
+    pytest.param(name, marks=marks.size(name in ONCE, often(name))) for of in EVERY.values() for name in (case["name"] for case in of)
 ])  # fmt: skip
 def test_rows_in_parts_equal_one_process(name, references, results):
     world_size, case = next((size, case) for size, of in EVERY.items() for case in of if case["name"] == name)

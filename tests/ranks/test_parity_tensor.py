@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from testing import axes, parity, runs
+from testing import axes, marks, parity, runs
 
 PLAIN = {(strategy, ranks, k) for strategy in axes.STRATEGIES for ranks, k in ((2, 1), (2, 2), (4, 1), (4, 4))}
 VARIED = {
@@ -21,6 +21,11 @@ CASES = {case["name"]: case for case in (axes.case(*which) for which in sorted(P
 # Norms of each head, tied embeddings and accumulation: all that ever went wrong.
 ONCE = {"zero1_tp2-w2-k2+qwen3", "zero3_tp2-w2-k2", "fsdp2_tp2-w4-k2+gemma3_text"}
 DAMAGED = axes.case("zero1_tp2", 2, 2) | {"name": "damaged", "damage": True}
+
+
+def often(name):
+    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant."""
+    return "w4-k4" in name or (name.startswith(("zero3", "fsdp2")) and "+" in name)
 
 
 def variant(name):
@@ -50,7 +55,7 @@ def results(folders, asked_for):
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks.size(name in ONCE, often(name))) for name in CASES])
 def test_tensor_parallelism_equals_one_process(name, reference, results, folders):
     known = reference[f"single+{variant(name)}"]
     differences = parity.worst(results[name], known)
