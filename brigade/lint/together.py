@@ -121,7 +121,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     try:
         strategy = choose(settings, world, env={})
         axes = strategy.axes
-        if config := _model_config(settings):
+        if (config := _model_config(settings)) is not None:
             yield from _experts(recipe, config, strategy)
             yield from _heads(recipe, config, strategy)
     except UserError as error:
@@ -146,15 +146,15 @@ def _axes(file: File) -> Axes:
     return of_mesh(accelerate_config.mesh_sizes(accelerate_config.sections(file.content)[2]))
 
 
-def _model_config(settings: Settings) -> dict[str, Any]:
-    """The model's config.json with its text part laid over it, where it lies here; else nothing."""
+def _model_config(settings: Settings) -> dict[str, Any] | None:
+    """The model's config.json with its text part laid over it, where it lies here; else None."""
     config: Any = None
     with suppress(UserError, OSError, ValueError, RecursionError):
         beside = settings.recipe_path.with_name("config.json")
         path = beside if beside.is_file() else find(settings.recipe.model.model_name_or_path, "", "") / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict):
-        return {}
+        return None
     return config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
 
 

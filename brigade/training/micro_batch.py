@@ -8,16 +8,15 @@ from ..recipe.files import read_yaml
 from ..recipe.flags import Settings
 from ..recipe.schema import Recipe
 from ..run.directory import RECORD, Run
-from .preflight import liger
 
 
-def recipe_here(settings: Settings) -> Recipe:
+def recipe_here(settings: Settings, liger: bool) -> Recipe:
     """The recipe with the kernels that this host has."""
-    training = settings.recipe.training.model_copy(update={"use_liger_kernel": liger(settings)[0]})
+    training = settings.recipe.training.model_copy(update={"use_liger_kernel": liger})
     return settings.recipe.model_copy(update={"training": training})
 
 
-def batch_here(run: Run, config: Any) -> Batch:
+def batch_here(run: Run, config: Any, liger: bool) -> Batch:
     """The run's batch with this rank's micro-batch: what the run began with, where it continues, or the planner's."""
     training = run.settings.recipe.training
     record = run.directory / RECORD
@@ -27,11 +26,11 @@ def batch_here(run: Run, config: Any) -> Batch:
     if began and int(began[1]) > 0 and share % int(began[1]) == 0:
         found = int(began[1]), "as this run began"
     else:
-        found = _largest_micro_batch(run, config)
+        found = _largest_micro_batch(run, config, liger)
     return batch_arithmetic(training, run.batch.data_parallel_size, run.settings.place("global_batch_size"), *found)
 
 
-def _largest_micro_batch(run: Run, config: Any) -> tuple[int, str]:
+def _largest_micro_batch(run: Run, config: Any, liger: bool) -> tuple[int, str]:
     """(the largest micro-batch that fits this rank's GPU as the planner counts, in words why); 1 where it cannot tell."""
     import torch
 
@@ -44,7 +43,7 @@ def _largest_micro_batch(run: Run, config: Any) -> tuple[int, str]:
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:
         return 1, f"no figures of {name}{cure}"
-    recipe, sizes = recipe_here(run.settings), (run.world.size, run.world.local_size)
+    recipe, sizes = recipe_here(run.settings, liger), (run.world.size, run.world.local_size)
     try:
         return job_of_run.largest_fit(
             recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"

@@ -11,7 +11,7 @@ from ..planner.choice.job import Job
 from ..planner.costs import calibration, hardware
 from ..run.directory import Run, add_to_record
 from ..upstream import attention_of
-from . import micro_batch
+from . import micro_batch, preflight
 from .throughput import STEPS, WARM_UP, device_name
 
 
@@ -42,7 +42,7 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
 
 def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     """The run as the planner's Job."""
-    recipe = micro_batch.recipe_here(run.settings)
+    recipe = micro_batch.recipe_here(run.settings, preflight.liger(run.settings)[0])
     sizes = (run.world.size, run.world.local_size)
     trained = trained if recipe.model.use_peft else 0
     place = "the model's config"

@@ -49,7 +49,7 @@ def check(run: Run, config: Any) -> Batch:
     if settings.recipe.training.per_device_train_batch_size == "auto":
         from . import micro_batch
 
-        batch = micro_batch.batch_here(run, config)
+        batch = micro_batch.batch_here(run, config, liger(settings)[0])
     if run.strategy.axes:
         from ..engines import checks
 

@@ -393,7 +393,7 @@ def test_thoughts_that_the_template_does_not_show_are_counted(prepare, tokenizer
     rows = [said({"content": "a"}, {"content": "b", key: "Hmm."}, {"content": "c"}, {"content": "d", key: "So, well."})]
     data = prepare(rows, HELD, chat_template=template, tokenizer=tokenizer)
     assert data.facts["thoughts"] == lost and prepare(CHATS, HELD).facts["thoughts"] == 0
-    assert (f"{lost} answers with reasoning_content or thinking" in "".join(report._losses(data.facts))) == bool(lost)
+    assert (f"{lost} answers with reasoning_content or thinking" in "".join(report.losses(data.facts))) == bool(lost)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_what_is_held_out_is_not_trained_on(prepare, mistake):
     message = mistake(prepare, CHATS, CHATS)
     assert "heldout.jsonl" in message and "train.jsonl" in message and "validation_split" in message
     data = prepare(CHATS, [*HELD[:3], *CHATS[4:6]])
-    assert data.facts["shared"] == 2 and "2 held-out samples that are trained on" in "".join(report._losses(data.facts))
+    assert data.facts["shared"] == 2 and "2 held-out samples that are trained on" in "".join(report.losses(data.facts))
     assert prepare(CHATS, HELD).facts["shared"] == prepare(CHATS).facts["shared"] == 0
 
 

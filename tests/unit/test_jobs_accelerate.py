@@ -27,7 +27,7 @@ def asked(kind, hosts, slots):
         "hsdp": ["--accelerate_config", FSDP2 % ("", mesh)],
         **{
             f"fsdp2_{axis}2": ["--accelerate_config", FSDP2 % ("", f", parallelism_config: {{{axis}_size: 2}}")]
-            for axis in ("tp", "ep")
+            for axis in ("tp", "sp", "ep")
         },
     }
     return flags.get(kind) or ["--ds_config", f"ds_configs/{kind}.json"]

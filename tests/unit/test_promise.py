@@ -124,7 +124,7 @@ def begin(load, tmp_path, monkeypatch):
         if record:
             (tmp_path / "run.yaml").write_text(yaml.safe_dump({"run": {"batch": record}}))
         run = runs_on_disk.Run(settings, SINGLE, WORLD, batch, "", tmp_path)
-        return micro_batch.batch_here(run, AutoConfig.for_model(**CONFIG))
+        return micro_batch.batch_here(run, AutoConfig.for_model(**CONFIG), False)
 
     return make
 
