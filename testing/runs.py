@@ -218,13 +218,16 @@ def _damaged_gradients(wanted: bool) -> Any:
     whole = load.load_model
 
     def damage(_: Any, __: Any, output: Any) -> None:
-        if output.requires_grad:
-            output.register_hook(lambda gradient: gradient * 1.01)
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 1.01)
 
     def damaged(*args: Any, **kwargs: Any) -> Any:
         model = whole(*args, **kwargs)
-        # Not on parameters, which FSDP2 replaces: it keeps modules.
-        model.get_output_embeddings().register_forward_hook(damage)
+        # At the last layer that this rank has, and so of all that it has below. Engines keep layers: FSDP2 replaces parameters,
+        # AutoTP the modules inside of a layer and the head, and a pipeline has the head on one rank alone.
+        own = [layer for layer in model.get_decoder().layers if any(True for _ in layer.parameters())]
+        own[-1].register_forward_hook(damage)
         return model
 
     if wanted:

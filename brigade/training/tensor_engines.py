@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from accelerate import ParallelismConfig
 
 from ..run.directory import Run
@@ -22,7 +23,7 @@ class TensorDeepSpeed(DeepSpeed):
         config = arguments["deepspeed"]
         config.pop(
             "train_batch_size", None
-        )  # DeepSpeed would compare it with the world size instead of the data-parallel one
+        )  # DeepSpeed would compare it with the world size, not the data-parallel one
         # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:4072).
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
         return arguments
@@ -38,6 +39,12 @@ class TensorDeepSpeed(DeepSpeed):
             return super().load_model(weights)
         finally:
             config["tensor_parallel"] = said
+
+    def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
+        state = trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
+        for second_name in trainer.model.all_tied_weights_keys:  # gathered, the two are no longer one tensor
+            state.pop(second_name, None)
+        return state
 
     def answering(self, trainer: Any) -> AbstractContextManager[None]:
         from ..upstream import autotp
