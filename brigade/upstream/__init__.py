@@ -36,8 +36,7 @@ def forget_earlier_run() -> None:
     (deepspeed/utils/groups.py: _ZERO_PARAM_INTRA_PARALLEL_GROUP), and AutoTP's serve whoever comes next, whatever size it wants
     (_init_tp_mesh_device), as does its mode (module_inject/layers.py: set_autotp_mode). A run that was interrupted between the
     micro-steps of a step leaves word that gradients are not complete (accelerate/state.py: GradientState), and the optimizer of
-    the next one would then make no step, not even the one
-    in which FSDP2's states are made before they are loaded."""
+    the next one would then make no step, not even the one in which FSDP2's states are made before they are loaded."""
     if "transformers.integrations.deepspeed" in sys.modules:
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
     if "deepspeed.utils.groups" in sys.modules:
