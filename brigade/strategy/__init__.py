@@ -141,14 +141,18 @@ def _launched(env: Mapping[str, str]) -> "AccelerateStrategy | None":
 
 def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings) -> Strategy:
     from . import deepspeed_config
-    from .axis_keys import of_ds_config
 
     name, config = deepspeed_config.read(source, place)
     config = deepspeed_config.check(config, name, settings)
     kind: Any = f"zero{config['zero_optimization']['stage']}"
     short = name.rsplit("/", 1)[-1].removesuffix(".json")
     name = short if isinstance(source, str) else kind
-    return Strategy(kind, name, place, ds_config=config, axes=of_ds_config(config))
+    axes = NONE
+    if without(config) != config:
+        from .axis_keys import of_ds_config
+
+        axes = of_ds_config(config)
+    return Strategy(kind, name, place, ds_config=config, axes=axes)
 
 
 def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..errors.findings import Finding, raise_first, shown
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
-from .axis_keys import DS_KEYS
+from .axes import DS_BLOCKS
 from .ds_keys import as_json, key_table, read_keys, value_at
 
 
@@ -124,6 +124,10 @@ def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("ds-removed-optimizer", name, block, kind=kind, **gone[kind])
         else:
             yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
+    if not any(block in config for block in DS_BLOCKS):
+        return
+    from .axis_keys import DS_KEYS
+
     for axis, path in DS_KEYS.items():
         size = value_at(config, path)
         if size is not None and (type(size) is not int or size < 0):  # 0 is off, by DeepSpeed's own word
