@@ -147,12 +147,7 @@ def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings
     kind: Any = f"zero{config['zero_optimization']['stage']}"
     short = name.rsplit("/", 1)[-1].removesuffix(".json")
     name = short if isinstance(source, str) else kind
-    axes = NONE
-    if without(config) != config:
-        from .axis_keys import of_ds_config
-
-        axes = of_ds_config(config)
-    return Strategy(kind, name, place, ds_config=config, axes=axes)
+    return Strategy(kind, name, place, ds_config=config, axes=deepspeed_config.axes_of(config))
 
 
 def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:

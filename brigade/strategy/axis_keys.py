@@ -1,10 +1,11 @@
 """The keys by which a ds_config and an accelerate config say axes, read and written; and the groups of ranks along an axis."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..errors.findings import Finding, shown
 from .axes import Axes, without
-from .ds_keys import value_at
+from .ds_keys import as_json, value_at
 
 # Keys of a ds_config, by axis.
 DS_KEYS = {
@@ -71,3 +72,11 @@ def groups(axes: Axes, axis: str, world_size: int) -> list[list[int]]:
         place = vars(axes.place(rank, world_size))
         found.setdefault(tuple(number for name, number in place.items() if name != axis), []).append(rank)
     return list(found.values())
+
+
+def wrong_sizes(config: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """Sizes in a ds_config that are no number of ranks. 0 is off, by DeepSpeed's own word."""
+    for axis, path in DS_KEYS.items():
+        size = value_at(config, path)
+        if size is not None and (type(size) is not int or size < 0):
+            yield Finding.of("ds-axis-size", name, path, value=shown(size, as_json), axis=axis)

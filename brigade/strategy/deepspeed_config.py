@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..errors.findings import Finding, raise_first, shown
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
-from .axes import DS_BLOCKS
+from .axes import NONE, Axes, without
 from .ds_keys import as_json, key_table, read_keys, value_at
 
 
@@ -110,6 +110,15 @@ def judge(config: dict[str, Any], name: str) -> tuple[dict[str, Any], list[Findi
     return config, found
 
 
+def axes_of(config: dict[str, Any]) -> Axes:
+    """What a ds_config without findings says of axes besides data parallelism."""
+    if without(config) == config:
+        return NONE
+    from .axis_keys import of_ds_config
+
+    return of_ds_config(config)
+
+
 def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
     """What the recipe alone decides."""
     key = "gradient_accumulation_steps"
@@ -124,14 +133,10 @@ def _owned(config: dict[str, Any], name: str) -> Iterator[Finding]:
             yield Finding.of("ds-removed-optimizer", name, block, kind=kind, **gone[kind])
         else:
             yield Finding.of("ds-optimizer", name, block, value=shown(kind), keys=keys)
-    if not any(block in config for block in DS_BLOCKS):
-        return
-    from .axis_keys import DS_KEYS
+    if without(config) != config:
+        from .axis_keys import wrong_sizes
 
-    for axis, path in DS_KEYS.items():
-        size = value_at(config, path)
-        if size is not None and (type(size) is not int or size < 0):  # 0 is off, by DeepSpeed's own word
-            yield Finding.of("ds-axis-size", name, path, value=shown(size, as_json), axis=axis)
+        yield from wrong_sizes(config, name)
 
 
 def _together(config: dict[str, Any], name: str) -> Iterator[Finding]:

@@ -34,16 +34,13 @@ def forget_earlier_run() -> None:
     """What an earlier run left in the engines' modules: a ZeRO-3 configuration would shard whatever is built from now on
     (transformers/integrations/deepspeed.py: _hf_deepspeed_config_weak_ref), and hpZ's groups may be made only once
     (deepspeed/utils/groups.py: _ZERO_PARAM_INTRA_PARALLEL_GROUP), and AutoTP's serve whoever comes next, whatever size it wants
-    (_init_tp_mesh_device), as does its mode (module_inject/layers.py: set_autotp_mode). A run that was interrupted between the
-    micro-steps of a step leaves word that gradients are not complete (accelerate/state.py: GradientState), and the optimizer of
-    the next one would then make no step, not even the one in which FSDP2's states are made before they are loaded."""
+    (_init_tp_mesh_device). An interrupted step tells that gradients are incomplete (accelerate/state.py: GradientState), and
+    the next run's optimizer would make no step, not even the one in which FSDP2's states are made before they are loaded."""
     if "transformers.integrations.deepspeed" in sys.modules:
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
     if "deepspeed.utils.groups" in sys.modules:
         for kept in _GROUPS:
             setattr(sys.modules["deepspeed.utils.groups"], kept, None)
-    if "deepspeed.module_inject.layers" in sys.modules:
-        sys.modules["deepspeed.module_inject.layers"].set_autotp_mode(training=False)
     if "accelerate.state" in sys.modules:
         sys.modules["accelerate.state"].GradientState._reset_state()
 
