@@ -95,11 +95,11 @@ def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[A
 
     batch = batch_of(some, how, device)
     supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
-    trainer: Any = SimpleNamespace(
-        world=SimpleNamespace(size=1), model=model, sample_boundaries=packed_samples.POSITIONS
-    )
+    trainer: Any = object.__new__(Trainer)  # its loss alone: no arguments, no data, no optimizer
+    trainer.model, trainer.engine = model, SimpleNamespace(averaged_over=1)
+    trainer.sample_boundaries = packed_samples.POSITIONS
     logits = logits_of(model, batch)
-    Trainer.compute_loss(trainer, model, batch, num_items_in_batch=supervised).backward()
+    trainer.compute_loss(model, batch, num_items_in_batch=supervised).backward()
     return logits, _gradients(model)
 
 
