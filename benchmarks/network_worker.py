@@ -17,7 +17,6 @@ from transformers import TrainerCallback
 import train
 from brigade.cluster import world_from_environment
 from brigade.distributed import ranks
-from brigade.model.sizes import parameter_count
 from testing.runs import forget
 
 
@@ -63,16 +62,17 @@ class Blocks(TrainerCallback):
         self._ask(None)  # what follows is not measured
 
     def results(self) -> list[dict[str, Any]]:
-        """Per block the seconds of each step but the first, and bytes and packets per step and host; a collective."""
+        """Per block the seconds of each step but the first, and bytes and packets per step and host, also as each rank's host
+        counted them; a collective."""
         found = []
         for block in range(len(self.rates)):
             first = self.warm_up + block * self.length
             ends = self.ends[first : first + self.length]
             seconds = [after[0] - before[0] for before, after in itertools.pairwise(ends)]
             steps = len(seconds)
-            hosts = ranks.gather([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
-            count, packets = (sum(of) / len(hosts) for of in zip(*hosts, strict=True))
-            found.append({"seconds": seconds, "bytes": count, "packets": packets})
+            by_rank = ranks.gather([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
+            count, packets = (sum(of) / len(by_rank) for of in zip(*by_rank, strict=True))
+            found.append({"seconds": seconds, "bytes": count, "packets": packets, "by_rank": by_rank})
         return found
 
 
@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
         results.append(
             job
             | {
-                "parameters": parameter_count(trainer.model),
+                "parameters": trainer.engine.parameter_count(trainer.model),
                 "blocks": blocks.results(),
                 "compression": compression,
                 "held_out": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],

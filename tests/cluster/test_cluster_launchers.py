@@ -65,6 +65,16 @@ LAUNCHES = {
     "torchrun": Launch(
         "torchrun --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint node1:29500 --rdzv_id tiny train.py"
         " --ds_config ds_configs/zero3.json", "zero3"),
+    # Tensor groups inside the hosts, and the pipeline across them.
+    "deepspeed-3d": Launch(
+        "deepspeed --hostfile hostfiles/2x8 --num_gpus 2 train.py --ds_config ds_configs/zero1_tp2_pp2.json",
+        "zero1_tp2_pp2", ranks=4, slots={"node1": [0, 1], "node2": [0, 1]}),
+    "accelerate-3d": Launch(
+        "accelerate launch --config_file accelerate_configs/ddp_2x8.yaml --machine_rank {rank} --num_processes 4"
+        " train.py --ds_config ds_configs/zero1_tp2_pp2.json", "zero1_tp2_pp2", ranks=4),
+    "torchrun-3d": Launch(
+        "torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint node1:29500 --rdzv_id tiny train.py"
+        " --ds_config ds_configs/zero1_tp2_pp2.json", "zero1_tp2_pp2", ranks=4),
 }  # fmt: skip
 
 

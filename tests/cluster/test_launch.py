@@ -18,6 +18,8 @@ LAUNCHES = {
     "torchrun": ({"node1": 1, "node2": 3}, [], "ddp"),  # hosts of different sizes
     "deepspeed": (BOTH, ["--ds_config", "ds_configs/zero3.json"], "zero3"),
     "accelerate": (BOTH, ["--accelerate_config", "accelerate_configs/fsdp2_2x8.yaml"], "fsdp2"),
+    # Tensor groups inside the hosts, and the pipeline across them.
+    "torchrun in 3D": ({"node1": 2, "node2": 2}, ["--ds_config", "ds_configs/zero1_tp2_pp2.json"], "zero1_tp2_pp2"),
     # An address that every host has and nobody reaches must not be taken for the first host's.
     "torchrun among decoys": (BOTH, ["--ds_config", "ds_configs/zero2.json"], "zero2"),
     "torchrun from elsewhere": ({"node2": 2}, [], "ddp"),  # node1, where it is typed, has no part in the run
