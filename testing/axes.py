@@ -1,13 +1,16 @@
 """The cases of parity for axes besides data parallelism: each against the same single process as the strategies of parity.py."""
 
+import json
 from typing import Any
 
 from .parity import LEARNING_RATE
 from .runs import GLOBAL_BATCH
 
+DDP_MESH = {"parallelism_config_tp_size": 2}
 STRATEGIES = {
     **{f"{zero}_tp2": ["--ds_config", f"ds_configs/{zero}_tp2.json"] for zero in ("zero1", "zero2", "zero3")},
     "fsdp2_tp2": ["--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"],
+    "ddp_tp2": ["--accelerate_config", json.dumps({"distributed_type": "MULTI_GPU", "parallelism_config": DDP_MESH})],
 }
 # Architectures with a norm of each head, with tied embeddings, with biases.
 MODELS = ("qwen2", "qwen3", "gemma3_text", "mistral", "phi")

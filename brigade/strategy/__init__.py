@@ -24,7 +24,8 @@ class Strategy:
     """How one run's parameters, gradients and optimizer states lie on its ranks.
 
     kind: what is sharded: nothing (single, ddp), optimizer states (zero1), and gradients (zero2), and parameters
-        (zero3, fsdp2; hsdp shards within groups of `shard` ranks and replicates over `replicate` of them)
+        (zero3, fsdp2; hsdp shards within groups of `shard` ranks and replicates over `replicate` of them; of one rank, that is
+        DDP between tensor groups)
     name: short, for the output directory: a ds_config's file name, or the kind
     source: where that stands: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
     ds_config: DeepSpeed's configuration with its "auto"s, or None
@@ -50,6 +51,11 @@ class Strategy:
         return self.kind in ("fsdp2", "hsdp")
 
     @property
+    def shards(self) -> bool:
+        """Whether FSDP2 spreads states over ranks: DDP between tensor groups has shards of one rank."""
+        return self.kind == "fsdp2" or self.shard > 1
+
+    @property
     def writes_in_parts(self) -> str:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
         return "" if self.kind in ("single", "ddp") and self.axes.stages == 1 else self.name
@@ -69,7 +75,7 @@ class Strategy:
     def as_cluster(self) -> dict[str, Any]:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document: dict[str, Any] = {}
-        if self.is_fsdp:
+        if self.shards:
             from .accelerate_config import FSDP_KEYS
 
             options = {FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
@@ -164,6 +170,9 @@ def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Setting
             axes = joined(strategy.axes, config.axes, place)
             strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
         return strategy
+    if config.fsdp is None and config.axes.tensor > 1 and config.axes.stages == 1:
+        # Each tensor group holds one whole model: HSDP whose groups of data-parallel ranks are of one.
+        return Strategy("hsdp", "ddp", place, replicate=config.axes.data(world.size), axes=config.axes)
     if config.fsdp is None:
         return replace(_unsharded(world, place), axes=config.axes)
     kind: Kind = "hsdp" if config.replicate > 1 else "fsdp2"

@@ -52,12 +52,6 @@ class TensorDeepSpeed(DeepSpeed):
         return autotp.whole_logits(trainer.model)
 
 
-class Mesh(ParallelismConfig):  # type: ignore[misc]
-    """With a dimension of data also where it has one rank: Accelerate has no FSDP2 without it."""
-
-    dp_shard_enabled = True
-
-
 class TensorFSDP2(FSDP2):
     """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's."""
 
@@ -66,9 +60,11 @@ class TensorFSDP2(FSDP2):
         self.averaged_over = run.strategy.axes.data(run.world.size)
 
     def arguments(self) -> dict[str, Any]:
+        from ..upstream.mesh import WithoutShards
+
         strategy = self.run.strategy
         shard = self.averaged_over // strategy.replicate
-        mesh = (ParallelismConfig if shard > 1 else Mesh)(
+        mesh = (ParallelismConfig if shard > 1 else WithoutShards)(
             dp_replicate_size=strategy.replicate, dp_shard_size=shard, tp_size=strategy.axes.tensor
         )
         return super().arguments() | {"parallelism_config": mesh}
@@ -85,7 +81,7 @@ class TensorFSDP2(FSDP2):
 
 
 class TensorHSDP(TensorFSDP2, HSDP):
-    """The same with the data's ranks in groups, each of which holds a whole model."""
+    """The same with the data's ranks in groups, each of which holds a whole model; of one rank each, that is DDP."""
 
 
 ENGINES = {

@@ -9,14 +9,18 @@ from safetensors.torch import load_file
 from testing import axes, marks, parity, runs
 
 PLAIN = {(strategy, ranks, k) for strategy in axes.STRATEGIES for ranks, k in ((2, 1), (2, 2), (4, 1), (4, 4))}
-VARIED = {
-    ("fsdp2_tp2", 4, 2, variant)
-    for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw")
-} | {
-    (strategy, 2, 2, variant)
-    for strategy in ("zero1_tp2", "zero3_tp2")
-    for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw")
-}
+VARIED = (
+    {
+        ("fsdp2_tp2", 4, 2, variant)
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw")
+    }
+    | {("ddp_tp2", 4, 2, variant) for variant in ("qwen3", "packing", "lora", "clip")}
+    | {
+        (strategy, 2, 2, variant)
+        for strategy in ("zero1_tp2", "zero3_tp2")
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw")
+    }
+)
 CASES = {case["name"]: case for case in (axes.case(*which) for which in sorted(PLAIN | VARIED, key=str))}
 # Norms of each head, tied embeddings and accumulation: all that ever went wrong.
 ONCE = {"zero1_tp2-w2-k2+qwen3", "zero3_tp2-w2-k2", "fsdp2_tp2-w4-k2+gemma3_text"}
