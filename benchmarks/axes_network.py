@@ -89,20 +89,14 @@ def prepare(folder: Path) -> tuple[list[str], ModelShape]:
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(Path("recipes/tiny/config.json").read_text()) | MODEL | {"tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
-    chats = [
-        {
-            "messages": [
-                {"role": "user", "content": f"Question {i}"},
-                {"role": "assistant", "content": "again " * LENGTH},
-            ]
-        }
-        for i in range(GLOBAL_BATCH)
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    rows = str(folder / "rows.jsonl")
+    for name, count in (("train", GLOBAL_BATCH), ("held-out", 8)):
+        asked = ({"role": "user", "content": f"Question {i} of {name}"} for i in range(count))
+        chats = [{"messages": [one, {"role": "assistant", "content": "again " * LENGTH}]} for one in asked]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    files = {"train_file": str(folder / "train.jsonl"), "validation_file": str(folder / "held-out.jsonl")}
     recipe: dict[str, Any] = {
         "model": {"model_name_or_path": str(folder), "from_scratch": True, "tokenizer_name_or_path": "python-docs"},
-        "data": {"train_file": rows, "validation_file": rows, "chat_template": "chatml"},
+        "data": {**files, "chat_template": "chatml"},
         "training": {"learning_rate": 1e-4},
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML

@@ -19,7 +19,7 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     if axes.sequence > 1:
         from . import sequence_checks
 
-        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"))
+        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"), axes.tensor)
     if axes.experts > 1:
         from ..model import experts
 

@@ -25,19 +25,19 @@ Compute = Callable[[Part, dict[str, Any], Any, Tensor | None], Tensor]
 class Groups:
     """Process groups of this rank. A collective: every rank makes all of them, in the same order.
 
-    stages: of the ranks that together hold a model, first to last; data: of those that hold the same stages
+    stages: of the ranks that together hold a model, first to last; data: of those that hold the same parts of the same stages
     ends: of the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
     tensor: of the ranks that divide the matrices of the same stages (None: nobody does)
     """
 
     def __init__(self, axes: Axes, rank: int, world_size: int) -> None:
-        pipelines = groups(axes, "stage", world_size)
+        pipelines = groups(axes, world_size, "stage")
         self.ranks = next(ranks for ranks in pipelines if rank in ranks)
         self.stages = _own(pipelines, rank)
-        self.data = _own(groups(axes, "data", world_size), rank)
+        self.data = _own(groups(axes, world_size, "data", "sequence"), rank)
         ends = [[ranks[schedules.rank_of(axes, stage)] for stage in (0, -1 % axes.every_stage)] for ranks in pipelines]
         self.ends = _own(ends, rank) if len(set(ends[0])) > 1 else None
-        self.tensor = _own(groups(axes, "tensor", world_size), rank) if axes.tensor > 1 else None
+        self.tensor = _own(groups(axes, world_size, "tensor"), rank) if axes.tensor > 1 else None
 
     def mesh(self, device: torch.device) -> Any:
         """Of the ranks that each layer's matrices are divided over."""

@@ -48,6 +48,7 @@ def check(run: Run, config: Any, batch: Batch) -> None:
 READ = {
     "pipeline",
     "tensor_parallel",
+    "sequence_parallel_size",
     "zero_optimization",
     "communication_data_type",
     "steps_per_print",

@@ -137,5 +137,5 @@ def install(name: str, group: Any) -> None:
 
 def group_of(axes: Axes, world: World) -> Any:
     """The process group of the ranks that have parts of this rank's rows. A collective of all ranks."""
-    made = {tuple(ranks): dist.new_group(ranks, COLLECTIVE_TIMEOUT) for ranks in groups(axes, "sequence", world.size)}
+    made = {tuple(ranks): dist.new_group(ranks, COLLECTIVE_TIMEOUT) for ranks in groups(axes, world.size, "sequence")}
     return next(group for ranks, group in made.items() if world.rank in ranks)

@@ -13,8 +13,11 @@ from ..recipe.flags import Settings
 _APART = "apart"  # the attention by which no token sees another
 
 
-def check(settings: Settings, config: Any, size: int, place: str) -> None:
-    """Raises UserError where the rows of the model of this config cannot be divided over `size` ranks. place: of the size"""
+def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 1) -> None:
+    """Raises UserError where the rows of the model of this config cannot be divided over `size` ranks.
+
+    place: of the size; tensor: ranks that divide the heads already
+    """
     if not settings.recipe.training.padding_free:
         problem = "padded rows are not divided over ranks: sequence parallelism wants them end to end"
         raise UserError(settings.place("padding_free"), problem, "leave the key out, or set it to true")
@@ -28,9 +31,12 @@ def check(settings: Settings, config: Any, size: int, place: str) -> None:
         )
         raise UserError(where if not why else place, problem, cure)
     heads = config.get_text_config().num_attention_heads
-    if heads % size:
-        fit = [str(n) for n in range(2, heads + 1) if heads % n == 0]
-        problem = f"{heads} attention heads of {name} cannot be divided over {size} ranks: Ulysses gives each rank whole heads"
+    if heads % (size * tensor):
+        fit = [str(n) for n in range(2, heads + 1) if heads % (n * tensor) == 0]
+        of = f"{size} x {tensor}" if tensor > 1 else f"{size}"
+        problem = (
+            f"{heads} attention heads of {name} cannot be divided over {of} ranks: Ulysses gives each rank whole heads"
+        )
         raise UserError(place, problem, f"set it to {' or '.join(fit) or 1}")
     found, why = packed_samples.method(settings, config)
     if found == packed_samples.LENGTHS:

@@ -24,8 +24,7 @@ class Strategy:
     """How one run's parameters, gradients and optimizer states lie on its ranks.
 
     kind: what is sharded: nothing (single, ddp), optimizer states (zero1), and gradients (zero2), and parameters
-        (zero3, fsdp2; hsdp shards within groups of `shard` ranks and replicates over `replicate` of them; of one rank, that is
-        DDP between tensor groups)
+        (zero3, fsdp2; hsdp shards within groups of `shard` ranks, 1 is DDP, and replicates over `replicate` of them)
     name: short, for the output directory: a ds_config's file name, or the kind
     source: where that stands: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
     ds_config: DeepSpeed's configuration with its "auto"s, or None
@@ -51,11 +50,6 @@ class Strategy:
         return self.kind in ("fsdp2", "hsdp")
 
     @property
-    def shards(self) -> bool:
-        """Whether FSDP2 spreads states over ranks: DDP between tensor groups has shards of one rank."""
-        return self.kind == "fsdp2" or self.shard > 1
-
-    @property
     def writes_in_parts(self) -> str:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
         return "" if self.kind in ("single", "ddp") and self.axes.stages == 1 else self.name
@@ -75,7 +69,7 @@ class Strategy:
     def as_cluster(self) -> dict[str, Any]:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document: dict[str, Any] = {}
-        if self.shards:
+        if self.kind == "fsdp2" or self.shard > 1:
             from .accelerate_config import FSDP_KEYS
 
             options = {FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
@@ -170,8 +164,7 @@ def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Setting
             axes = joined(strategy.axes, config.axes, place)
             strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
         return strategy
-    if config.fsdp is None and config.axes.tensor > 1 and config.axes.stages == 1:
-        # Each tensor group holds one whole model: HSDP whose groups of data-parallel ranks are of one.
+    if config.fsdp is None and config.axes.tensor > 1 and config.axes.stages == 1:  # each group holds a whole model
         return Strategy("hsdp", "ddp", place, replicate=config.axes.data(world.size), axes=config.axes)
     if config.fsdp is None:
         return replace(_unsharded(world, place), axes=config.axes)
@@ -208,9 +201,5 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
     ranks, told = strategy.axes.data(world.size), strategy.kind == "hsdp" or strategy.shard > 1
     if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
-        of = (
-            f"{world.size} / ({strategy.axes}) = {ranks} data-parallel ranks"
-            if strategy.axes
-            else f"the world size {ranks}"
-        )
+        of = f"{world.size} / ({strategy.axes}) = {ranks} ranks" if strategy.axes else f"the world size {ranks}"
         raise UserError(strategy.source, f"{sizes} is not {of}", f"set both so that their product is {ranks}")

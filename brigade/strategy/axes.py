@@ -4,6 +4,7 @@ Ranks are numbered with the tensor axis innermost (inside a host), then sequence
 talks most lies closest, and what talks least crosses hosts (Narayanan et al. 2021, arXiv 2104.04473, section 3).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Axes:
     @property
     def unit(self) -> int:
         """What the number of ranks has to be a multiple of: experts divide data-parallel ranks."""
-        return self.model * self.experts
+        return self.tensor * self.stages * math.lcm(self.sequence, self.experts)
 
     @property
     def used(self) -> dict[str, int]:

@@ -65,12 +65,12 @@ def _schedule(axes: Axes, keys: Mapping[str, str]) -> dict[str, Any]:
     return {keys[name]: value for name in keys if (value := getattr(axes, name)) not in ("", 1)}
 
 
-def groups(axes: Axes, axis: str, world_size: int) -> list[list[int]]:
-    """The ranks that work together along an axis (tensor, sequence, data or stage), every group in order."""
+def groups(axes: Axes, world_size: int, *along: str) -> list[list[int]]:
+    """The ranks that work together along some of tensor, sequence, data and stage, every group in order."""
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(world_size):
         place = vars(axes.place(rank, world_size))
-        found.setdefault(tuple(number for name, number in place.items() if name != axis), []).append(rank)
+        found.setdefault(tuple(number for name, number in place.items() if name not in along), []).append(rank)
     return list(found.values())
 
 

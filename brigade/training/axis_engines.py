@@ -1,24 +1,32 @@
 """Which engine runs a strategy that divides more than the data. Each is imported by the runs that use it alone."""
 
 from ..run.directory import Run
-from .engines import OneProcess
+from . import engines
 
 
-def of(run: Run) -> OneProcess:
+def of(run: Run) -> engines.OneProcess:
     """The engine of a run's axes."""
+    engine = _of_parameters(run)
+    if run.strategy.axes.sequence > 1:
+        from . import sequence_engines
+
+        engine = sequence_engines.around(engine)
+    return engine(run)
+
+
+def _of_parameters(run: Run) -> type[engines.OneProcess]:
+    """By what divides the model; rows may be divided beside it."""
     axes, kind = run.strategy.axes, run.strategy.kind
     if axes.stages > 1:
         from .pipeline_engine import PipelineEngine
 
-        return PipelineEngine(run)
+        return PipelineEngine
     if axes.experts > 1:
         from .expert_engines import ExpertParallel
 
-        return ExpertParallel(run)
-    if axes.sequence > 1:
-        from . import sequence_engines
+        return ExpertParallel
+    if axes.tensor > 1:
+        from . import tensor_engines
 
-        return sequence_engines.ENGINES[kind](run)
-    from . import tensor_engines
-
-    return tensor_engines.ENGINES[kind](run)
+        return tensor_engines.ENGINES[kind]
+    return engines.ENGINES[kind]

@@ -30,8 +30,8 @@ class PipelineEngine(OneProcess):
         super().__init__(run)
         self.axes = run.strategy.axes
         self.place = self.axes.place(run.world.rank, run.world.size)
-        self.averaged_over = run.batch.data_parallel_size
-        self.first = not self.place.data and not self.place.tensor  # of the ranks that have these stages
+        self.averaged_over = run.world.size // (self.axes.tensor * self.axes.stages)
+        self.first = not (self.place.data or self.place.sequence)  # of the ranks that hold the same
         self.own = schedules.stages_of(self.axes, self.place.stage)
         self.adapted = run.settings.recipe.model.use_peft
         self.layers: list[range] = []
@@ -64,7 +64,8 @@ class PipelineEngine(OneProcess):
             trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
         )
         counted = torch.nn.ParameterList(trainer.pipeline.counted())
-        own = [parameter_count(counted, trained) if self.first else 0 for trained in (False, True)]
+        first = self.first and not self.place.tensor  # its group's parts count as one
+        own = [parameter_count(counted, trained) if first else 0 for trained in (False, True)]
         self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
@@ -117,7 +118,7 @@ class PipelineEngine(OneProcess):
 
             trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
             state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
-        save_model(folder, {} if self.place.data else state)
+        save_model(folder, state if self.first else {})
 
     def save_optimizer(self, trainer: Any, folder: Path) -> None:
         from ..engines.pipeline_state import save_optimizer
@@ -127,7 +128,7 @@ class PipelineEngine(OneProcess):
         if trainer.zero1:
             states = trainer.zero1.states(trained)
         else:
-            kept = optimizer.state.items() if not self.place.data else ()
+            kept = optimizer.state.items() if self.first else ()
             states = {trained[parameter]: state for parameter, state in kept}
         save_optimizer(folder, states, optimizer.param_groups)
 

@@ -36,7 +36,7 @@ class PipelineTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> Any:
         optimizer = super().create_optimizer(model)
-        if self.run.strategy.kind == "zero1" and self.run.batch.data_parallel_size > 1 and self.zero1 is None:
+        if self.run.strategy.kind == "zero1" and self.engine.averaged_over > 1 and self.zero1 is None:
             from ..engines.pipeline_zero1 import Zero1
 
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -40,7 +40,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     """
     with ranks.agreed(world):
         strategy = with_small_axes(choose(settings, world))
-    axes, hsdp = strategy.axes, strategy.kind == "hsdp" and strategy.shards
+    axes, hsdp = strategy.axes, strategy.kind == "hsdp" and strategy.shard > 1
     if world.launcher == "python":
         # Each axis over two ranks, and two of them with different rows.
         raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit)))
@@ -53,7 +53,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             cure = f"start {(4 if hsdp else 2) * axes.model} ranks, or none: it then starts its own"
             raise UserError("flag --rehearse", problem, cure)
         if strategy.kind == "hsdp" or strategy.shard > 1:
-            replicate = 2 if hsdp else 1 if strategy.shards else size
+            replicate = 2 if hsdp else size if strategy.kind == "hsdp" else 1
             strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
         config = shrink(model_config(settings), axes.tensor, max(2, axes.every_stage))
@@ -215,7 +215,8 @@ def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str)
     # What a stage or a rank of a tensor group holds is sharded over the data-parallel ranks alone.
     divided = strategy.axes.stages * strategy.axes.tensor
     shard = count // divided // strategy.replicate
-    rank = strategy.axes.place(rank, count).data if divided > 1 else rank
+    place = strategy.axes.place(rank, count)
+    rank = place.data * strategy.axes.sequence + place.sequence
     hpz = (strategy.ds_config or {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 1)
     cut = cut_parameters([math.prod(shape) for shape in states.shapes], shard)[rank % shard]
     sharded, whole = formula(math.prod, shard, cut=cut, hpz=int(hpz != 1)), formula(_row, 1)

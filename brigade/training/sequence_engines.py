@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import upstream
 from ..engines import sequence
-from ..strategy.axes import without
+from ..strategy.axis_keys import DS_KEYS
 from . import engines
 
 
@@ -20,8 +20,8 @@ class DividedRows(engines.OneProcess):
 
     def arguments(self) -> dict[str, Any]:
         options = super().arguments()
-        if "deepspeed" in options:  # DeepSpeed's own Ulysses wants sequence_parallel_size; this is ours
-            options["deepspeed"] = without(options["deepspeed"])
+        if "deepspeed" in options:  # DeepSpeed's own Ulysses wants it; this is ours
+            options["deepspeed"].pop(DS_KEYS["sequence"], None)
         return options
 
     def collate(self, *how: Any) -> sequence.DividedRows:
@@ -30,27 +30,6 @@ class DividedRows(engines.OneProcess):
         return sequence.DividedRows(*how, number=number, of=axes.sequence)
 
 
-class DDP(DividedRows, engines.DDP):
-    pass
-
-
-class DeepSpeed(DividedRows, engines.DeepSpeed):
-    pass
-
-
-class FSDP2(DividedRows, engines.FSDP2):
-    pass
-
-
-class HSDP(DividedRows, engines.HSDP):
-    pass
-
-
-ENGINES = {
-    "ddp": DDP,
-    "zero1": DeepSpeed,
-    "zero2": DeepSpeed,
-    "zero3": DeepSpeed,
-    "fsdp2": FSDP2,
-    "hsdp": HSDP,
-}
+def around(engine: type[engines.OneProcess]) -> type[engines.OneProcess]:
+    """The same engine, whose rows are divided."""
+    return type(f"{engine.__name__}WithDividedRows", (DividedRows, engine), {})

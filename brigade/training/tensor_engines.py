@@ -16,7 +16,7 @@ class TensorDeepSpeed(DeepSpeed):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.averaged_over = run.strategy.axes.data(run.world.size)
+        self.averaged_over = run.world.size // run.strategy.axes.tensor
 
     def arguments(self) -> dict[str, Any]:
         arguments = super().arguments()
@@ -57,7 +57,7 @@ class TensorFSDP2(FSDP2):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.averaged_over = run.strategy.axes.data(run.world.size)
+        self.averaged_over = run.world.size // run.strategy.axes.tensor
 
     def arguments(self) -> dict[str, Any]:
         from ..upstream.mesh import WithoutShards

@@ -18,7 +18,7 @@ AXES = ("tensor", "sequence", "data", "stage")
 def test_groups_of_each_axis_hold_every_rank_once(axes, data):
     size = axes.model * data
     for axis in AXES:
-        found = groups(axes, axis, size)
+        found = groups(axes, size, axis)
         assert sorted(rank for group in found for rank in group) == list(range(size))
         for group in found:
             places = [vars(axes.place(rank, size)) for rank in group]
@@ -37,8 +37,8 @@ def test_one_rank_speaks_for_each_share_of_the_data(axes, data):
 
 def test_tensor_groups_lie_inside_a_host_and_stages_across():
     axes = Axes(tensor=8, stages=2)
-    assert groups(axes, "tensor", 16) == [[*range(8)], [*range(8, 16)]]
-    assert groups(axes, "stage", 16)[3] == [3, 11]
+    assert groups(axes, 16, "tensor") == [[*range(8)], [*range(8, 16)]]
+    assert groups(axes, 16, "stage")[3] == [3, 11]
 
 
 @given(st.builds(Axes, *(st.integers(1, 4) for _ in range(4))))

@@ -64,7 +64,7 @@ def test_it_is_fsdp2_and_every_rank_has_rows_of_its_own(file):
             FSDP2 | {"parallelism_config": MESH | {"parallelism_config_dp_shard_size": 4}},
             [],
             4,
-            ["dp_shard_size", "alone"],
+            ["dp_shard_size", "none but sp_size"],
         ),
         (FSDP2 | {"parallelism_config": MESH}, ["--torch_compile"], 4, ["flag --torch_compile", "expert"]),
     ],

@@ -131,7 +131,7 @@ def test_accelerates_variables_are_taken_out(monkeypatch):
 # ---- ds_configs --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_each_ds_config_is_what_its_name_says(pick, name):
-    chosen = pick("--ds_config", f"ds_configs/{name}")
+    chosen = pick("--ds_config", f"ds_configs/{name}", size=4)
     stage = "3" if name.startswith("zeropp") else name[4]
     assert chosen.kind == f"zero{stage}" and chosen.name == name.removesuffix(".json") and chosen.is_deepspeed
     zero = chosen.ds_config["zero_optimization"]
@@ -153,7 +153,7 @@ def test_each_ds_config_is_what_its_name_says(pick, name):
 def test_each_ds_config_fits_any_recipe(pick, name, precision):
     if "_pp" in name and "fp16" in precision:
         pytest.skip("pipelines know no fp16")
-    assert pick("--ds_config", f"ds_configs/{name}", training=precision).is_deepspeed
+    assert pick("--ds_config", f"ds_configs/{name}", size=4, training=precision).is_deepspeed
 
 
 REMOVED = {path: entry for path, entry in key_table()["removed"].items() if not path.startswith("optimizer.")}
@@ -384,7 +384,7 @@ def autos(config, prefix=""):
 
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_fill_leaves_only_the_autos_of_hugging_face(pick, name, tmp_path):
-    config = pick("--ds_config", f"ds_configs/{name}").ds_config
+    config = pick("--ds_config", f"ds_configs/{name}", size=4).ds_config
     before = copy.deepcopy(config)
     filled = deepspeed_config.fill(config, 8, tmp_path, "adamw_torch", largest_shard=1000)
     assert config == before, "fill works on a copy: run.yaml keeps the autos"
@@ -654,7 +654,7 @@ SAID = [
 @pytest.mark.parametrize("said", SAID, ids=lambda said: Path(str(next(iter(said.values()), "nothing"))).name[:30])
 def test_a_runs_record_gives_the_same_strategy_and_identity(load, said):
     numbers = re.search(r"_(\d+)x(\d+)\.yaml", str(said))
-    size = int(numbers[1]) * int(numbers[2]) if numbers else 2
+    size = int(numbers[1]) * int(numbers[2]) if numbers else 4
     first = load(cluster=said)
     chosen = choose(first, world(size), {})
     record = first.recipe.model_dump(mode="json")
@@ -700,3 +700,12 @@ def test_the_identity_of_a_ds_config_is_its_content(pick_config):
     spelled = {**bare, "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}
     assert pick_config(bare).identity() == pick_config(spelled).identity()
     assert pick_config(bare).identity() != pick_config(changed("zero_optimization.overlap_comm", True, bare)).identity()
+
+
+@pytest.mark.parametrize("sequence, shares", [(1, 4), (2, 2)])
+def test_ddp_between_tensor_groups_replicates_whole_models(pick, sequence, shares):
+    """FSDP2 runs it, in shards of one rank; a run's record says DDP again."""
+    mesh = {"parallelism_config_tp_size": 2, "parallelism_config_sp_size": sequence}
+    chosen = pick(cluster={"accelerate_config": {"distributed_type": "MULTI_GPU", "parallelism_config": mesh}}, size=8)
+    assert (chosen.kind, chosen.name, chosen.replicate, chosen.shard) == ("hsdp", "ddp", shares, 1)
+    assert chosen.as_cluster()["accelerate_config"]["distributed_type"] == "MULTI_GPU"

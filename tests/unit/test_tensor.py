@@ -80,13 +80,12 @@ def test_of_an_adapter_the_divided_side_is_divided():
 @pytest.mark.parametrize(
     "facts",
     [
-        {"kind": "ddp", "method": "full"},
         {"kind": "zero3", "method": "lora"},
         {"kind": "fsdp2", "method": "qlora"},
         {"kind": "fsdp2", "method": "dora"},
         {"kind": "fsdp2", "method": "full", "torch_compile": True},
         {"kind": "zero1", "method": "full", "use_liger_kernel": True},
-        {"kind": "zero1", "method": "full", "sequence": True},
+        {"kind": "hsdp", "method": "qdora"},
     ],
 )
 def test_what_does_not_run_is_refused(facts):

@@ -38,6 +38,7 @@ DEFINED = {
     "transformers/integrations/integration_utils.py": ["_SummaryWriter"],
     "accelerate/state.py": ["_shared_state", "_reset_state"],
     "accelerate/accelerator.py": ["native_amp"],
+    "accelerate/parallelism_config.py": ["_sizes"],
     "accelerate/utils/fsdp_utils.py": [
         "fsdp2_load_full_state_dict",
         "fsdp2_prepare_auto_wrap_policy",
