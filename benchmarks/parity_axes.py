@@ -13,11 +13,12 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
-from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS, Case, cases
+from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS, Case, cases, order
 from brigade.errors.findings import rules
 from brigade.errors.findings import table as table_of
 from brigade.strategy.axes import NAMES as AXIS_NAMES
@@ -57,11 +58,6 @@ def measure(axis: str, ranks: int) -> Iterator[Row]:
 def _row(case: Case, difference: dict[str, float]) -> Row:
     figures = {key: f"{difference[key]:.1e}" for key in FIGURES}
     return {key: getattr(case, key) for key in (*OF_A_ROW, "covers")} | figures
-
-
-def place(row: Row) -> tuple[int, int]:
-    """Where an axis and a number of ranks stand in the results."""
-    return list(PLAN).index(row["axis"]), int(row["ranks"])
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
@@ -131,8 +127,11 @@ def main() -> None:
     versions = pages.where()["versions"]
     for axis, ranks in itertools.product(() if options.draw else options.only, options.ranks):
         found = [row | {"versions": versions} for row in measure(axis, ranks)]
-        kept = [row for row in (pages.read(RESULTS) if RESULTS.exists() else []) if place(row) != place(found[0])]
-        pages.save(RESULTS, sorted([*kept, *found], key=place))  # after each, so that nothing is measured twice
+        earlier = pages.read(RESULTS) if RESULTS.exists() else []
+        kept = [row for row in earlier if (row["axis"], int(row["ranks"])) != (axis, ranks)]
+        pages.save(
+            RESULTS, sorted([*kept, *found], key=partial(order, PLAN))
+        )  # after each, so that nothing is measured twice
     pages.write(PAGE, tables())
 
 

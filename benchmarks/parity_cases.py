@@ -19,12 +19,13 @@ NAMES = {
 }  # fmt: skip
 # Of each axis: how ranks are divided, strategies, what is compared. `plain` and `lora` have every accumulation, all else has 2.
 # What an axis does not run with is in strategy/refused.yaml. Beside experts, all ranks have data of their own.
-PLAN: dict[str, list[tuple[str, str, str]]] = {
+Plan = dict[str, list[tuple[str, str, str]]]
+PLAN: Plan = {
     "tensor": [
         ("tensor 2", "zero1 zero2 zero3 fsdp2", "plain packing clip"),
-        ("tensor 2", "zero3 fsdp2", "qwen2 qwen3 gemma3_text mistral phi"),
+        ("tensor 2", "zero3 fsdp2", "qwen2 qwen3 gemma3_text phi"),
         ("tensor 2", "fsdp2", "lora"),
-        ("tensor 2 x data 2", "zero1 zero2 zero3 offloaded fsdp2", "plain"),
+        ("tensor 2 x data 2", "zero1 zero2 zero3 offloaded fsdp2 hsdp", "plain"),
         ("tensor 2 x data 2", "zero1 fsdp2", "packing gemma3_text"),
         ("tensor 2 x data 2", "fsdp2", "lora"),
         ("tensor 2 x data 4", "zero1 zero2 zero3 fsdp2 hsdp", "plain"),
@@ -106,6 +107,12 @@ def cases(axis: str, ranks: int, folder: Path) -> list[Case]:
 def sizes_of(divided: str) -> dict[str, int]:
     """ "tensor 2 x data 4" -> {"tensor": 2, "data": 4}"""
     return {name: int(size) for name, size in (part.split() for part in divided.split(" x "))}
+
+
+def order(plan: Plan, row: dict[str, Any]) -> tuple[int, int, int]:
+    """Where a row of results stands: the axis, the number of ranks, the division in the plan's order."""
+    divisions = [divided for divided, *_ in plan[row["axis"]]]
+    return list(plan).index(row["axis"]), int(row["ranks"]), divisions.index(row["divided"])
 
 
 def _row(axis: str, divided: str, kinds: str, variants: str, folder: Path) -> Iterator[Case]:

@@ -14,12 +14,13 @@ import io
 import json
 import math
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pages, states
 from benchmarks.pages import Row, markdown
-from benchmarks.parity_cases import NAMES, sizes_of
+from benchmarks.parity_cases import NAMES, Plan, order, sizes_of
 from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
@@ -27,7 +28,7 @@ from testing.runs import forget
 
 RESULTS = pages.RESULTS / "states_axes.csv"
 # How ranks are divided, strategies, models. Groups of one process each: parity_axes.py says why.
-PLAN: dict[str, list[tuple[str, str, str]]] = {
+PLAN: Plan = {
     "tensor": [
         ("tensor 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
         ("tensor 2 x data 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
@@ -75,7 +76,7 @@ def strategy(kind: str, divided: str) -> list[str]:
     """Flags of a strategy with these sizes."""
     sizes = {axis: size for axis, size in sizes_of(divided).items() if axis in MESH}
     if kind.startswith("zero"):
-        document: dict[str, Any] = {"zero_optimization": {"stage": int(kind[-1])}}
+        document = json.loads((pages.REPOSITORY / f"ds_configs/{kind}.json").read_text())
         said = {"tensor": ("tensor_parallel", "autotp_size"), "pipeline": ("pipeline", "stages")}
         document |= {said[axis][0]: {said[axis][1]: size} for axis, size in sizes.items() if axis in said}
         document |= {"sequence_parallel_size": sizes["sequence"]} if "sequence" in sizes else {}
@@ -156,7 +157,6 @@ def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
     """One row for each stage of a run: of its rank that holds most. held: States of every rank"""
     from brigade.planner.choice.job_of_run import job_of_run
     from brigade.planner.costs.stages import stages
-    from brigade.planner.costs.states import stage_states
 
     recipe, size = run.settings.recipe, run.world.size
     job = job_of_run(recipe, run.strategy, run.batch, size, size, config, "H100 80GB")
@@ -164,7 +164,7 @@ def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
     for stage in stages(job):
         of_stage = [rank for rank in range(size) if run.strategy.axes.place(rank, size).stage == stage.place]
         rank = max(of_stage, key=lambda rank: held[rank].total)
-        formula, _ = stage_states(job, stage)
+        formula = _formula(job, stage, run.strategy, rank, held[rank].shapes)
         row: Row = {"stage": stage.place, "model_parameters": job.shape.parameters, "fullest_rank": rank}
         row |= {f"{part}_measured": getattr(held[rank], part) for part in PARTS}
         row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
@@ -172,6 +172,22 @@ def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
         row["difference_percent"] = round(100 * (held[rank].total / formula.total - 1), 3)
         rows.append(row | {"least_total_measured": min(held[other].total for other in of_stage)})
     return rows
+
+
+def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple[int, ...], ...]) -> Any:
+    """The planner's; under ZeRO-1 and 2 with the parameters that a slice cuts, which it leaves out (docs/states.md: c).
+
+    shapes: of what the rank has of each parameter before it is sharded
+    """
+    from brigade.planner.costs.states import cut_parameters, model_states, stage_states
+
+    formula, _ = stage_states(job, stage)
+    if job.engine != "zero" or job.stage == 3:
+        return formula
+    place, n = strategy.axes.place(rank, job.gpus), job.shard_ranks
+    of_rank = place.data * job.context + place.sequence
+    cut = cut_parameters([math.prod(shape) for shape in shapes], n)[of_rank]
+    return model_states(strategy.kind, round(stage.trained), n, half=True, optim=job.optimizer, cut=cut)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
@@ -215,8 +231,7 @@ def main() -> None:
     for axis in () if options.draw else options.only:
         kept = [row for row in (pages.read(RESULTS) if RESULTS.exists() else []) if row["axis"] != axis]
         found = kept + [row | where for row in measure(axis)]
-        order = list(PLAN)
-        pages.save(RESULTS, sorted(found, key=lambda row: (order.index(row["axis"]), int(row["ranks"]))))
+        pages.save(RESULTS, sorted(found, key=partial(order, PLAN)))
     pages.write(states.PAGE, tables())
 
 
