@@ -45,7 +45,7 @@ def test_every_case_of_the_page_was_measured(axis):
 
 
 def test_each_rank_holds_what_the_planner_says():
-    """To 1 %. Under ZeRO-1 and 2 gradients depend on which parameters a slice cuts: the planner leaves that out, the page has it."""
+    """To 1 %. Gradients of ZeRO-1 and 2 depend on which parameters a slice cuts: the page has that, the planner has not."""
     for row in ROWS:
         assert abs(float(row["difference_percent"])) <= 1, row
         job, formula = planned(row)
