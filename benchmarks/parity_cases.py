@@ -25,7 +25,7 @@ PLAN: Plan = {
         ("tensor 2", "zero1 zero2 zero3 fsdp2", "plain packing clip"),
         ("tensor 2", "zero3 fsdp2", "qwen2 qwen3 gemma3_text phi"),
         ("tensor 2", "fsdp2", "lora"),
-        ("tensor 2 x data 2", "zero1 zero2 zero3 offloaded fsdp2 hsdp", "plain"),
+        ("tensor 2 x data 2", "zero1 zero2 zero3 offloaded fsdp2", "plain"),
         ("tensor 2 x data 2", "zero1 fsdp2", "packing gemma3_text"),
         ("tensor 2 x data 2", "fsdp2", "lora"),
         ("tensor 2 x data 4", "zero1 zero2 zero3 fsdp2 hsdp", "plain"),
