@@ -75,6 +75,23 @@ def test_tensor_parallel_states_are_those_of_transformers_plan():
     assert stage.parameters == by_hand and (stage.embedding, stage.head) == (s.embedding, s.head / 2)
 
 
+def test_zero3_shards_what_a_tensor_group_leaves_whole_over_all_ranks():
+    """Of Llama 8B by hand on two ranks of a group and four of data, as docs/states.md measures: norms and embedding are in
+    eighths, halves of matrices in fourths, and the two are stepped one after the other."""
+    s = LLAMA
+    whole = 32 * 2 * s.hidden + s.hidden + s.embedding
+    divided = (s.parameters - whole) / 2
+    of = job(axes=Axes(tensor=2), ranks=8, stage=3)
+    states, held = stage_states(of, stages(of)[0])
+    share = divided / 4 + whole / 8
+    assert (states.parameters, states.optimizer) == pytest.approx((2 * share, 12 * share))
+    assert states.gradients == pytest.approx(2 * share + 4 * divided / 4) and held == pytest.approx(2 * share)
+    for stage in (1, 2):  # these shard all they have over the data's ranks
+        of = job(axes=Axes(tensor=2), ranks=8, stage=stage)
+        states, _ = stage_states(of, stages(of)[0])
+        assert states.optimizer == pytest.approx(12 * (divided + whole) / 4)
+
+
 def test_of_an_adapters_two_matrices_one_is_divided():
     s, rank = LLAMA, 8
     q, kv = s.query_width, s.key_value_width // 2

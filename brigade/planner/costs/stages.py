@@ -14,6 +14,7 @@ class Stage:
     """What one rank has.
 
     parameters: over tensor and expert parallelism; experts: those among them that expert parallelism divides
+    whole: those among them that every rank of a tensor group has
     embedding, head: those among them of the two ends; a head that is the embedding counts where it is another copy
     """
 
@@ -25,6 +26,7 @@ class Stage:
     experts: float
     embedding: float
     head: float
+    whole: float = 0.0
 
     @property
     def first(self) -> bool:
@@ -80,6 +82,7 @@ def stages(job: Job) -> list[Stage]:
 
     dense = s.dense_layers * divided(s.dense_layer, s.undivided())
     per_layer = (dense + s.moe_layers * divided(s.moe_base, s.undivided(moe=True))) / s.layers
+    whole_per_layer = (s.dense_layers * s.undivided() + s.moe_layers * s.undivided(moe=True)) / s.layers * whole
     for place, layers in enumerate(stage_layers(job)):
         first, last = place == 0, place == job.pipeline - 1
         head = last * (s.head or (0 if first else s.vocab * s.hidden)) / of_head  # a copy on the last where it is tied
@@ -89,7 +92,9 @@ def stages(job: Job) -> list[Stage]:
         psi = layers * per_layer + ends + experts
         trained = job.trained * adapter_share(job) / job.pipeline if job.trained else psi
         spread = experts if job.expert > 1 else 0.0
-        found.append(Stage(place, last, layers, psi, trained, spread, embedding, head))
+        ends_whole = embedding * (of_embedding == 1) + head * (of_head == 1) + last * s.final_norm
+        undivided = layers * whole_per_layer + ends_whole * whole
+        found.append(Stage(place, last, layers, psi, trained, spread, embedding, head, undivided))
     return found
 
 

@@ -1,7 +1,7 @@
 """Model states in bytes per rank, by formula. docs/states.md compares them with what is measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 from ..choice.job import Job
@@ -91,14 +91,35 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     Fewer ranks are left to share the states of experts that expert parallelism has divided.
     """
     frozen, full = frozen_bytes(job, stage.parameters), job.method == "full"
+    if job.engine == "zero" and job.stage == 3 and stage.whole:
+        return _beside_autotp(job, stage)
     if not stage.experts:
         return _shared(job, stage.trained, frozen, job.shard_ranks)
     copies = max(1, min(job.shard_ranks, job.data * job.context * job.tensor // expert_divisor(job)))
     trained, under = stage.experts * full, 2 * stage.experts * (not full)
     dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
     experts, held_too = _shared(job, trained, under, copies)
-    both = (getattr(dense, part.name) + getattr(experts, part.name) for part in fields(dense))
-    return StateBytesPerRank(*both), held + held_too
+    return _sum(dense, experts), held + held_too
+
+
+def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
+    return StateBytesPerRank(*(getattr(one, part.name) + getattr(other, part.name) for part in fields(one)))
+
+
+def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
+    """stage_states under ZeRO-3 with a tensor group.
+
+    DeepSpeed 0.19.8 has sharded all parameters over all ranks before AutoTP divides some, and those that it leaves whole stay so.
+    They are a sub-group of their own, which is not stepped together with the others.
+    """
+    n, over_all = job.shard_ranks, job.shard_ranks * job.tensor
+    divided, held = _shared(job, stage.trained - stage.whole, 0.0, n)
+    whole, held_too = _shared(job, stage.whole, 0.0, over_all)
+    both = _sum(divided, whole)
+    not_yet = 4 * min(
+        (stage.trained - stage.whole) / n, stage.whole / over_all, SUB_GROUP_SIZE
+    )  # copies of the smaller sub-group
+    return replace(both, gradients=max(0.0, both.gradients - not_yet)), held + held_too
 
 
 def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:

@@ -1,0 +1,139 @@
+"""Tensor, sequence, pipeline and expert parallelism give the losses and gradient norms of a single process.
+
+    python -m benchmarks.parity_axes                            # all axes at 2, 4 and 8 ranks -> docs/parity.md
+    python -m benchmarks.parity_axes --only tensor --ranks 4    # these alone; the rows of the others stay
+    python -m benchmarks.parity_axes --draw                     # the tables from the results that are there
+
+The cases are those of parity_cases.py, as the tests of ranks build them. Every strategy has a group of processes of its own:
+DeepSpeed keeps AutoTP's groups of ranks for all later runs of a process.
+"""
+
+import argparse
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks import pages
+from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
+from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS, Case, cases, order
+from brigade.errors.findings import rules
+from brigade.errors.findings import table as table_of
+from brigade.strategy.axes import NAMES as AXIS_NAMES
+from testing.parity import worst
+from testing.runs import run_cases
+
+RESULTS = pages.RESULTS / "parity_axes.csv"
+PAGE = DOCS / "parity.md"
+FIGURES = {"loss": "loss", "grad_norm": "gradient norm", "eval_loss": "held-out loss"}
+ONLY_REFUSED = {"single": "one process", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}
+# Rules of lint that train.py goes by too -> what they refuse.
+BY_A_RULE = {
+    "accelerate-experts-alone": ("expert x tensor, sequence or pipeline", "one parallelism_config"),
+    "accelerate-parallelism": ("sequence", "parallelism_config_cp_size"),
+}
+OF_A_ROW = ("axis", "ranks", "divided", "strategy", "method")
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------------
+def measure(axis: str, ranks: int) -> Iterator[Row]:
+    """The cases of one axis on so many ranks, each beside its run of one process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        todo = cases(axis, ranks, folder)
+        references = {case.reference["name"]: case.reference for case in todo}
+        known = run_cases(1, list(references.values()), folder / "one")
+        for strategy in dict.fromkeys(case.strategy for case in todo):
+            group, began = [case for case in todo if case.strategy == strategy], time.monotonic()
+            found = run_cases(ranks, [case.run for case in group], folder / strategy)
+            print(
+                f"{axis}, {ranks} ranks, {strategy}: {len(group)} cases, {time.monotonic() - began:.0f} s", flush=True
+            )
+            for case in group:
+                yield _row(case, worst(found[case.run["name"]], known[case.reference["name"]]))
+
+
+def _row(case: Case, difference: dict[str, float]) -> Row:
+    figures = {key: f"{difference[key]:.1e}" for key in FIGURES}
+    return {key: getattr(case, key) for key in (*OF_A_ROW, "covers")} | figures
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+def table(rows: list[Row]) -> str:
+    """One line for each division, strategy and method: the largest differences of all its cases."""
+    lines: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[key] for key in OF_A_ROW[1:]), []).append(row)
+    found = []
+    for (ranks, *words), of in lines.items():
+        largest = [f"{max(float(row[key]) for row in of):.1e}" for key in FIGURES]
+        found.append([ranks, *words, covers([row["covers"] for row in of]), *largest])
+    return markdown(["ranks", "divided", "strategy", "method", "cases", *FIGURES.values()], found)
+
+
+def covers(words: list[str]) -> str:
+    """["accumulation 1", "accumulation 2", "packing"] -> "accumulation 1, 2; packing" """
+    counts = [word.removeprefix("accumulation ") for word in words if word.startswith("accumulation ")]
+    others = [word for word in words if not word.startswith("accumulation ")]
+    return "; ".join(filter(None, [counts and f"accumulation {', '.join(counts)}", *others]))  # type: ignore[list-item]
+
+
+def damaged(rows: list[Row]) -> str:
+    """What every axis shows of a gradient that is 1 % too large on one rank."""
+    lines = [[row["divided"], row["strategy"], *(row[key] for key in FIGURES)] for row in rows]
+    return markdown(["divided", "strategy", *FIGURES.values()], lines)
+
+
+def refused() -> str:
+    """What strategy/refused.yaml says of axes: the combination, and train.py's words."""
+    lines = []
+    for row in table_of(REPOSITORY / "brigade/strategy/refused.yaml"):
+        axes = [AXIS_NAMES[axis] for axis, values in row["when"].items() if axis in AXIS_NAMES and True in values]
+        words = {
+            key: [ONLY_REFUSED.get(word) or NAMES.get(word) or str(word) for word in values]
+            for key, values in row["when"].items()
+            if key not in AXIS_NAMES
+        }
+        said = {key: " or ".join(filter(None, [", ".join(names[:-1]), names[-1]])) for key, names in words.items()}
+        beside = [said[key] if key in ("kind", "method") else key for key in words]
+        if axes:
+            problem = row["problem"].format(**said, strategy=said.get("kind"))
+            lines.append([" x ".join(axes), ", ".join(beside) or "every strategy", problem])
+    lines += [[*combination, rules()[name].problem.format(value=2)] for name, combination in BY_A_RULE.items()]
+    return markdown(["parallelism", "with", "what train.py says"], lines)
+
+
+def tables() -> dict[str, str]:
+    rows = pages.read(RESULTS)
+    whole = [row for row in rows if row["covers"] != DAMAGED]
+    found = {f"parity-{axis}": table([row for row in whole if row["axis"] == axis]) for axis in PLAN}
+    count, most = len(whole), max(float(row[key]) for row in whole for key in FIGURES)
+    versions = "; ".join(dict.fromkeys(row["versions"] for row in rows))
+    measured = f"{count} runs. The largest difference of all: {most:.1e}. Versions: {versions}."
+    bad = damaged([row for row in rows if row["covers"] == DAMAGED])
+    return found | {"axes-measured": measured, "axes-damaged": bad, "axes-refused": refused()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure these axes alone")
+    parser.add_argument(
+        "--ranks", type=int, choices=RANKS, nargs="+", default=list(RANKS), help="on so many ranks alone"
+    )
+    parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
+    options = parser.parse_args()
+    versions = pages.where()["versions"]
+    for axis, ranks in itertools.product(() if options.draw else options.only, options.ranks):
+        found = [row | {"versions": versions} for row in measure(axis, ranks)]
+        earlier = pages.read(RESULTS) if RESULTS.exists() else []
+        kept = [row for row in earlier if (row["axis"], int(row["ranks"])) != (axis, ranks)]
+        pages.save(
+            RESULTS, sorted([*kept, *found], key=partial(order, PLAN))
+        )  # after each, so that nothing is measured twice
+    pages.write(PAGE, tables())
+
+
+if __name__ == "__main__":
+    main()

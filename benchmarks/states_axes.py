@@ -1,0 +1,239 @@
+"""Model states per rank under tensor, sequence, pipeline and expert parallelism, beside the planner's formulas.
+
+    python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/states.md
+    python -m benchmarks.states_axes --only pipeline    # these cases alone; the rows of the others stay
+    python -m benchmarks.states_axes --draw             # the tables from the results that are there
+
+As states.py: two steps of train.py in bf16 with AdamW, two micro-batches each. The formula is what the planner makes of the run
+itself: its recipe, strategy and ranks, as a Job (planner/choice/job_of_run.py), stage by stage.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pages, states
+from benchmarks.pages import Row, markdown
+from benchmarks.parity_cases import NAMES, Plan, order, sizes_of
+from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
+from testing.command_line import as_flags
+from testing.ranks import run_ranks
+from testing.runs import forget
+
+RESULTS = pages.RESULTS / "states_axes.csv"
+# How ranks are divided, strategies, models. Groups of one process each: parity_axes.py says why.
+PLAN: Plan = {
+    "tensor": [
+        ("tensor 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
+        ("tensor 2 x data 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
+        ("tensor 2 x data 4", "zero1 zero2 zero3 fsdp2 hsdp", "untied"),
+    ],
+    "sequence": [
+        ("sequence 2", "ddp zero1 zero2 zero3 fsdp2", "untied"),
+        ("sequence 2 x data 2", "ddp zero1 zero2 zero3 fsdp2 hsdp", "untied"),
+        ("sequence 2 x data 4", "zero3 fsdp2", "untied"),
+    ],
+    "pipeline": [
+        ("pipeline 2", "ddp", "tied untied"),
+        ("pipeline 2 x data 2", "ddp zero1", "tied untied"),
+        ("pipeline 4", "ddp", "tied untied"),
+        ("pipeline 2 x tensor 2", "ddp zero1", "tied untied"),
+        ("pipeline 2 x data 4", "zero1", "untied"),
+        ("pipeline 2 x tensor 2 x data 2", "zero1", "untied"),
+        ("pipeline 4 x data 2", "zero1", "untied"),
+    ],
+    "experts": [
+        ("experts 2", "fsdp2", "experts"),
+        ("experts 2 x data 2", "fsdp2", "experts"),
+        ("experts 4", "fsdp2", "experts"),
+        ("experts 2 x data 4", "fsdp2", "experts"),
+        ("experts 4 x data 2", "fsdp2", "experts"),
+    ],
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "experts": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "tie_word_embeddings": False,
+    },
+}
+MESH = {"tensor": "tp_size", "sequence": "sp_size", "pipeline": "pp_size", "experts": "ep_size"}
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------------
+def strategy(kind: str, divided: str) -> list[str]:
+    """Flags of a strategy with these sizes."""
+    sizes = {axis: size for axis, size in sizes_of(divided).items() if axis in MESH}
+    if kind.startswith("zero"):
+        document = json.loads((pages.REPOSITORY / f"ds_configs/{kind}.json").read_text())
+        said = {"tensor": ("tensor_parallel", "autotp_size"), "pipeline": ("pipeline", "stages")}
+        document |= {said[axis][0]: {said[axis][1]: size} for axis, size in sizes.items() if axis in said}
+        document |= {"sequence_parallel_size": sizes["sequence"]} if "sequence" in sizes else {}
+        return ["--ds_config", json.dumps(document)]
+    mesh = {MESH[axis]: size for axis, size in sizes.items()}
+    if kind == "hsdp":
+        mesh |= {"dp_replicate_size": 2, "dp_shard_size": sizes_of(divided)["data"] // 2}
+    document = {"distributed_type": "MULTI_GPU"} if kind == "ddp" else FSDP2
+    return ["--accelerate_config", json.dumps({**document, "parallelism_config": mesh})]
+
+
+FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+
+
+def measure(axis: str, timeout: float = 600) -> list[Row]:
+    """All cases of one axis, each number of ranks and strategy in one group of processes."""
+    groups: dict[tuple[int, str], list[tuple[str, str]]] = {}
+    for divided, kinds, models in PLAN[axis]:
+        for kind in kinds.split():
+            ranks = math.prod(sizes_of(divided).values())
+            groups.setdefault((ranks, kind), []).extend((divided, model) for model in models.split())
+    rows: list[Row] = []
+    for (ranks, kind), cases in groups.items():
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            todo = {"shared": states.prepare(folder), "folder": name, "axis": axis, "kind": kind, "cases": cases}
+            for model, changes in MODELS.items():
+                (folder / model).mkdir()
+                config = json.loads((folder / "model" / "config.json").read_text()) | changes
+                (folder / model / "config.json").write_text(json.dumps(config))
+            (folder / "job.json").write_text(json.dumps(todo))
+            done = run_ranks("benchmarks.states_axes", "--job", f"{name}/job.json", ranks=ranks, timeout=timeout)
+            if not (folder / "rows.json").exists():
+                raise RuntimeError(f"{axis}, {kind}, {ranks} ranks left no results:\n{done.stderr[-4000:]}")
+            rows += json.loads((folder / "rows.json").read_text())
+        print(f"{axis}, {ranks} ranks, {kind}: {len(cases)} cases", flush=True)
+    return rows
+
+
+def _work(job: Path) -> None:
+    """One rank: run every case through train.py itself."""
+    import train
+    from brigade.cluster import world_from_environment
+    from brigade.distributed import ranks
+    from brigade.training.measured_states import StateBytes
+
+    todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
+    for divided, model in todo["cases"]:
+        counter = StateBytes()
+        data = world.size if todo["axis"] == "experts" else sizes_of(divided).get("data", 1)
+        flags = as_flags(
+            bf16=True,
+            model_name_or_path=f"{todo['folder']}/{model}",
+            output_dir=f"{todo['folder']}/outputs/{divided}-{model}",
+            per_device_train_batch_size=GLOBAL_BATCH // data // MICRO_BATCHES,
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            words = [*todo["shared"], *strategy(todo["kind"], divided), *flags]
+            trainer = train.main(words, callbacks=(counter,))
+        run, config = trainer.run, trainer.model.config.to_dict()
+        forget(trainer)
+        del trainer
+        held = ranks.gather(counter.states)
+        of = {
+            "axis": todo["axis"],
+            "ranks": world.size,
+            "divided": divided,
+            "strategy": NAMES[todo["kind"]],
+            "model": model,
+        }
+        rows += [of | row for row in compared(run, config, held)]
+    if world.is_main_rank:
+        (job.parent / ".rows.json").write_text(json.dumps(rows))
+        (job.parent / ".rows.json").rename(job.parent / "rows.json")
+
+
+def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
+    """One row for each stage of a run: of its rank that holds most. held: States of every rank"""
+    from brigade.planner.choice.job_of_run import job_of_run
+    from brigade.planner.costs.stages import stages
+
+    recipe, size = run.settings.recipe, run.world.size
+    job = job_of_run(recipe, run.strategy, run.batch, size, size, config, "H100 80GB")
+    rows = []
+    for stage in stages(job):
+        of_stage = [rank for rank in range(size) if run.strategy.axes.place(rank, size).stage == stage.place]
+        rank = max(of_stage, key=lambda rank: held[rank].total)
+        formula = _formula(job, stage, run.strategy, rank, held[rank].shapes)
+        row: Row = {"stage": stage.place, "model_parameters": job.shape.parameters, "fullest_rank": rank}
+        row |= {f"{part}_measured": getattr(held[rank], part) for part in PARTS}
+        row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
+        row |= {"total_measured": held[rank].total, "total_formula": round(formula.total)}
+        row["difference_percent"] = round(100 * (held[rank].total / formula.total - 1), 3)
+        rows.append(row | {"least_total_measured": min(held[other].total for other in of_stage)})
+    return rows
+
+
+def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple[int, ...], ...]) -> Any:
+    """The planner's; under ZeRO-1 and 2 with the parameters that a slice cuts, which it leaves out (docs/states.md: c).
+
+    shapes: of what the rank has of each parameter before it is sharded
+    """
+    from brigade.planner.costs.states import cut_parameters, model_states, stage_states
+
+    formula, _ = stage_states(job, stage)
+    if job.engine != "zero" or job.stage == 3:
+        return formula
+    place, n = strategy.axes.place(rank, job.gpus), job.shard_ranks
+    of_rank = place.data * job.context + place.sequence
+    cut = cut_parameters([math.prod(shape) for shape in shapes], n)[of_rank]
+    return model_states(strategy.kind, round(stage.trained), n, half=True, optim=job.optimizer, cut=cut)
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+def table(rows: list[Row]) -> str:
+    """Bytes per parameter of the model, on the rank of a stage that holds most, and by how much the formula is off."""
+    lines = []
+    for row in rows:
+        count = int(row["model_parameters"])
+        figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
+        figures.append(int(row["total_formula"]) / count)
+        stage = row["stage"] if "pipeline" in row["divided"] else "-"
+        cells = (f"{figure:.2f}" for figure in figures)
+        difference = f"{float(row['difference_percent']):+.2f} %"
+        lines.append([row["ranks"], row["divided"], row["strategy"], row["model"], stage, *cells, difference])
+    head = ["ranks", "divided", "strategy", "model", "stage", *PARTS, "total", "formula", "difference"]
+    return markdown(head, lines)
+
+
+def tables() -> dict[str, str]:
+    rows = pages.read(RESULTS)
+    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
+    measured = (
+        f"Largest difference between formula and measurement: {abs(float(worst['difference_percent'])):.2f} % "
+        f"({worst['divided']}, {worst['strategy']}, {worst['model']}).\n\n"
+        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
+    )
+    return {"states-axes": table(rows), "states-axes-measured": measured}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure these axes alone")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
+    options = parser.parse_args()
+    if options.job:
+        from brigade.distributed import ranks
+
+        ranks.run_to_the_end(lambda: _work(options.job))
+    where = pages.where()
+    for axis in () if options.draw else options.only:
+        kept = [row for row in (pages.read(RESULTS) if RESULTS.exists() else []) if row["axis"] != axis]
+        found = kept + [row | where for row in measure(axis)]
+        pages.save(RESULTS, sorted(found, key=partial(order, PLAN)))
+    pages.write(states.PAGE, tables())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""docs/parity.md and docs/states.md beyond data parallelism: what was measured is all that trains, and as exact as promised."""
+
+import math
+
+import pytest
+
+from benchmarks import pages, parity_axes, parity_cases
+from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS
+from brigade.training import sequence_engines, tensor_engines
+from testing import parity
+
+ROWS = pages.read(parity_axes.RESULTS)
+
+
+def measured(axis):
+    return {(row["strategy"].partition(",")[0], int(row["ranks"])) for row in ROWS if row["axis"] == axis}
+
+
+@pytest.mark.parametrize("axis", PLAN)
+def test_every_case_of_the_page_was_measured(axis, tmp_path):
+    wanted = [
+        (case.axis, str(case.ranks), case.divided, case.strategy, case.method, case.covers)
+        for ranks in RANKS
+        for case in parity_cases.cases(axis, ranks, tmp_path)
+    ]
+    found = [tuple(row[key] for key in (*parity_axes.OF_A_ROW, "covers")) for row in ROWS if row["axis"] == axis]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_losses_and_norms_are_those_of_one_process():
+    for row in ROWS:
+        differences = [float(row[key]) for key in parity_axes.FIGURES]
+        if row["covers"] == DAMAGED:  # and this is seen
+            assert float(row["grad_norm"]) > 100 * parity.TOLERANCE, row
+        else:
+            assert all(math.isfinite(each) and each <= parity.TOLERANCE for each in differences), row
+
+
+@pytest.mark.parametrize("axis, engines", [("tensor", tensor_engines.ENGINES), ("sequence", sequence_engines.ENGINES)])
+def test_every_strategy_that_an_axis_runs_under_was_measured_on_2_4_and_8_ranks(axis, engines):
+    """But HSDP where ranks make no two groups, of two tensor groups each: brigade/strategy/axis_rules.py."""
+    least = {"tensor": 8, "sequence": 4}[axis]
+    wanted = {(NAMES[kind], ranks) for kind in engines for ranks in RANKS if kind != "hsdp" or ranks >= least}
+    assert measured(axis) == wanted
+
+
+def test_a_row_shows_the_largest_differences_of_its_cases():
+    row = {"axis": "tensor", "ranks": "2", "divided": "tensor 2", "strategy": "DDP", "method": "full", "versions": ""}
+    cases = [
+        ("accumulation 1", "1e-7", "3e-7", "0"),
+        ("packing", "2e-7", "1e-7", "1e-9"),
+        ("accumulation 4", "0", "0", "0"),
+    ]
+    shown = parity_axes.table([row | dict(zip(("covers", *parity_axes.FIGURES), case, strict=True)) for case in cases])
+    last = shown.splitlines()[-1]
+    assert last == "| 2 | tensor 2 | DDP | full | accumulation 1, 4; packing | 2.0e-07 | 3.0e-07 | 1.0e-09 |"
+
+
+def test_the_list_of_what_is_refused_has_every_reason_about_an_axis():
+    shown = parity_axes.refused()
+    for said in (
+        "adapters over a tensor group",
+        "a stage hands whole rows on",
+        "AutoEP does not run",
+        "ring attention",
+    ):
+        assert said in shown
+    assert "{" not in shown
+    assert "| pipeline | ZeRO-2, ZeRO-3, FSDP2 or HSDP |" in shown and "both bf16 and fp16" not in shown
