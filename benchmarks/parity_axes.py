@@ -31,7 +31,7 @@ FIGURES = {"loss": "loss", "grad_norm": "gradient norm", "eval_loss": "held-out 
 ONLY_REFUSED = {"single": "one process", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}
 # Rules of lint that train.py goes by too -> what they refuse.
 BY_A_RULE = {
-    "accelerate-experts-alone": ("expert x tensor, sequence or pipeline", "one parallelism_config"),
+    "accelerate-experts-alone": ("expert x tensor or pipeline", "one parallelism_config"),
     "accelerate-parallelism": ("sequence", "parallelism_config_cp_size"),
 }
 OF_A_ROW = ("axis", "ranks", "divided", "strategy", "method")

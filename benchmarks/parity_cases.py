@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from testing import axes, axes_experts, axes_pipeline, axes_sequence
+from brigade.strategy.axes import Axes
+from testing import axes, axes_experts, axes_pairs, axes_pipeline, axes_sequence
 from testing.parity import ACCUMULATIONS
 from testing.runs import GLOBAL_BATCH
 
@@ -22,13 +23,13 @@ NAMES = {
 Plan = dict[str, list[tuple[str, str, str]]]
 PLAN: Plan = {
     "tensor": [
-        ("tensor 2", "zero1 zero2 zero3 fsdp2", "plain packing clip"),
+        ("tensor 2", "ddp zero1 zero2 zero3 fsdp2", "plain packing clip"),
         ("tensor 2", "zero3 fsdp2", "qwen2 qwen3 gemma3_text phi"),
-        ("tensor 2", "fsdp2", "lora"),
-        ("tensor 2 x data 2", "zero1 zero2 zero3 offloaded fsdp2", "plain"),
+        ("tensor 2", "ddp fsdp2", "lora"),
+        ("tensor 2 x data 2", "ddp zero1 zero2 zero3 offloaded fsdp2", "plain"),
         ("tensor 2 x data 2", "zero1 fsdp2", "packing gemma3_text"),
         ("tensor 2 x data 2", "fsdp2", "lora"),
-        ("tensor 2 x data 4", "zero1 zero2 zero3 fsdp2 hsdp", "plain"),
+        ("tensor 2 x data 4", "ddp zero1 zero2 zero3 fsdp2 hsdp", "plain"),
         ("tensor 2 x data 4", "fsdp2", "packing lora"),
     ],
     "sequence": [
@@ -61,6 +62,17 @@ PLAN: Plan = {
         ("experts 4", "fsdp2", "full mixtral gpt_oss lora-experts"),
         ("experts 2 x data 4", "fsdp2", "full packing lora lora-experts"),
         ("experts 4 x data 2", "fsdp2", "full gpt_oss lora-experts"),
+    ],
+    "pairs": [
+        ("tensor 2 x sequence 2", "ddp zero1 zero2 zero3 fsdp2", "plain"),
+        ("tensor 2 x sequence 2", "zero3 fsdp2", "packed"),
+        ("tensor 2 x sequence 2", "fsdp2", "lora"),
+        ("pipeline 2 x sequence 2", "ddp zero1", "plain packed lora"),
+        ("experts 2 x sequence 2", "fsdp2", "full packing"),
+        ("tensor 2 x sequence 2 x data 2", "ddp zero1 zero3 fsdp2", "plain"),
+        ("pipeline 2 x sequence 2 x data 2", "ddp zero1", "plain"),
+        ("pipeline 2 x tensor 2 x sequence 2", "ddp zero1", "plain"),
+        ("experts 2 x sequence 2 x data 2", "fsdp2", "full"),
     ],
 }
 EVERY_ACCUMULATION = ("plain", "full", "lora")
@@ -97,7 +109,7 @@ def cases(axis: str, ranks: int, folder: Path) -> list[Case]:
     found = [
         case for row in PLAN[axis] if math.prod(sizes_of(row[0]).values()) == ranks for case in _row(axis, *row, folder)
     ]
-    if ranks == RANKS[0]:
+    if ranks == RANKS[0] and found:
         first = found[0]
         run = {**first.run, "name": "damaged", "damage": True}
         found.append(Case(axis, ranks, first.divided, first.strategy, first.method, DAMAGED, run, first.reference))
@@ -119,7 +131,7 @@ def _row(axis: str, divided: str, kinds: str, variants: str, folder: Path) -> It
     """Of one row of PLAN."""
     sizes = sizes_of(divided)
     ranks = math.prod(sizes.values())
-    batches = ranks if axis == "experts" else sizes.get("data", 1)
+    batches = ranks // sizes.get("sequence", 1) if "experts" in sizes else sizes.get("data", 1)
     for kind in kinds.split():
         for variant in variants.split():
             for accumulation in ACCUMULATIONS if variant in EVERY_ACCUMULATION else (2,):
@@ -172,4 +184,12 @@ def _experts(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, va
     return run, axes_experts.reference_of(model, method, folder)
 
 
-RUNS = {"tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline, "experts": _experts}
+def _pairs(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, variant: str, folder: Path) -> Runs:
+    if "experts" in sizes:
+        run = axes_pairs.of_experts(variant, ranks, accumulation, folder)
+        return run, axes_experts.reference_of("qwen3_moe", variant, folder)
+    named = {{"pipeline": "stages"}.get(name, name): size for name, size in sizes.items() if name != "data"}
+    return axes_pairs.case(Axes(**named), kind, accumulation, variant, ranks), axes_pairs.reference(variant)
+
+
+RUNS = {"tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline, "experts": _experts, "pairs": _pairs}

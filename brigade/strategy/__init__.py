@@ -197,8 +197,7 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
     if strategy.axes:
         from . import axis_rules
 
-        copies = strategy.kind == "hsdp" and strategy.shard == 1
-        axis_rules.check(strategy.axes, strategy.source, settings, world, copies)
+        axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
     ranks, told = strategy.axes.data(world.size), strategy.kind == "hsdp" or strategy.shard > 1
     if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:

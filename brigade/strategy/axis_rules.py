@@ -19,21 +19,12 @@ SCHEDULES = {
 }
 
 
-def check(axes: Axes, source: str, settings: Settings, world: World, copies: bool = False) -> None:
-    """Raises UserError where the axes do not go over the ranks that there are. Before anything is loaded.
-
-    copies: under HSDP, of which each copy lies on one data-parallel rank
-    """
+def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
+    """Raises UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
     if settings.rehearse:  # it takes the sizes that its ranks allow
         return
     if found := problem(axes, world.size):
         raise UserError(source, *found)
-    if copies and axes.tensor > 1:  # accelerate.ParallelismConfig ends with "cannot be used with pure data parallelism"
-        raise UserError(
-            source,
-            "dp_shard_size is 1: beside tensor groups accelerate takes no copies that are not sharded",
-            "set dp_shard_size to 2 or more, or leave dp_replicate_size out (FSDP2)",
-        )
     if crosses_hosts(axes, world.local_size) and not settings.recipe.cluster.tensor_across_hosts:
         raise UserError(
             source,

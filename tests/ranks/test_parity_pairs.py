@@ -10,10 +10,10 @@ from testing import axes_experts, axes_pairs, parity, runs
 
 CASES = {case["name"]: case for case in (axes_pairs.case(*which) for which in axes_pairs.CASES)}
 # In `make test`: a row in parts, each of them through two stages, whose optimizer states all four ranks share.
-ONCE = {"pipeline-zero1-k2-packed"}
+ONCE = {"sequence 2 x pipeline 2-zero1-k2-packed"}
 EXPERTS = [(2, "full"), (4, "full"), (4, "packing")]
-STOPPED = ("tensor-fsdp2", "pipeline-zero1")
-DAMAGED = axes_pairs.case("pipeline", "zero1", 2, name="damaged", damage=True)
+STOPPED = {"tensor-fsdp2": (axes_pairs.TENSOR, "fsdp2"), "pipeline-zero1": (axes_pairs.PIPELINE, "zero1")}
+DAMAGED = axes_pairs.case(axes_pairs.PIPELINE, "zero1", 2, name="damaged", damage=True)
 
 
 def marked(name):
@@ -27,22 +27,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder, asked_for):
-    """DeepSpeed keeps AutoTP's groups until its process ends: each kind of strategy has processes of its own."""
+    """DeepSpeed keeps AutoTP's groups until its process ends, so these have processes of their own."""
     names, found = asked_for("name"), {}
-    for second in ("tensor", "pipeline"):
-        for zero in (True, False):
-            todo = [
-                case
-                for name, case in (CASES | {"damaged": DAMAGED}).items()
-                if name in names and (second, zero) == (_second(name), "zero" in name or name == "damaged")
-            ]
-            if todo:
-                found |= runs.run_cases(4, todo, folder)
+    known = [case for name, case in (CASES | {"damaged": DAMAGED}).items() if name in names]
+    for auto in (True, False):
+        todo = [case for case in known if ("tensor" in case["name"] and "zero" in case["name"]) == auto]
+        if todo:
+            found |= runs.run_cases(4, todo, folder)
     return found
-
-
-def _second(name):
-    return "pipeline" if name == "damaged" else name.partition("-")[0]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +81,7 @@ def experts(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks, method", EXPERTS)
 def test_experts_of_rows_in_parts_equal_one_process(ranks, method, experts, folder):
-    case = axes_pairs.of_experts(ranks, method, folder)
+    case = axes_pairs.of_experts(method, ranks, 2, folder)
     differences = parity.worst(runs.run_cases(ranks, [case], folder)[case["name"]], experts(method))
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
 
@@ -97,7 +89,7 @@ def test_experts_of_rows_in_parts_equal_one_process(ranks, method, experts, fold
 @pytest.mark.slow
 @pytest.mark.parametrize("which", STOPPED)
 def test_a_run_that_died_goes_on_bit_for_bit(which, folder):
-    cases = [axes_pairs.case(*which.split("-"), 2, name=f"{which}{stop}") for stop in ("", "-stopped")]
+    cases = [axes_pairs.case(*STOPPED[which], 2, name=f"{which}{stop}") for stop in ("", "-stopped")]
     for case in cases:
         case["flags"] += ["--optim", "adamw_torch_fused", "--learning_rate", "3e-3"]
     cases[1]["stops"] = (4, 7)

@@ -59,17 +59,6 @@ def test_sizes_that_do_not_fit_the_ranks(settings_of_tiny, axes, ranks, local, w
         axis_rules.check(axes, "ds.json", settings_of_tiny, World(0, 0, ranks, local, "node1", "torchrun"))
 
 
-def test_copies_of_a_model_that_are_not_sharded_beside_tensor_groups(settings_of_tiny):
-    """Accelerate takes HSDP with tensor groups from two shards on, and says so in the middle of a run's start."""
-    where = World(0, 0, 4, 4, "node1", "torchrun")
-    with pytest.raises(UserError, match="dp_shard_size is 1"):
-        axis_rules.check(Axes(tensor=2), "hsdp.yaml", settings_of_tiny, where, copies=True)
-    axis_rules.check(Axes(tensor=2), "fsdp2.yaml", settings_of_tiny, where)
-    axis_rules.check(
-        Axes(sequence=2), "hsdp.yaml", settings_of_tiny, where, copies=True
-    )  # parts of a row are shards too
-
-
 @pytest.fixture
 def settings_of_tiny():
     from brigade.recipe import flags
