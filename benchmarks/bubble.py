@@ -13,8 +13,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import bubble_lines, pages
 from benchmarks.bubble_lines import Pass
@@ -32,12 +32,25 @@ SECONDS = (
 )
 WARM_UP = 1  # steps
 DRAWN = ("stretched", 4, 8)  # way, ranks, micro-batches
-# Way -> (numbers of ranks, seconds of a layer's pass, rows of a micro-batch, tokens of a row, steps, the model). A head that costs
-# less than one of the eight layers leaves all ranks as many of them.
-WAYS: dict[str, tuple[tuple[int, ...], float, int, int, int, dict[str, Any]]] = {
-    "computed": ((2,), 0.0, 1, 256, 5, {"hidden_size": 384, "intermediate_size": 1536}),
-    "stretched": ((2, 4), SECONDS, 1, 32, 3, {"hidden_size": 32, "intermediate_size": 1536}),
+
+
+@dataclass(frozen=True)
+class Way:
+    """seconds: of a layer's pass, at least; length: tokens of a micro-batch; sizes: of a model whose head costs less than one of
+    its eight layers, so that all ranks have as many of them"""
+
+    ranks: tuple[int, ...]
+    seconds: float
+    length: int
+    steps: int
+    sizes: dict[str, int]
+
+
+WAYS = {
+    "computed": Way((2,), 0.0, 256, 5, {"hidden_size": 384, "intermediate_size": 1536}),
+    "stretched": Way((2, 4), SECONDS, 32, 3, {"hidden_size": 32, "intermediate_size": 1536}),
 }
+Steps = list[list[list[Pass]]]  # of each step and rank the passes
 
 
 def axes(name: str, ranks: int) -> Axes:
@@ -45,7 +58,7 @@ def axes(name: str, ranks: int) -> Axes:
     return Axes(stages=ranks, schedule=said.get("schedule", ""), virtual=said.get("virtual_stages", 1))
 
 
-def cases(way: str, ranks: int, micro_batches: Iterable[int] = MICRO_BATCHES) -> list[tuple[str, int]]:
+def cases(ranks: int, micro_batches: Iterable[int] = MICRO_BATCHES) -> list[tuple[str, int]]:
     """(schedule, micro-batches) of all that run on so many ranks."""
     return [
         (name, m) for m in micro_batches for name in SCHEDULES if not pipeline_schedule.refusal(axes(name, ranks), m)
@@ -53,13 +66,20 @@ def cases(way: str, ranks: int, micro_batches: Iterable[int] = MICRO_BATCHES) ->
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
-def measure(way: str, ranks: int, todo: list[tuple[str, int]]) -> list[Row]:
-    """One row for each schedule and number of micro-batches. Raises RuntimeError when a rank fails."""
-    _, seconds, rows, length, steps, sizes = WAYS[way]
+def measure(name: str, ranks: int, micro_batches: Iterable[int] = MICRO_BATCHES) -> list[Row]:
+    """One row for each schedule and number of micro-batches."""
+    todo = cases(ranks, micro_batches)
+    found = record(WAYS[name], ranks, todo)
+    return [row(name, schedule, ranks, m, *of) for (schedule, m), of in zip(todo, found, strict=True)]
+
+
+def record(way: Way, ranks: int, todo: list[tuple[str, int]]) -> list[tuple[list[int], Steps]]:
+    """Of each (schedule, micro-batches): the layers of each rank, and all steps but the first. Raises RuntimeError when a rank
+    fails."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text()) | sizes
-        config |= {"num_hidden_layers": 8, "num_attention_heads": 4, "head_dim": sizes["hidden_size"] // 4}
+        config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text()) | way.sizes
+        config |= {"num_hidden_layers": 8, "num_attention_heads": 4, "head_dim": way.sizes["hidden_size"] // 4}
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text(json.dumps(config))
         jobs = []
@@ -67,11 +87,11 @@ def measure(way: str, ranks: int, todo: list[tuple[str, int]]) -> list[Row]:
             flags = as_flags(
                 model_name_or_path=str(folder / "model"),
                 output_dir=str(folder / f"{name}-{m}"),
-                max_steps=WARM_UP + steps,
-                global_batch_size=rows * m,
-                reference_batch_size=rows * m,
-                per_device_train_batch_size=rows,
-                max_length=length,
+                max_steps=WARM_UP + way.steps,
+                global_batch_size=m,
+                reference_batch_size=m,
+                per_device_train_batch_size=1,
+                max_length=way.length,
                 packing=True,
                 max_eval_samples=2,
                 eval_answers=0,
@@ -80,22 +100,21 @@ def measure(way: str, ranks: int, todo: list[tuple[str, int]]) -> list[Row]:
                 report_to="",
             )
             flags += ddp(folder, ranks, **SCHEDULES[name])
-            jobs.append({"name": f"{name}-{m}", "flags": flags, "seconds": seconds, "folder": directory})
+            jobs.append({"name": f"{name}-{m}", "flags": flags, "seconds": way.seconds, "folder": directory})
         (folder / "jobs.json").write_text(json.dumps(jobs))
         done = run_ranks("benchmarks.bubble_worker", str(folder / "jobs.json"), ranks=ranks, timeout=1800)
         if done.returncode:
-            raise RuntimeError(
-                f"{ranks} ranks ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-            )
+            said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            raise RuntimeError(f"{ranks} ranks ended with {done.returncode}:\n{said}")
         found = []
         for name, m in todo:
             each = [json.loads((folder / f"{name}-{m}.{rank}.json").read_text()) for rank in range(ranks)]
-            steps_of = [list(lines) for lines in zip(*(one["steps"] for one in each), strict=True)][WARM_UP:]
-            found.append(row(way, name, ranks, m, [one["layers"] for one in each], steps_of))
+            steps = [list(lines) for lines in zip(*(one["steps"] for one in each), strict=True)]
+            found.append(([one["layers"] for one in each], steps[WARM_UP:]))
         return found
 
 
-def row(way: str, name: str, ranks: int, m: int, layers: list[int], steps: list[list[list[Pass]]]) -> Row:
+def row(way: str, name: str, ranks: int, m: int, layers: list[int], steps: Steps) -> Row:
     """What the page needs of one case: of its step of middle length. steps: the time lines of all ranks for each"""
     steps = sorted(steps, key=bubble_lines.step_seconds)
     lines = steps[len(steps) // 2]
@@ -136,23 +155,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="two ranks, four micro-batches; writes nothing")
     parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
-    parser.add_argument("--only", choices=[f"{way}-{n}" for way, (ranks, *_) in WAYS.items() for n in ranks],
-                        help="measure these again, and keep the other results")  # fmt: skip
+    groups = {f"{name}-{ranks}": (name, ranks) for name, way in WAYS.items() for ranks in way.ranks}
+    parser.add_argument("--only", choices=groups, help="measure these again, and keep the other results")
     options = parser.parse_args()
     if options.quick:
-        print(whole_table(measure("stretched", 2, cases("stretched", 2, [4])), 2))
+        print(whole_table(measure("stretched", 2, [4]), 2))
         return 0
     if not options.draw:
-        kept = pages.read(RESULTS) if options.only and RESULTS.exists() else []
-        where, found = pages.where(), dict[str, list[Row]]()
-        for way, (numbers, *_) in WAYS.items():
-            for ranks in numbers:
-                name = f"{way}-{ranks}"
-                if options.only in (None, name):
-                    found[name] = [each | where for each in measure(way, ranks, cases(way, ranks))]
-                else:
-                    found[name] = [each for each in kept if (each["way"], each["ranks"]) == (way, ranks)]
-        pages.save(RESULTS, [each for rows in found.values() for each in rows])
+        rows = pages.read(RESULTS) if options.only else []
+        where = pages.where()
+        for name, ranks in [groups[options.only]] if options.only else groups.values():
+            rows = [each for each in rows if (each["way"], each["ranks"]) != (name, ranks)]
+            rows += [each | where for each in measure(name, ranks)]
+        pages.save(RESULTS, rows)
     pages.write(PAGE, tables())
     draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
     return 0

@@ -92,8 +92,8 @@ def at_their_own_times(lines: Sequence[Line]) -> list[float]:
 
 
 def held(line: Line) -> float:
-    """Of how many micro-batches a rank keeps the activations of all its stages, at most. It keeps them from the forward pass until
-    it has the gradients of weights."""
+    """Of how many micro-batches a rank keeps the activations of all its stages, at most. It keeps them from the forward pass
+    until it has the gradients of weights."""
     stages, now, most = len({each[0] for each in line}), 0, 0
     for _, kind, *_ in line:
         now += (kind == "F") - (kind in "BW")

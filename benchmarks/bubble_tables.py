@@ -15,12 +15,12 @@ NAMES = {
     "interleavedzerobubble": "interleaved zero-bubble",
     "zbv": "ZBV",
 }
-# Okabe and Ito's colours are told apart by colour-blind readers.
+# Okabe and Ito's colours, which colour-blind readers tell apart, and darker ones of the same hue for a rank's second stage.
 LOOKS = {
-    "F": ("#56B4E9", "forward"),
-    "B": ("#E69F00", "backward, whole"),
-    "I": ("#F0E442", "backward, gradients of inputs"),
-    "W": ("#009E73", "backward, gradients of weights"),
+    "F": ("#56B4E9", "#0A5F99", "forward"),
+    "B": ("#E69F00", "#A04A00", "backward, whole"),
+    "I": ("#F0E442", "#857C00", "backward, gradients of inputs"),
+    "W": ("#2FBF96", "#006B4E", "backward, gradients of weights"),
 }
 
 
@@ -131,11 +131,12 @@ def tables() -> dict[str, str]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A panel for each schedule: one step, a time line per rank, passes coloured and numbered by their micro-batch."""
+    """A panel for each schedule: one step, a time line per rank, passes coloured and with the number of their micro-batch."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.legend_handler import HandlerTuple
 
     drawn = sorted_rows([row for row in rows if "lines" in row])
     figure, axes = plt.subplots(len(drawn), 1, figsize=(15, 2.05 * len(drawn)), sharex=True, layout="constrained")
@@ -146,25 +147,25 @@ def draw(rows: list[Row], path: Path) -> None:
                 if end - begin < 1e-3:  # what the first stage leaves out
                     continue
                 later = stage != first
-                axis.barh(rank, end - begin, 0.86, begin, color=LOOKS[kind][0], edgecolor="black", linewidth=0.5,
-                          hatch="////" if later else None, alpha=0.75 if later else 1.0)  # fmt: skip
-                axis.text((begin + end) / 2, rank, str(number + 1), ha="center", va="center", fontsize=7,
-                          fontweight="bold" if later else "normal")  # fmt: skip
+                axis.barh(rank, end - begin, 0.86, begin, color=LOOKS[kind][later], edgecolor="black", linewidth=0.4)
+                axis.text((begin + end) / 2, rank, str(number + 1), ha="center", va="center", fontsize=8,
+                          color="white" if later else "black")  # fmt: skip
         axis.set_yticks(range(row["ranks"]), [f"rank {rank}" for rank in range(row["ranks"])])
         axis.invert_yaxis()
-        idle = sum(row["idle"]) / len(row["idle"])
-        axis.set_title(f"{NAMES[row['schedule']]}: a rank idles {percent(idle)} of {row['seconds']:.2f} s "
-                       f"(formula {percent(row['formula'])})", loc="left", fontsize=11)  # fmt: skip
+        idle, each = percent(sum(row["idle"]) / len(row["idle"])), f", {row['virtual']} stages on each rank"
+        said = f"a rank idles {idle} of {row['seconds']:.2f} s (formula {percent(row['formula'])})"
+        title = f"{NAMES[row['schedule']]}{each * (row['virtual'] > 1)}: {said}"
+        axis.set_title(title, loc="left", fontsize=11)
         axis.axvline(row["seconds"], color="black", linewidth=1)
         axis.tick_params(axis="y", length=0)
         axis.spines[["top", "right", "left"]].set_visible(False)
     axes[-1].set_xlim(0, 1.005 * max(row["seconds"] for row in drawn))
     axes[-1].set_xlabel("seconds; white: the rank waits")
-    handles: list[Any] = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="black") for colour, _ in LOOKS.values()
-    ]
-    handles.append(plt.Rectangle((0, 0), 1, 1, facecolor="white", edgecolor="black", hatch="////"))
-    names = [*(name for _, name in LOOKS.values()), "hatched: the rank's second stage"]
-    figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
+    colours = [colour for looks in LOOKS.values() for colour in looks[:2]]
+    handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours]
+    pairs = [tuple(handles[place : place + 2]) for place in range(0, len(handles), 2)]
+    names = [f"{name} (dark: the rank's second stage)" if kind == "F" else name for kind, (*_, name) in LOOKS.items()]
+    figure.legend(pairs, names, loc="outside upper center", ncols=len(names), frameon=False,
+                  handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=3)  # fmt: skip
     figure.savefig(path, dpi=110)
     plt.close(figure)

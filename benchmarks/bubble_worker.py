@@ -1,7 +1,7 @@
 """One rank of benchmarks/bubble.py: runs of train.py whose pipeline's passes are timed, and stretched where a job says so.
 
 python -m benchmarks.bubble_worker JOBS.json, with [{"name", "flags", "seconds", "folder"}]. Each rank leaves NAME.RANK.json in
-the folder: its passes, step by step. What is timed are the methods in which torch's schedules compute; waiting is outside of them.
+the folder: its passes, step by step. Timed are the methods in which torch's schedules compute; waiting is outside of them.
 """
 
 import contextlib

@@ -48,9 +48,9 @@ def refusal(axes: Axes, micro_batches: int) -> str:
 
 
 def bubble(axes: Axes, micro_batches: int) -> float:
-    """The share of a step in which a rank idles, of p ranks with v stages on each and m micro-batches: w / (m + w), where it waits
-    for the time of w micro-batches. Of stages that all take as long, a third of it for each of the forward pass, gradients of
-    inputs and gradients of weights.
+    """The share of a step in which a rank idles, of p ranks with v stages on each and m micro-batches: w / (m + w), where it
+    waits for the time of w micro-batches. Of stages that all take as long, a third of it for each of the forward pass,
+    gradients of inputs and gradients of weights.
 
     w = (p - 1) / v (2104.04473, section 2.2), and a third of it where gradients of weights are computed meanwhile (2401.10241,
     table 1). torch orders ZBV for 2 p - 1 micro-batches at least and leaves out those that are not there (docs/pipeline.md).
