@@ -81,48 +81,61 @@ def drawn_table(rows: list[Row]) -> str:
 
 
 def computed_table(rows: list[Row]) -> str:
+    """Seconds and idle shares of passes that nothing stretches: of each rank, one after the other."""
     lines = []
     for row in sorted_rows(rows):
         parts = row["per_micro_batch"]
-        forward, backward = (
-            ", ".join(f"{1000 * sum(part[kind] for kind in kinds):.0f}" for part in parts) for kinds in ("F", "BIW")
-        )
+        each = (", ".join(f"{1000 * _took(part, kinds):.0f}" for part in parts) for kinds in ("F", "BIW"))
         shares = (", ".join(percent(share) for share in row[key]) for key in ("at_their_own_times", "idle"))
-        lines.append(
-            [row["micro_batches"], NAMES[row["schedule"]], forward, backward, percent(row["formula"]), *shares]
-        )
-    head = [
-        "micro-batches",
-        "schedule",
-        "forward, ms",
-        "backward, ms",
-        "formula",
-        "by the passes' own times",
-        "measured",
-    ]
-    return markdown(head, lines)
+        step = f"{row['seconds']:.2f} s"
+        lines.append([row["micro_batches"], NAMES[row["schedule"]], *each, percent(row["formula"]), *shares, step])
+    head = ["micro-batches", "schedule", "forward, ms", "backward, ms", "idle by formula", "by the passes' own times"]
+    return markdown([*head, "measured", "step"], lines)
+
+
+def _took(part: dict[str, float], kinds: str) -> float:
+    return sum(part[kind] for kind in kinds)
+
+
+def differences(stretched: list[Row], computed: list[Row]) -> str:
+    """In how far measurement, passes' own times and formula are the same."""
+    rows = [*stretched, *computed]
+    same = sum(all(abs(share - row["formula"]) < 1e-4 for share in row["by_order"]) for row in rows)
+
+    def points(rows: list[Row], key: str, other: str) -> str:
+        found = [share - (row[other] if other == "formula" else row[other][rank])
+                 for row in rows for rank, share in enumerate(row[key])]  # fmt: skip
+        return f"{100 * min(found):+.1f} to {100 * max(found):+.1f}"
+
+    lines = [
+        ["measured", "formula", points(stretched, "idle", "formula"), points(computed, "idle", "formula")],
+        ["the passes' own times in their order", "formula",
+         *(points(rows, "at_their_own_times", "formula") for rows in (stretched, computed))],
+        ["measured", "the passes' own times in their order",
+         *(points(rows, "idle", "at_their_own_times") for rows in (stretched, computed))],
+    ]  # fmt: skip
+    text = markdown(["idle share", "minus", "stretched, points", "computed, points"], lines)
+    return f"{text}\n\nThe order of passes, all taking as long, gives the formula in {same} of {len(rows)} rows."
+
+
+def apart(computed: list[Row]) -> str:
+    """What it costs to compute gradients of inputs and of weights one after the other. On the last rank all stages do."""
+    last = {(row["schedule"], row["micro_batches"]): _took(row["per_micro_batch"][-1], "BIW") for row in computed}
+    more = [last["interleavedzerobubble", m] / last["interleaved1f1b", m] - 1 for m in sorted({m for _, m in last})]
+    return (
+        "On rank 1, gradients of inputs and of weights one after the other (interleaved zero-bubble) take "
+        f"{', '.join(map(percent, more))} longer than both at once (interleaved 1F1B)."
+    )
 
 
 def tables() -> dict[str, str]:
     rows = pages.read(RESULTS)
     stretched, computed = ([row for row in rows if row["way"] == way] for way in ("stretched", "computed"))
-    same = sum(all(abs(share - row["formula"]) < 1e-4 for share in row["by_order"]) for row in rows)
-    more = [share - row["formula"] for row in stretched for share in row["idle"]]
-    off = [
-        share - expected
-        for row in computed
-        for share, expected in zip(row["idle"], row["at_their_own_times"], strict=True)
-    ]
-    measured = (
-        f"Passes stretched: measured minus formula is {100 * min(more):.1f} to {100 * max(more):.1f} percentage points. "
-        f"Arithmetic alone: measured minus the passes' own times in that order is {100 * min(off):.1f} to "
-        f"{100 * max(off):.1f}. The order of passes, with equal times, gives the formula in {same} of {len(rows)} rows.\n\n"
-        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
-    )
+    where = f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
     return {
-        "measured": measured,
+        "differences": f"{differences(stretched, computed)}\n\n{where}",
         "picture": drawn_table([row for row in rows if "lines" in row]),
-        "computed": computed_table(computed),
+        "computed": f"{computed_table(computed)}\n\n{apart(computed)}",
         **{
             f"stretched-{ranks}": whole_table([row for row in stretched if row["ranks"] == ranks], ranks)
             for ranks in (2, 4)
