@@ -183,7 +183,7 @@ def draw(rows: list[Row], path: Path) -> None:
     axes[-1].set_xlabel("seconds; white: the rank waits")
     colours = [colour for looks in LOOKS.values() for colour in looks[:2]]
     handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours]
-    pairs = [tuple(handles[place : place + 2]) for place in range(0, len(handles), 2)]
+    pairs: list[Any] = [tuple(handles[place : place + 2]) for place in range(0, len(handles), 2)]
     names = [f"{name} (dark: the rank's second stage)" if kind == "F" else name for kind, (*_, name) in LOOKS.items()]
     figure.legend(pairs, names, loc="outside upper center", ncols=len(names), frameon=False,
                   handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=3)  # fmt: skip
