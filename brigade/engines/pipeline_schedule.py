@@ -14,6 +14,8 @@ CLASSES = {
     "zbv": schedules.ScheduleZBVZeroBubble,  # 2401.10241, section 6: in a V, two stages on each rank
 }
 
+SPLIT_BACKWARD = ("interleavedzerobubble", "zbv")  # gradients of inputs at once, those of weights later
+
 
 def stages_of(axes: Axes, rank: int) -> list[int]:
     """The stages that a rank of a pipeline has, of axes.stages * axes.virtual."""
@@ -46,7 +48,15 @@ def refusal(axes: Axes, micro_batches: int) -> str:
 
 
 def bubble(axes: Axes, micro_batches: int) -> float:
-    """The share of a step in which a rank idles, of stages that all take as long: (p - 1) / (v m + p - 1), with p ranks, v stages
-    on each and m micro-batches (2104.04473, section 2.2). Zero-bubble schedules fill most of it."""
-    waits = axes.stages - 1
-    return waits / (axes.virtual * micro_batches + waits)
+    """The share of a step in which a rank idles, of p ranks with v stages on each and m micro-batches: w / (m + w), where it
+    waits for the time of w micro-batches. Of stages that all take as long, a third of it for each of the forward pass,
+    gradients of inputs and gradients of weights.
+
+    w = (p - 1) / v (2104.04473, section 2.2), and a third of it where gradients of weights are computed meanwhile (2401.10241,
+    section 2.1). torch orders ZBV for 2 p - 1 micro-batches at least and leaves out those that are not there (docs/pipeline.md).
+    """
+    p, name = axes.stages, axes.chosen_schedule
+    waits = (p - 1) / axes.virtual / (3 if name in SPLIT_BACKWARD else 1)
+    if name == "zbv":
+        waits = max(waits, (2 * p - 1 - micro_batches) / 3)
+    return waits / (micro_batches + waits)

@@ -11,6 +11,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from brigade.engines import pipeline_schedule
 from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.choice.job_of_run import NotCovered, as_seen, job_of_run, largest_fit, record
 from brigade.planner.costs.engines import SCHEDULES
@@ -134,6 +135,18 @@ def test_the_bubble_is_that_of_the_textbook(stages_, micro_batches):
     assert step_time(replace(of, schedule="interleaved1f1b", virtual=2)).bubble == pytest.approx(time.bubble / 2)
     assert step_time(replace(of, schedule="gpipe")).bubble == time.bubble
     assert step_time(replace(of, schedule="interleavedzerobubble")).bubble == pytest.approx(time.bubble / 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("stages_, micro_batches", [(2, 4), (4, 8), (8, 64)])
+def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micro_batches):
+    """engines/pipeline_schedule.py; docs/pipeline.md has it measured."""
+    axes = Axes(stages=stages_, schedule=schedule, virtual=2 if schedule.startswith("interleaved") else 1)
+    of = job(replace(LLAMA, vocab=8), axes, ranks=stages_, accumulation=micro_batches, sequence=32768)
+    time = step_time(of)
+    share = time.bubble / (time.bubble + time.compute + time.launches)
+    assert of.schedule == schedule
+    assert share == pytest.approx(pipeline_schedule.bubble(axes, micro_batches), rel=0.02)
 
 
 def test_a_rank_with_several_stages_has_its_turns_of_them():

@@ -89,7 +89,14 @@ def test_every_schedule_has_a_rule():
 
 def test_the_bubble_is_what_the_papers_say():
     assert pipeline_schedule.bubble(Axes(stages=4), 12) == 3 / 15
-    assert pipeline_schedule.bubble(Axes(stages=4, virtual=2), 12) == 3 / 27
+    assert pipeline_schedule.bubble(Axes(stages=4, virtual=2), 12) == pytest.approx(3 / 27)
+    zero = Axes(stages=4, schedule="interleavedzerobubble", virtual=2)
+    assert pipeline_schedule.bubble(zero, 12) == pytest.approx(3 / (3 * 27 - 6))  # (p - 1) / (3 v m + p - 1)
+    v_shaped = Axes(stages=4, schedule="zbv", virtual=2)
+    assert pipeline_schedule.bubble(v_shaped, 12) == pipeline_schedule.bubble(zero, 12)
+    assert pipeline_schedule.bubble(v_shaped, 4) == pytest.approx(
+        3 / 15
+    )  # in the place of 3 micro-batches that are missing
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""One rank of benchmarks/bubble.py: runs of train.py whose pipeline's passes are timed, and stretched where a job says so.
+
+python -m benchmarks.bubble_worker JOBS.json, with [{"name", "flags", "seconds", "folder"}]. Each rank leaves NAME.RANK.json in
+the folder: its passes, step by step. Timed are the methods in which torch's schedules compute; waiting is outside of them.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+import train
+from benchmarks.bubble_lines import Pass, work
+from brigade.upstream.pipelining import Stage
+from testing.runs import forget
+
+
+class Lines(TrainerCallback):
+    """steps: this rank's passes in each
+
+    seconds: a stage's layer takes that long at least, forward, for gradients of inputs and for those of weights; 0: as it does
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.steps: list[list[Pass]] = []
+        self.now: list[Pass] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.steps.append(self.now)
+        self.now = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        own = {name: Stage.__dict__.get(name) for name in ("forward_one_chunk", *BACKWARD)}
+        for name in own:
+            setattr(Stage, name, self._timed(name, getattr(Stage, name)))
+        try:
+            yield
+        finally:
+            for name, method in own.items():
+                if method:
+                    setattr(Stage, name, method)
+                else:  # torch's
+                    delattr(Stage, name)
+
+    def _timed(self, name: str, method: Any) -> Any:
+        def call(stage: Any, number: int, *args: Any, **options: Any) -> Any:
+            kind = BACKWARD.get(name, "F")
+            if kind == "B" and not options.get("full_backward", True):
+                kind = "I"
+            begin = time.monotonic()
+            result = method(stage, number, *args, **options)
+            least = begin + work(kind, stage.is_first) * layers(stage) * self.seconds
+            time.sleep(max(0.0, least - time.monotonic()))
+            self.now.append((stage.stage_index, kind, number, begin, time.monotonic()))
+            return result
+
+        return call
+
+
+BACKWARD = {"backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+
+
+def layers(stage: Any) -> int:
+    """How many layers a stage has; of the others there are empty places."""
+    return sum(any(True for _ in layer.parameters()) for layer in stage.submod.part.layers)
+
+
+def main(jobs: Path) -> None:
+    rank = os.environ["RANK"]
+    for job in json.loads(jobs.read_text()):
+        lines = Lines(job["seconds"])
+        with contextlib.redirect_stdout(io.StringIO()), lines.watching():
+            trainer = train.main(job["flags"], callbacks=(lines,))
+        counts = [layers(stage) for stage in trainer.pipeline.stages]
+        found = {"layers": sum(counts), "steps": lines.steps}
+        Path(job["folder"], f"{job['name']}.{rank}.json").write_text(json.dumps(found))
+        forget(trainer)
+        del trainer
+
+
+if __name__ == "__main__":
+    from brigade.distributed.ranks import run_to_the_end
+
+    run_to_the_end(lambda: main(Path(sys.argv[1])))
