@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from brigade.commands import plan
 from brigade.errors import UserError
-from brigade.planner.choice.explain import reason
+from brigade.planner.choice.explain import not_weighed, reason
 from brigade.planner.choice.search import Candidate, candidates, chosen
 from brigade.planner.costs import calibration
 
@@ -75,10 +75,19 @@ def told(candidate: Candidate | None) -> str:
     return f"{candidate.name}, {candidate.estimate.tokens_per_second_per_gpu:,.0f}"
 
 
+def but(best: Candidate, plain: Candidate | None) -> str:
+    """Why the choice is not that among data parallelism alone, where this is faster by formula; or ""."""
+    if plain is None or plain.seconds >= best.seconds:
+        return ""
+    if best.estimate.safe and not plain.estimate.safe:
+        return ": may not fit"
+    return ": hosts' memory not told" if not_weighed(plain, best) else ": as fast, less simple"
+
+
 def cell(found: Answer) -> str:
     if found.best is None or not found.best.choice.axes:
         return told(found.best)
-    return f"**{told(found.best)}** ({told(found.plain)})"
+    return f"**{told(found.best)}** ({told(found.plain)}{but(found.best, found.plain)})"
 
 
 def tables() -> dict[str, str]:

@@ -32,7 +32,7 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
         yield from _unknown_keys(options, section, name)
     zero, fsdp, sizes = sections(document)
     for key in KEYS["own"]:
-        if (number(sizes, key) or 1) > 1:
+        if sizes.get(key) not in (None, 1):
             yield Finding.of("accelerate-own-key", name, f"parallelism_config.{key}", value=sizes[key])
     if document.get("distributed_type") == "FSDP":
         for key, instead in KEYS["fsdp1_only"].items():

@@ -12,7 +12,7 @@ from urllib.request import getproxies
 from ..errors import UserError, first_line
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
-from .config_json import ALIASES, check_causal, read_config
+from .config_json import ALIASES, check_causal, positions_by, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -50,7 +50,24 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
         problem = f"{model.model_name_or_path!r} has no usable config: {away or first_line(error)}"
         raise UserError(place, problem, "give a name on the Hub or a directory with a config.json") from None
     check_causal(config, place)
+    config = with_rope(settings, config)
     _check_length(settings, getattr(config, "max_position_embeddings", None))
+    return config
+
+
+def with_rope(settings: Settings, config: "PreTrainedConfig") -> "PreTrainedConfig":
+    """A model's configuration with the recipe's rope_parameters, which keep the model's own base frequency (rope_theta).
+
+    Raises UserError for a model with another kind of positions, or with scaled ones already.
+    """
+    if not (ours := settings.recipe.model.rope_parameters):
+        return config
+    own = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in own or own.get("rope_type", "default") not in ("default", "yarn"):
+        problem = f"YaRN stretches plain rotary embeddings of one base, and {config.model_type} has {own or 'none'}"
+        raise UserError(settings.place("rope_parameters"), problem, "leave it out (--rope_parameters null)")
+    config.rope_parameters = {"rope_theta": own["rope_theta"]} | ours
+    config.max_position_embeddings = positions_by(ours, None)
     return config
 
 
@@ -72,7 +89,7 @@ def vocabulary(settings: Settings) -> int:
     known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
     if not known or not isinstance(words, int) or not isinstance(positions, int | None):
         return load_config(settings).get_text_config().vocab_size
-    _check_length(settings, positions)
+    _check_length(settings, positions_by(settings.recipe.model.rope_parameters, positions))
     return words
 
 

@@ -4,6 +4,7 @@
 unknown keys) is lint's: lint/accelerate.py.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,15 +72,46 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
             fsdp["fsdp_transformer_layer_cls_to_wrap"] = fsdp.pop("fsdp_transformer_cls_to_wrap")
         document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
     document["parallelism_config"] = mesh = starting_with("PARALLELISM_CONFIG_")
-    if is_on("PARALLELISM_CONFIG") and all(size == "1" for key, size in mesh.items() if key.endswith("_size")):
+    problem = ""
+    if lost := dropped():
+        problem = f"it does not hand on {' and '.join(lost)} of the file that it read: accelerate knows no such key"
+    elif is_on("PARALLELISM_CONFIG") and all(size == "1" for key, size in mesh.items() if key.endswith("_size")):
         # Its launcher saw a mesh, and knew none of the sizes in it.
         problem = (
             "the file that it read has a mesh, and it hands no size of it on: ep_size and pp_size are not accelerate's"
         )
+    if problem:
         cure = "name the file for train.py too: accelerate launch --config_file FILE train.py --accelerate_config FILE"
         raise UserError("accelerate launch: parallelism_config", problem, cure)
     raise_first(findings(document, "accelerate launch"))
     return _strategy(document | {"mixed_precision": env["ACCELERATE_MIXED_PRECISION"]})
+
+
+def launcher() -> tuple[list[str], Path]:
+    """(command line of the process that started this one, its directory); nothing where the system does not say."""
+    parent = Path("/proc") / str(os.getppid())
+    with suppress(OSError):
+        return (parent / "cmdline").read_bytes().decode(errors="replace").split("\0"), (parent / "cwd").resolve()
+    return [], Path()
+
+
+def dropped() -> list[str]:
+    """Sizes of Brigade's own in the file that `accelerate launch` was given, which it copies and does not hand on."""
+    words, folder = launcher()
+    words = (
+        [part for word in words for part in word.split("=", 1)] if any("--config_file=" in w for w in words) else words
+    )
+    if "--config_file" not in words[:-1]:
+        return []
+    try:
+        document = read_yaml(folder / words[words.index("--config_file") + 1])
+    except UserError:  # the launcher has read it
+        return []
+    said = mesh_sizes(sections(document)[2])
+    own = [
+        str(key).removeprefix("parallelism_config_") for key in KEYS["own"] if str(key).endswith(("_size", "_stages"))
+    ]
+    return [key for key in own if (_whole(said.get(key)) or 1) > 1]
 
 
 def sections(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -182,6 +182,18 @@ def test_less_goes_between_hosts_than_under_zero_3():
     assert 5 * piped.across < gathered.across
 
 
+def test_a_pipeline_over_two_nodes_waits_for_the_border_between_them():
+    """Most borders of 8 stages x 2 ranks lie inside a node; each micro-batch passes the one that does not, forward and back, and
+    both ranks of that stage share the node's cards."""
+    slow = {"ranks": 16, "gpu": "A100 80GB", "link": "25 Gb/s"}
+    found = step_time(job(LLAMA, Axes(stages=8), **slow))
+    sent = 4 * LLAMA.hidden * 4096  # bytes of a micro-batch: under autocast its states are fp32
+    net = links(gpu("A100"), "25 Gb/s", 8)
+    assert found.across == pytest.approx(16 * 2 * (CALL_LATENCY + HOP + 2 * sent / net.node), rel=1e-6)
+    inside = step_time(job(LLAMA, Axes(stages=4), **slow | {"ranks": 8}))
+    assert inside.across == pytest.approx(16 * 2 * (CALL_LATENCY + sent / net.peer), rel=1e-6)
+
+
 # ---- tensor and sequence parallelism, experts --------------------------------------------------------------------
 def test_tensor_parallelism_sums_four_times_a_layer_and_six_where_it_computes_again():
     plain, again = (job(axes=Axes(tensor=8), ranks=8, accumulation=1, checkpointing=how) for how in ("none", "full"))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from transformers import CONFIG_MAPPING
@@ -12,8 +13,9 @@ from brigade.model import experts
 from brigade.model.location import load_config
 from brigade.model.tiny import shrink
 from brigade.recipe import flags
-from brigade.strategy import choose
+from brigade.strategy import accelerate_config, choose
 
+ROOT = Path(__file__).parents[2]
 MESH = {"parallelism_config_ep_size": 2}
 FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
 PLACE = "flag --accelerate_config: parallelism_config_ep_size"
@@ -108,6 +110,42 @@ def test_accelerate_launch_hands_nothing_of_it_on_and_that_is_told():
     named = ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"]
     assert chosen(named, env=env).axes.experts == 2
     assert chosen([], env=env | {"PARALLELISM_CONFIG_DP_SHARD_SIZE": "4"}).axes.experts == 1
+
+
+@pytest.mark.parametrize(
+    "sizes, lost",
+    [
+        ({"tp_size": 2, "pp_size": 2}, "pp_size"),
+        (
+            {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"},
+            "pp_size and pp_virtual_stages",
+        ),
+        ({"dp_replicate_size": 2, "pp_size": 2}, "pp_size"),
+        ({"sp_size": 2, "ep_size": 2}, "ep_size"),
+    ],
+)
+def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(sizes, lost, tmp_path, monkeypatch):
+    """It hands tp_size on, and a run would be divided by that alone. The command line of its launcher names the file."""
+    mesh = {f"parallelism_config_{key}": value for key, value in sizes.items()}
+    zero = {"deepspeed_config_file": str(ROOT / "ds_configs" / "zero1.json")}
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": zero, "parallelism_config": mesh}
+    (tmp_path / "a.yaml").write_text(json.dumps(document))
+    env = {
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    }
+    env |= {"ACCELERATE_DEEPSPEED_CONFIG_FILE": zero["deepspeed_config_file"], "PARALLELISM_CONFIG_TP_SIZE": "2"}
+    for words in (
+        ["accelerate", "launch", "--config_file", "a.yaml", "train.py"],
+        ["x", f"--config_file={tmp_path}/a.yaml"],
+    ):
+        monkeypatch.setattr(accelerate_config, "launcher", lambda words=words: (words, tmp_path))
+        with pytest.raises(UserError, match="does not hand on") as told:
+            chosen([], env=env)
+        assert f"hand on {lost} of" in told.value.problem and "--accelerate_config" in told.value.cure
+    monkeypatch.setattr(accelerate_config, "launcher", lambda: (["accelerate", "launch", "train.py"], tmp_path))
+    assert chosen([], env=env).axes.tensor == 2  # its own file of defaults, which nobody looks for
 
 
 @pytest.mark.parametrize(

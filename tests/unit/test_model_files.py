@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from brigade.errors import UserError
 from brigade.model.load import load_base, materialise, weights
+from brigade.model.location import load_config
 from brigade.model.tiny import shrink
+from brigade.recipe import flags
 
 TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
 
@@ -56,3 +59,41 @@ def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypat
     before = config.to_dict()
     materialise(config, seed=3)
     assert config.to_dict() == before
+
+
+# ---- rows longer than the model's positions ----------------------------------------------------------------------
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def with_yarn(folder, length, kind="qwen3", **rope):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shrink(AutoConfig.for_model(kind).to_dict()) | rope))
+    document = {
+        "model": {"model_name_or_path": str(folder), "from_scratch": True, "rope_parameters": YARN},
+        "data": {"train_file": "d", "max_length": length},
+        "training": {"global_batch_size": 1},
+    }
+    (folder / "r.yaml").write_text(json.dumps(document))
+    return flags.load(["--recipe", str(folder / "r.yaml")])
+
+
+def test_yarn_is_in_the_configuration_in_the_loaded_model_and_in_what_it_saves(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    settings = with_yarn(tmp_path / "m", 256)
+    config = load_config(settings)
+    base = AutoConfig.from_pretrained(tmp_path / "m").rope_parameters["rope_theta"]
+    assert config.rope_parameters == YARN | {"rope_theta": base} and config.max_position_embeddings == 256
+    model = load_base(settings, weights(settings, config), torch.float32)
+    plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "m"))
+    stretched, usual = (one.model.rotary_emb.inv_freq for one in (model, plain))
+    assert stretched[-1] == pytest.approx(usual[-1].item() / 4) and stretched[0] == pytest.approx(usual[0].item())
+    model.save_pretrained(tmp_path / "saved")
+    saved = AutoConfig.from_pretrained(tmp_path / "saved")
+    assert saved.rope_parameters["factor"] == 4.0 and saved.max_position_embeddings == 256
+
+
+def test_longer_rows_than_the_product_and_other_positions_are_refused(tmp_path):
+    with pytest.raises(UserError, match="positions for 256"):
+        load_config(with_yarn(tmp_path / "long", 257))
+    with pytest.raises(UserError, match="plain rotary embeddings of one base"):
+        load_config(with_yarn(tmp_path / "gpt2", 64, "gpt2"))

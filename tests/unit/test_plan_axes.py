@@ -1,6 +1,7 @@
 """A plan's axes besides data parallelism: it proposes what train.py runs, takes an axis where it wins, and writes its file."""
 
 import itertools
+import re
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -159,6 +160,16 @@ def test_a_cell_of_the_page_is_what_its_command_says(capsys, monkeypatch, every_
     name, speed = choosing.told(found.best).split(", ", 1)
     said = " ".join(capsys.readouterr().out.split())
     assert name in said and f"speed {speed} tokens/s on each GPU" in said and found.why.startswith("FSDP2: ")
+
+
+def test_the_page_says_why_where_it_chooses_the_slower_one():
+    """Of every cell with a choice in bold and another in parentheses: the slower one with a reason, the faster one without."""
+    cells = re.findall(r"\*\*[^*|]*, ([\d,]+)\*\* \(([^,|]*), ([\d,]+)(: [^|)]+)?\) \|", choosing.PAGE.read_text())
+    slower = [
+        (name, why) for best, name, plain, why in cells if int(plain.replace(",", "")) > int(best.replace(",", ""))
+    ]
+    assert len(cells) > 10 and slower and all(why for _, why in slower)
+    assert {why for name, why in slower if "offload" in name} <= {": hosts' memory not told"}
 
 
 def test_what_train_py_does_not_run_is_named_as_such(capsys, monkeypatch):

@@ -135,6 +135,32 @@ def test_sequences_longer_than_the_models_positions_are_not_written(tmp_path, ca
     assert "--max_length" in told and "9999" in told and "positions for" in told and not list(tmp_path.iterdir())
 
 
+def test_rows_beyond_the_positions_are_written_where_the_maker_says_how(tmp_path, capsys):
+    """Qwen3-8B: 40,960 positions, and 131,072 by YaRN over 32,768 (its page on the Hub)."""
+    words = ["qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/1x8", "--global_batch_size", 16]
+    assert plan(*words, "--max_length", 131_072, "--write", tmp_path) == 0
+    recipe = flags.load(["--recipe", str(tmp_path / "full.yaml")]).recipe
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    assert recipe.model.rope_parameters == rope
+    assert plan(*words, "--max_length", 40_960, "--write", tmp_path / "short") == 0
+    assert flags.load(["--recipe", str(tmp_path / "short" / "full.yaml")]).recipe.model.rope_parameters is None
+    assert plan(*words, "--max_length", 131_080, "--write", tmp_path / "long") == 2
+    assert "positions for 131072" in capsys.readouterr().err
+
+
+def test_the_network_that_was_planned_for_is_the_recipes(tmp_path, capsys):
+    words = ["qwen3-8b", "--gpu", "A100", "--hostfile", "hostfiles/2x8", "--network", "25 Gb/s"]
+    assert plan(*words, "--write", tmp_path) == 0
+    capsys.readouterr()
+    slow = load_plan(tmp_path / "full.yaml")
+    assert slow.estimate.job.link == "25 Gb/s" and "25 Gb/s between hosts" in (tmp_path / "full.yaml").read_text()
+    usual = load_plan(tmp_path / "full.yaml", "1600 Gb/s").estimate
+    assert usual.job.link == "1600 Gb/s" and usual.time.across < slow.estimate.time.across
+    text = (tmp_path / "full.yaml").read_text().replace("network: 25 Gb/s", "network: fast")
+    (tmp_path / "full.yaml").write_text(text)
+    assert plan(tmp_path / "full.yaml") == 2 and "'fast' states no rate" in capsys.readouterr().err
+
+
 def test_a_model_that_nobody_knows(capsys):
     assert plan("lama-3.1-8b", "--gpu", "H100 80GB") == 2
     assert "did you mean 'llama-3.1-8b'?" in capsys.readouterr().err
@@ -167,6 +193,19 @@ def test_offload_is_for_what_fits_in_no_other_way():
     _, small = chosen_for("qwen2.5-0.5b", Cluster("RTX 4090", 1, 1), length=2048)
     _, large = chosen_for("qwen3-14b", Cluster("H200", 1, 1))
     assert not small.choice.offload and large.choice.offload
+
+
+def test_offload_is_weighed_where_the_hosts_are_told():
+    """405B over a slow network: ZeRO-3 with offload gathers half as often as sequence parallelism beside ZeRO-3."""
+    slow = Cluster("H100 80GB", 8, 16, "100 Gb/s")
+    ranked, winner = chosen_for("llama-3.1-405b", slow)
+    offload = next(candidate for candidate in ranked if candidate.choice.offload == "optimizer")
+    assert offload.fits and offload.seconds < 0.8 * winner.seconds and not winner.choice.offload
+    assert "--host_memory" in reason(offload, winner)
+    ranked, winner = chosen_for("llama-3.1-405b", replace(slow, host_gib=2048))
+    assert winner.choice.offload == "optimizer" and not any("nobody has told" in reason(c, winner) for c in ranked)
+    ranked, winner = chosen_for("llama-3.1-405b", replace(slow, nvme_gb=30_000))
+    assert winner.choice.offload == "nvme"  # the one whose hosts are told
 
 
 def test_what_hosts_lack_is_told_and_never_chosen():

@@ -144,7 +144,11 @@ def candidates(annotation):
         bool: [True, False],
         int: [1, 2, 9, 4096],
         float: [0.25, 0.5, 2.0],
-        dict: [{"a": 1}, {"text": "body"}],
+        dict: [
+            {"a": 1},
+            {"text": "body"},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        ],
         WeightedSource: [{"train_file": "d"}],
     }
     return known.get(origin or annotation, [])

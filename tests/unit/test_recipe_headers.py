@@ -1,8 +1,10 @@
 """A recipe's header and `plan RECIPE` say what is so: commands can be typed, batches multiply, figures are the planner's."""
 
+import argparse
 import re
 import shlex
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from itertools import pairwise
@@ -15,9 +17,12 @@ from transformers import AutoConfig
 
 from brigade.__main__ import main
 from brigade.cluster import World, read_hostfile
+from brigade.commands import plan as plan_command
 from brigade.model import adapters
 from brigade.model.sizes import parameter_count
 from brigade.planner.choice.job_of_recipe import load_plan, published_models
+from brigade.planner.choice.search import candidates, chosen
+from brigade.planner.costs import calibration
 from brigade.planner.costs.states import model_states
 from brigade.planner.models.find_model import named_shape
 from brigade.planner.output.show_recipe import CONFIGS
@@ -25,7 +30,9 @@ from brigade.planner.output.write import recipe_plans, refresh
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.files import read_yaml
+from brigade.recipe.method import method_of
 from brigade.strategy import choose
+from brigade.strategy.axes import NAMES
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("recipes/*/*.yaml"))
@@ -109,8 +116,9 @@ def test_the_commands_can_be_typed(recipe):
         assert settings.recipe_path.samefile(recipe)
         training = settings.recipe.training
         if not settings.rehearse:
-            assert training.global_batch_size % (ranks_of(words) * training.per_device_train_batch_size) == 0
-            assert "tiny" in recipe or ranks_of(words) in [ranks for _, _, ranks in batch(recipe)[2]], line
+            shares = settings_and_strategy(recipe, ranks_of(words))[1].axes.data(ranks_of(words))
+            assert training.global_batch_size % (shares * training.per_device_train_batch_size) == 0
+            assert "tiny" in recipe or shares in [ranks for _, _, ranks in batch(recipe)[2]], line
 
 
 @every_recipe
@@ -136,7 +144,7 @@ def test_it_fits_with_a_margin_that_plan_states(recipe):
 def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     """Counted on the model itself, on the meta device; the planner counts by formula."""
     states = shown(recipe)["model"][0]
-    ranks = batch(recipe)[2][0][2]
+    ranks = load_plan(Path(recipe)).estimate.job.gpus
     settings, strategy = settings_and_strategy(recipe, ranks)
     section, frozen = settings.recipe.model, 0.0
     model = adapters.empty_model(settings, AutoConfig.from_pretrained(str(Path(recipe).parent)))
@@ -152,9 +160,52 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
         if whole < 1e10:  # PEFT says the same, but takes half a minute for the largest
             assert parameter_count(adapters.wrap(model, settings, ""), trained=True) == trained
         assert f"{trained:,} trained beside them" in states
-    held = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
     stated = float(re.search(r"([\d.]+) GiB of model states", states)[1])
+    if (
+        axes := strategy.axes
+    ).stages > 1:  # weights and gradients in fp32; of the first stage, which has the embedding too
+        each = 8 + 8 / (axes.data(ranks) if strategy.kind == "zero1" else 1)
+        mean = each * trained / axes.model / 2**30
+        assert 0.7 * mean < stated < 1.8 * mean
+        return
+    held = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)
     assert stated == pytest.approx(held.total / 2**30, rel=0.005, abs=0.06)
+
+
+DIVIDED = [recipe for recipe in PLANNED if load_plan(ROOT / recipe).strategy.axes]
+
+
+@pytest.mark.parametrize("recipe", DIVIDED)
+def test_axes_are_what_plan_chooses_for_that_cluster(recipe, capsys, monkeypatch):
+    """By the command that anybody types for that model, those rows and that cluster."""
+    monkeypatch.setenv(calibration.VARIABLE, "")
+    plan = load_plan(Path(recipe))
+    named, training = plan.settings.recipe.cluster, plan.settings.recipe.training
+    words = [
+        Path(recipe).parent.name,
+        "--hostfile",
+        named.hostfile,
+        "--gpu",
+        named.gpu,
+        "--network",
+        named.network or "",
+    ]
+    words += ["--max_length", plan.settings.recipe.data.max_length, "--global_batch_size", training.global_batch_size]
+    words += ["--method", method_of(plan.settings.recipe.model)]
+    parser = argparse.ArgumentParser()
+    plan_command.add_arguments(parser)
+    winner = chosen(candidates(*plan_command.asked(parser.parse_args(list(map(str, words))))))
+    assert winner.name == plan.strategy_name and winner.estimate.job == replace(
+        plan.estimate.job, shape=winner.estimate.job.shape
+    )
+    assert winner.seconds == pytest.approx(plan.estimate.time.total)
+
+
+def test_every_axis_has_a_recipe():
+    used = [load_plan(Path(recipe)).strategy.axes.used for recipe in DIVIDED]
+    assert {axis for axes in used for axis in axes} == set(NAMES)
+    in_three = [recipe for recipe, axes in zip(DIVIDED, used, strict=True) if {"tensor", "stages"} <= axes.keys()]
+    assert len(in_three) >= 4 and all(load_plan(Path(recipe)).estimate.job.data > 1 for recipe in in_three)
 
 
 @pytest.mark.parametrize("folder", ["llama-3.1-8b", "mistral-7b-v0.3"])

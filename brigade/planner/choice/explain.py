@@ -41,8 +41,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     assert winner is not None  # what fits and can be run was there to choose from
     if winner.estimate.safe and not result.safe:
         return f"may not fit: up to {result.memory_interval()[1] + result.context / GIB:.0f} GiB"
-    if candidate.choice.offload and not winner.choice.offload and candidate.seconds < winner.seconds / NEAR:
-        return f"faster by formula, but offload is for what fits in no other way, and {winner.name} does"
+    if untold := not_weighed(candidate, winner):
+        return untold
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
         return f"as fast, but {winner.name} is simpler"
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
@@ -72,6 +72,14 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     elif result.job.micro_batch < other.micro_batch:
         why = f": micro-batch {result.job.micro_batch} against {other.micro_batch}"
     return longer + why
+
+
+def not_weighed(candidate: Candidate, winner: Candidate) -> str:
+    """Why offload is not taken although it is faster by formula, or "" where it is not, or was weighed."""
+    if not candidate.choice.offload or candidate.told or winner.choice.offload or candidate.seconds >= winner.seconds:
+        return ""
+    flag, what = ("--nvme", "disks") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
+    return f"faster by formula, but nobody has told what {what} the hosts have: with {flag} it is weighed too"
 
 
 def smallest_change(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> str:

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,6 +15,7 @@ from ...recipe.files import REPOSITORY, find
 from ...recipe.flags import Settings
 from ...strategy import Strategy, choose
 from ..costs.hardware import gpu
+from ..costs.network import hold_name
 from ..models.find_model import RECIPES, described, known_config, named_config
 from .estimate import Estimate, estimate
 from .job import Job
@@ -35,6 +37,7 @@ class PublishedModel:
     published: str = ""
     revision: str | None = None
     template: str | None = None
+    rope_parameters: dict[str, Any] | None = None
     base: bool = False
     licence: str = ""
 
@@ -76,13 +79,14 @@ def strategy_of(settings: Settings) -> Strategy:
 
 
 def job_of(settings: Settings, link: str = "") -> Job:
-    """The recipe on its own cluster, packed full. link: the network between hosts, "" for the GPU kind's usual one.
+    """The recipe on its own cluster, packed full. link: the network between hosts, "" for the recipe's own or the usual one.
 
     Raises UserError for what the run would refuse, or no formula covers.
     """
     model, training, cluster = settings.recipe.model, settings.recipe.training, settings.recipe.cluster
     beside = settings.recipe_path.with_name(BESIDE)
     config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
+    hold_name(cluster.network or "", settings.place("network"))
     hosts, shape = hosts_of(settings), described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind, strategy = settings.place("global_batch_size"), cluster.gpu or "H100 80GB", strategy_of(settings)
@@ -95,7 +99,7 @@ def job_of(settings: Settings, link: str = "") -> Job:
         job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place)
     except NotCovered as error:
         raise UserError(str(settings.recipe_path), str(error), "estimate another strategy or method") from None
-    return replace(job, shape=replace(job.shape, name=shape.name), link=link)
+    return replace(job, shape=replace(job.shape, name=shape.name), link=link or job.link)
 
 
 def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> str | None:
@@ -124,7 +128,8 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
 class RecipePlan:
     """A recipe with its estimate.
 
-    link: the network between hosts, "" for the GPU kind's usual one; goes_to: where a recipe will lie that is not there yet
+    link: the network between hosts, "" for the recipe's own or the GPU kind's usual one
+    goes_to: where a recipe will lie that is not there yet
     """
 
     settings: Settings
@@ -157,9 +162,10 @@ class RecipePlan:
 
     @property
     def cluster(self) -> str:
-        """`2 x 8 H100 80GB`"""
-        hosts, kind = hosts_of(self.settings), self.estimate.gpu.kind
-        return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}"
+        """`2 x 8 H100 80GB`, and its network where the recipe names one."""
+        hosts, kind, network = hosts_of(self.settings), self.estimate.gpu.kind, self.settings.recipe.cluster.network
+        between = f", {network} between hosts" if network and len(hosts) > 1 else ""
+        return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}{between}"
 
 
 def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> RecipePlan:

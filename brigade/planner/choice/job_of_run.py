@@ -89,6 +89,7 @@ def job_of_run(
         adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
         optimizer=training.optim,
+        link=recipe.cluster.network or "",
         **of_method(method_of(model)),
         **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
     )

@@ -96,13 +96,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy with its best micro-batch, checkpointing and kernels. refused: why it is not to be taken, whatever it needs."""
+    """A strategy with its best micro-batch, checkpointing and kernels.
+
+    refused: why it is not to be taken, whatever it needs; told: whether the user has described what it offloads to
+    """
 
     choice: Choice
     kernels: str
     estimate: Estimate
     margin: float
     refused: str = ""
+    told: bool = False
 
     @property
     def name(self) -> str:
@@ -228,8 +232,11 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
     for choice in workload.choices:
         if not possible(workload, cluster, choice):
             continue
+        told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(choice, names, estimate(job, device, traces(job)), workload.margin, refusal(job, cluster, device))
+            Candidate(
+                choice, names, estimate(job, device, traces(job)), workload.margin, refusal(job, cluster, device), told
+            )
             for names in workload.kernels
             if taken(workload, choice, names)
             for job in jobs(workload, cluster, choice, names)
@@ -256,10 +263,11 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     """The simplest strategy that is within 5 % of the fastest of those that fit safely, else of those that fit; None where
     nothing does.
 
-    Offload is for what fits in no other way: it lives on the host's memory and cores, which nobody has described here.
+    Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), it is for
+    what fits in no other way; else it is weighed like the others.
     """
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.only]
-    fitting = [candidate for candidate in fitting if not candidate.choice.offload] or fitting
+    fitting = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload] or fitting
     fitting = safest(fitting)
     if not fitting:
         return None

@@ -81,11 +81,15 @@ class Links:
         outside = (1 - inside / ranks) * payload / (self.node / self.node_size)
         return CALL_LATENCY + HOP + max(outside, (inside - 1) / ranks * payload / self.peer)
 
-    def send(self, payload: float, stride: int) -> float:
-        """One point-to-point transfer to the rank `stride` away."""
-        if stride < self.node_size:
+    def send(self, payload: float, stride: int, stages: int) -> float:
+        """Seconds of one point-to-point transfer from each of a stage's `stride` ranks to the next stage.
+
+        Where the pipeline lies on several nodes, over the border between two: every micro-batch has to pass it, and the ranks of
+        a stage share the node's cards.
+        """
+        if stride * stages <= self.node_size:
             return CALL_LATENCY + payload / self.peer
-        return CALL_LATENCY + HOP + payload / (self.node / self.node_size)
+        return CALL_LATENCY + HOP + payload / min(self.peer, self.node / min(stride, self.node_size))
 
 
 # `3200 Gb/s`, `8x400 Gbit/s`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`

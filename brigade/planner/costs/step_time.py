@@ -184,7 +184,7 @@ def _borders(job: Job, net: Links) -> float:
     if job.pipeline == 1:
         return 0.0
     one = (4 if job.autocast else 2) * job.shape.hidden * job.tokens / (1 if job.ours else job.tensor)
-    return 2 * net.send(one, job.tensor * job.context * job.data) * job.accumulation * job.virtual
+    return 2 * net.send(one, job.tensor * job.context * job.data, job.pipeline) * job.accumulation * job.virtual
 
 
 def _ulysses(job: Job, net: Links, again: bool) -> float:

@@ -54,14 +54,14 @@ def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str
         return None
     sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
     sizes += f"x{axes.virtual}" if axes.virtual > 1 else ""
-    ours = folder.resolve().is_relative_to(REPOSITORY / "recipes")
     if file.endswith(".json"):
-        path = _place("ds_configs", f"{Path(file).stem}_{sizes}.json", folder, ours)
+        path = _place("ds_configs", f"{Path(file).stem}_{sizes}.json", folder, ours(folder))
         config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
         return StrategyFile("ds_config", path, json.dumps(config, indent=2) + "\n")
-    path = _place("accelerate_configs", f"{file or 'ddp'}_{sizes}_{job.nodes}x{job.node_size}.yaml", folder, ours)
-    groups = {"dp_replicate_size": job.nodes, "dp_shard_size": job.data // job.nodes} if file == "hsdp" else {}
-    mesh: dict[str, Any] = {f"parallelism_config_{key}": size for key, size in (groups | as_mesh(axes)).items()}
+    path = _place(
+        "accelerate_configs", f"{file or 'ddp'}_{sizes}_{job.nodes}x{job.node_size}.yaml", folder, ours(folder)
+    )
+    mesh = {f"parallelism_config_{key}": size for key, size in _mesh(candidate).items()}
     named = str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
     text = ACCELERATE.format(
         name=candidate.name,
@@ -77,6 +77,30 @@ def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str
         path,
         text + FSDP * bool(file) + yaml.safe_dump({"parallelism_config": mesh}, sort_keys=False),
     )
+
+
+def ours(folder: Path) -> bool:
+    """Whether recipes in this folder are the project's."""
+    return folder.resolve().is_relative_to(REPOSITORY / "recipes")
+
+
+def as_document(candidate: Candidate) -> dict[str, Any]:
+    """The same as an accelerate config that a recipe holds itself; where DeepSpeed shards, it names a ds_config of ours."""
+    file = candidate.choice.file
+    said: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    if file.endswith(".json"):
+        said = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
+    elif file:
+        said = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+    return said | {"parallelism_config": _mesh(candidate)}
+
+
+def _mesh(candidate: Candidate) -> dict[str, Any]:
+    """Sizes of a parallelism_config, by short names."""
+    job = candidate.estimate.job
+    hsdp = candidate.choice.file == "hsdp"
+    groups = {"dp_replicate_size": job.nodes, "dp_shard_size": job.data // job.nodes} if hsdp else {}
+    return groups | as_mesh(job.axes)
 
 
 def _place(ours: str, name: str, folder: Path, belongs: bool) -> Path:

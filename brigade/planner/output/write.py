@@ -10,7 +10,7 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import billions, figure
-from ...model.config_json import read_config
+from ...model.config_json import positions_by, read_config
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
 from ..choice.job import Job
@@ -19,7 +19,7 @@ from ..choice.search import Candidate, Workload
 from ..costs.host_memory import host
 from ..models.find_model import RECIPES, config_of
 from .header import header, replaced
-from .strategy_file import strategy_file
+from .strategy_file import as_document, ours, strategy_file
 
 # Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
 # (thinkingmachines.ai/blog/lora), and large models less than small ones.
@@ -34,11 +34,16 @@ RULE = "|---|--:|---|---|---|--:|--:|--:|---|"  # under the head of its table
 
 
 def body(
-    candidate: Candidate, workload: Workload, source: PublishedModel, hostfile: str | None, strategy: Mapping[str, Any]
+    candidate: Candidate,
+    workload: Workload,
+    source: PublishedModel,
+    hostfile: str | None,
+    strategy: Mapping[str, Any],
+    rope: Mapping[str, Any] | None = None,
 ) -> str:
     """The recipe as YAML: the template without the lines that name what this recipe does not say.
 
-    strategy: keys of its `cluster:` that name it
+    strategy: keys of its `cluster:` that name it; rope: of its `model:`, where rows are longer than the model's positions
     """
     job, adapters = candidate.estimate.job, workload.method != "full"
     size = host(job).checkpoint
@@ -46,6 +51,7 @@ def body(
     values: dict[str, Any] = {
         "hub": source.hub,
         "revision": source.revision,
+        "rope_parameters": rope,
         **dict.fromkeys(METHODS[workload.method].keys, True),
         "lora_r": workload.rank if adapters else None,
         "lora_alpha": 2 * workload.rank if adapters else None,
@@ -64,6 +70,7 @@ def body(
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,
         "gpu": candidate.estimate.gpu.kind,
+        "network": job.link or None,
         **strategy,
     }
     texts = {
@@ -87,7 +94,9 @@ def body(
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:
     """Keys of a recipe's `cluster:` that name the strategy: a file of ours, or where none fits the cluster what it would say."""
     job, file = candidate.estimate.job, candidate.choice.file
-    if job.axes or file not in ("fsdp2", "hsdp"):
+    if job.axes:
+        return {"accelerate_config": as_document(candidate)}
+    if file not in ("fsdp2", "hsdp"):
         return {"ds_config": file or None}
     path = f"accelerate_configs/{file}_{job.nodes}x{job.node_size}.yaml"
     if (REPOSITORY / path).is_file():
@@ -116,12 +125,16 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
         )
     document = read_config(config)
     positions = (document.get("text_config") or document).get("max_position_embeddings")
+    rope = source.rope_parameters if positions and workload.length > positions else None
+    positions = positions_by(rope, positions)
     if positions and workload.length > positions:
         problem = f"{workload.length} tokens, but {job.shape.name} has positions for {positions}"
         raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
     file = strategy_file(candidate, here(path), path.parent, hostfile)
+    if file and ours(path.parent) and not file.path.exists():  # a recipe of ours says what no file there is for
+        file = None
     strategy = {file.key: here(file.path)} if file else strategy_keys(candidate)
-    text = body(candidate, workload, source, hostfile, strategy)
+    text = body(candidate, workload, source, hostfile, strategy, rope)
     beside, published = path.with_name(BESIDE), config.read_bytes()
     there = path.exists()
     if beside.exists() and beside.read_bytes() != published:
