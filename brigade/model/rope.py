@@ -1,13 +1,10 @@
 """Rows longer than a model's positions: a recipe's rope_parameters, which stretch its rotary embedding by YaRN."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UserError
 from ..recipe.flags import Settings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int | None:
@@ -15,7 +12,7 @@ def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int |
     return int(rope["factor"] * rope["original_max_position_embeddings"]) if rope else published
 
 
-def stretch(settings: Settings, config: "PreTrainedConfig") -> "PreTrainedConfig":
+def stretch(settings: Settings, config: Any) -> Any:
     """Put the recipe's rope_parameters into a model's configuration, which keeps its own base frequency (rope_theta).
 
     Raises UserError for other words than YaRN's, and for a model with another kind of positions or with scaled ones already.
