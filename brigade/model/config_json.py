@@ -1,7 +1,6 @@
 """A model's config.json: reading it, other names of its keys, and which models are causal language models. No torch."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")
     return config
-
-
-def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int | None:
-    """Positions of a model with a recipe's rope_parameters; without them the published ones."""
-    return int(rope["factor"] * rope["original_max_position_embeddings"]) if rope else published
 
 
 def published_quantization(folder: Path) -> str | None:

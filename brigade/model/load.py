@@ -15,7 +15,7 @@ from ..errors import UserError, writing
 from ..recipe.flags import Settings
 from . import attention, base_weights
 from .config_json import published_quantization
-from .location import load_config, location, with_rope
+from .location import load_config, location
 from .sizes import beyond_texts
 
 if TYPE_CHECKING:
@@ -102,8 +102,10 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
             options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
             del options["config"].quantization_config
     if section.rope_parameters:
+        from .rope import stretch
+
         known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        options["config"] = with_rope(settings, known)
+        options["config"] = stretch(settings, known)
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:

@@ -1,18 +1,12 @@
 """Where a model is: a folder, a name on the Hub, a config.json; and its configuration."""
 
-import functools
-import os
-import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from ..errors import UserError, first_line
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
-from .config_json import ALIASES, check_causal, positions_by, read_config
+from .config_json import ALIASES, check_causal, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,6 +28,8 @@ def location(settings: Settings) -> str:
         cure = "leave revision out (--revision null), or name the model on the Hub"
         raise UserError(settings.place("revision"), problem, cure)
     if not folder:
+        from .hub import hub_is_away
+
         hub_is_away()
     return str(folder or name)
 
@@ -46,28 +42,17 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     try:
         config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
+        from .hub import hub_is_away
+
         away = "" if Path(name).is_dir() else hub_is_away()
         problem = f"{model.model_name_or_path!r} has no usable config: {away or first_line(error)}"
         raise UserError(place, problem, "give a name on the Hub or a directory with a config.json") from None
     check_causal(config, place)
-    config = with_rope(settings, config)
+    if model.rope_parameters:
+        from .rope import stretch
+
+        stretch(settings, config)
     _check_length(settings, getattr(config, "max_position_embeddings", None))
-    return config
-
-
-def with_rope(settings: Settings, config: "PreTrainedConfig") -> "PreTrainedConfig":
-    """A model's configuration with the recipe's rope_parameters, which keep the model's own base frequency (rope_theta).
-
-    Raises UserError for a model with another kind of positions, or with scaled ones already.
-    """
-    if not (ours := settings.recipe.model.rope_parameters):
-        return config
-    own = getattr(config, "rope_parameters", None) or {}
-    if "rope_theta" not in own or own.get("rope_type", "default") not in ("default", "yarn"):
-        problem = f"YaRN stretches plain rotary embeddings of one base, and {config.model_type} has {own or 'none'}"
-        raise UserError(settings.place("rope_parameters"), problem, "leave it out (--rope_parameters null)")
-    config.rope_parameters = {"rope_theta": own["rope_theta"]} | ours
-    config.max_position_embeddings = positions_by(ours, None)
     return config
 
 
@@ -87,9 +72,10 @@ def vocabulary(settings: Settings) -> int:
     except Exception:  # load_config() says what is wrong
         document, words, positions = {}, None, None
     known = document.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in document
+    known = known and not settings.recipe.model.rope_parameters
     if not known or not isinstance(words, int) or not isinstance(positions, int | None):
         return load_config(settings).get_text_config().vocab_size
-    _check_length(settings, positions_by(settings.recipe.model.rope_parameters, positions))
+    _check_length(settings, positions)
     return words
 
 
@@ -119,23 +105,3 @@ def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
             problem = f"{there!r} here, but {here!r} in the model that the recipe names, "
             problem += f"{settings.recipe.model.model_name_or_path}: the model has changed, or the recipe was copied"
             raise UserError(f"{beside}: {field}", problem, "put the model's own config.json there, or remove it")
-
-
-@functools.cache
-def hub_is_away() -> str:
-    """`huggingface.co does not resolve, and the cache does not have it`, or "".
-
-    Where its name does not resolve, Hugging Face's libraries are told to look into their caches alone: they would ask for each
-    file six times, 23 s with a line for each (huggingface_hub/utils/_http.py: http_backoff). A proxy resolves names itself.
-    """
-    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname or ""
-    if getproxies() or os.environ.get("HF_HUB_OFFLINE"):
-        return ""
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # of libraries that are loaded later, and of processes
-        if "huggingface_hub" in sys.modules:
-            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-        return f"{host} does not resolve, and the cache does not have it"
-    return ""

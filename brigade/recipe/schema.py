@@ -25,14 +25,6 @@ def _pairs(value: str) -> str:
     return value
 
 
-def _yarn(value: dict[str, Any]) -> dict[str, Any]:
-    factor, original = value.get("factor"), value.get("original_max_position_embeddings")
-    sizes = isinstance(factor, int | float) and factor >= 1 and isinstance(original, int) and original > 0
-    if value.get("rope_type") != "yarn" or not sizes or len(value) > 3:
-        raise ValueError("{rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}")
-    return value
-
-
 def _words(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
@@ -82,9 +74,8 @@ class ModelSection(Section):
     """auto: varlen on a CPU, FlashAttention 2 on a GPU where it is installed, else sdpa (docs/speed.md). varlen: scaled dot
     products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
-    rope_parameters: Annotated[dict[str, Any], AfterValidator(_yarn)] | None = None
-    """YaRN (arXiv 2309.00071) in Transformers' words, for rows longer than the model's positions, which are then the product:
-    `{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}`. The saved model's config.json has it too."""
+    rope_parameters: dict[str, Any] | None = None
+    """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
     """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""
     lora_r: Positive = 16

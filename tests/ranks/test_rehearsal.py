@@ -33,11 +33,11 @@ def rehearsed(path):
         config.get("tie_word_embeddings"),
         method_of(model),
         *model.lora_modules_to_save,
-        strategy.name,
         *strategy.axes.used,
         strategy.axes.chosen_schedule,
         bool(model.rope_parameters),
         recipe.training.tiled_loss,
+        strategy.name,
         recipe.training.activation_checkpointing,
         recipe.data.packing,
     )

@@ -97,3 +97,13 @@ def test_longer_rows_than_the_product_and_other_positions_are_refused(tmp_path):
         load_config(with_yarn(tmp_path / "long", 257))
     with pytest.raises(UserError, match="plain rotary embeddings of one base"):
         load_config(with_yarn(tmp_path / "gpt2", 64, "gpt2"))
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "linear", "factor": 2.0}, YARN | {"factor": "4"}, YARN | {"beta_fast": 32}]
+)
+def test_other_words_than_yarns_are_refused(rope, tmp_path):
+    path = with_yarn(tmp_path / "m", 64).recipe_path
+    path.write_text(path.read_text().replace(json.dumps(YARN), json.dumps(rope)))
+    with pytest.raises(UserError, match="not what stretches"):
+        load_config(flags.load(["--recipe", str(path)]))

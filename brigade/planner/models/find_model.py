@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import UserError, did_you_mean
 from ...model.config_json import read_config
-from ...model.location import hub_is_away
+from ...model.hub import hub_is_away
 from ...recipe.files import REPOSITORY
 from .shape import FAMILIES, ModelShape
 from .shape_from_config import kind_of, shape_of

@@ -10,7 +10,8 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import billions, figure
-from ...model.config_json import positions_by, read_config
+from ...model.config_json import read_config
+from ...model.rope import positions_by
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
 from ..choice.job import Job

@@ -1,0 +1,32 @@
+"""Rows longer than a model's positions: a recipe's rope_parameters, which stretch its rotary embedding by YaRN."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+from ..recipe.flags import Settings
+
+
+def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int | None:
+    """Positions of a model with a recipe's rope_parameters; without them the published ones."""
+    return int(rope["factor"] * rope["original_max_position_embeddings"]) if rope else published
+
+
+def stretch(settings: Settings, config: Any) -> Any:
+    """Put the recipe's rope_parameters into a model's configuration, which keeps its own base frequency (rope_theta).
+
+    Raises UserError for other words than YaRN's, and for a model with another kind of positions or with scaled ones already.
+    """
+    ours, place = settings.recipe.model.rope_parameters or {}, settings.place("rope_parameters")
+    factor, original = ours.get("factor"), ours.get("original_max_position_embeddings")
+    sizes = isinstance(factor, int | float) and factor >= 1 and isinstance(original, int) and original > 0
+    if ours.get("rope_type") != "yarn" or not sizes or len(ours) > 3:
+        cure = "write {rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}"
+        raise UserError(place, f"{ours} is not what stretches a rotary embedding", cure)
+    own = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in own or own.get("rope_type", "default") not in ("default", "yarn"):
+        problem = f"YaRN stretches plain rotary embeddings of one base, and {config.model_type} has {own or 'none'}"
+        raise UserError(place, problem, "leave it out (--rope_parameters null)")
+    config.rope_parameters = {"rope_theta": own["rope_theta"]} | ours
+    config.max_position_embeddings = positions_by(ours, None)
+    return config
