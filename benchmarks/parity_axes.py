@@ -12,7 +12,7 @@ import argparse
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -38,11 +38,11 @@ OF_A_ROW = ("axis", "ranks", "divided", "strategy", "method")
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------
-def measure(axis: str, ranks: int) -> Iterator[Row]:
-    """The cases of one axis on so many ranks, each beside its run of one process."""
+def measure(axis: str, ranks: int, strategies: Container[str]) -> Iterator[Row]:
+    """The cases of one axis on so many ranks under some strategies, each beside its run of one process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        todo = cases(axis, ranks, folder)
+        todo = [case for case in cases(axis, ranks, folder) if case.strategy in strategies]
         references = {case.reference["name"]: case.reference for case in todo}
         known = run_cases(1, list(references.values()), folder / "one")
         for strategy in dict.fromkeys(case.strategy for case in todo):
@@ -123,12 +123,16 @@ def main() -> None:
         "--ranks", type=int, choices=RANKS, nargs="+", default=list(RANKS), help="on so many ranks alone"
     )
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
+    parser.add_argument(
+        "--strategies", choices=NAMES.values(), nargs="+", default=[*NAMES.values()], help="under these alone"
+    )
     options = parser.parse_args()
     versions = pages.where()["versions"]
     for axis, ranks in itertools.product(() if options.draw else options.only, options.ranks):
-        found = [row | {"versions": versions} for row in measure(axis, ranks)]
+        found = [row | {"versions": versions} for row in measure(axis, ranks, options.strategies)]
         earlier = pages.read(RESULTS) if RESULTS.exists() else []
-        kept = [row for row in earlier if (row["axis"], int(row["ranks"])) != (axis, ranks)]
+        again = {(axis, str(ranks), strategy) for strategy in options.strategies}
+        kept = [row for row in earlier if (row["axis"], row["ranks"], row["strategy"]) not in again]
         pages.save(
             RESULTS, sorted([*kept, *found], key=partial(order, PLAN))
         )  # after each, so that nothing is measured twice

@@ -72,12 +72,12 @@ class TensorFSDP2(FSDP2):
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
         from ..engines import tensor
-        from ..upstream import divide_model
+        from ..upstream import fsdp2
 
-        def divide(model: Any) -> None:
+        def divide(model: Any, _: Any) -> None:
             tensor.divide(model, tensor.plan_of(model), trainer.accelerator.torch_device_mesh["tp"])
 
-        divide_model.before_sharding(divide)
+        fsdp2.shard_before_layers(divide)
 
 
 class TensorHSDP(TensorFSDP2, HSDP):
