@@ -23,7 +23,7 @@ NAMES = {
 Plan = dict[str, list[tuple[str, str, str]]]
 PLAN: Plan = {
     "tensor": [
-        ("tensor 2", "ddp zero1 zero2 zero3 fsdp2", "plain packing clip"),
+        ("tensor 2", "zero1 zero2 zero3 fsdp2 ddp", "plain packing clip"),
         ("tensor 2", "zero3 fsdp2", "qwen2 qwen3 gemma3_text phi"),
         ("tensor 2", "ddp fsdp2", "lora"),
         ("tensor 2 x data 2", "ddp zero1 zero2 zero3 offloaded fsdp2", "plain"),
@@ -68,9 +68,9 @@ PLAN: Plan = {
         ("tensor 2 x sequence 2", "fsdp2", "lora"),
         ("pipeline 2 x sequence 2", "ddp zero1", "plain packed lora"),
         ("experts 2 x sequence 2", "fsdp2", "full packing"),
-        ("tensor 2 x sequence 2 x data 2", "ddp zero1 zero3 fsdp2", "plain"),
-        ("pipeline 2 x sequence 2 x data 2", "ddp zero1", "plain"),
-        ("pipeline 2 x tensor 2 x sequence 2", "ddp zero1", "plain"),
+        ("tensor 2 x sequence 2 x data 2", "zero1 fsdp2", "plain"),
+        ("pipeline 2 x sequence 2 x data 2", "zero1", "plain"),
+        ("pipeline 2 x tensor 2 x sequence 2", "zero1", "plain"),
         ("experts 2 x sequence 2 x data 2", "fsdp2", "full"),
     ],
 }
