@@ -56,7 +56,9 @@ class Strategy:
         return GLOBAL_BATCH // MICRO_BATCH // self.axes.data(HOSTS * self.per_host)
 
     def job(self, shape: ModelShape) -> Job:
-        spread = {"engine": self.engine, "stage": self.stage} | of_axes(self.axes, HOSTS * self.per_host)
+        spread: dict[str, Any] = {"engine": self.engine, "stage": self.stage} | of_axes(
+            self.axes, HOSTS * self.per_host
+        )
         return Job(
             shape,
             LENGTH,
@@ -168,7 +170,7 @@ def table(rows: list[Row]) -> str:
         sent, formula = (" and ".join(f"{count / 1e6:.2f}" for count in first[key]) for key in ("payload", "formula"))
         seconds = [f"{two(statistics.median(row['seconds']))} s" for row in of]
         lines.append([name, f"{HOSTS} x {per_host}", str(first["accumulation"]), sent, formula, *seconds])
-    rates = [NAMES.get(row["rate"], row["rate"]) for row in next(iter(cases.values()))]
+    rates: list[str] = [NAMES.get(row["rate"]) or str(row["rate"]) for row in next(iter(cases.values()))]
     return markdown(["strategy", "hosts x ranks", "accumulation", "MB sent per host", "by formula", *rates], lines)
 
 

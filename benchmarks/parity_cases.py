@@ -187,7 +187,9 @@ def _pairs(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, vari
     if "experts" in sizes:
         run = axes_pairs.of_experts(variant, ranks, accumulation, folder)
         return run, axes_experts.reference_of("qwen3_moe", variant, folder)
-    named = {{"pipeline": "stages"}.get(name, name): size for name, size in sizes.items() if name != "data"}
+    named: dict[str, Any] = {
+        {"pipeline": "stages"}.get(name, name): size for name, size in sizes.items() if name != "data"
+    }
     return axes_pairs.case(Axes(**named), kind, accumulation, variant, ranks), axes_pairs.reference(variant)
 
 

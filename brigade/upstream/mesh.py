@@ -1,7 +1,5 @@
 """Accelerate's mesh for tensor groups beside data-parallel ranks that shard nothing."""
 
-from typing import Any
-
 from accelerate import ParallelismConfig
 
 
@@ -15,7 +13,7 @@ class WithoutShards(ParallelismConfig):  # type: ignore[misc]
     dp_shard_enabled = True
 
     def __post_init__(self) -> None:
-        replicate: Any = self.dp_replicate_size
+        replicate = vars(self)["dp_replicate_size"]
         self.dp_replicate_size = 1
         super().__post_init__()
         self.dp_replicate_size = self._sizes["dp_replicate"] = replicate
