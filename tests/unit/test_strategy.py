@@ -147,13 +147,15 @@ def test_each_ds_config_is_what_its_name_says(pick, name):
 
 
 @pytest.mark.parametrize(
-    "precision", [{"bf16": True}, {"fp16": True}, {"max_grad_norm": 0.5}, {"per_device_train_batch_size": 4}]
+    "training", [{"bf16": True}, {"fp16": True}, {"max_grad_norm": 0.5}, {"per_device_train_batch_size": 4}]
 )
 @pytest.mark.parametrize("name", DS_CONFIGS)
-def test_each_ds_config_fits_any_recipe(pick, name, precision):
-    if "_pp" in name and "fp16" in precision:
-        pytest.skip("pipelines know no fp16")
-    assert pick("--ds_config", f"ds_configs/{name}", size=4, training=precision).is_deepspeed
+def test_each_ds_config_fits_any_recipe(pick, name, training):
+    if "_pp" in name and "fp16" in training:  # the one pair that does not go together
+        with pytest.raises(UserError, match="fp16's loss scale"):
+            pick("--ds_config", f"ds_configs/{name}", size=4, training=training)
+        return
+    assert pick("--ds_config", f"ds_configs/{name}", size=4, training=training).is_deepspeed
 
 
 REMOVED = {path: entry for path, entry in key_table()["removed"].items() if not path.startswith("optimizer.")}
