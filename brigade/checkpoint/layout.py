@@ -87,7 +87,8 @@ def written_by(folder: Path) -> str:
 
 
 def _engine(run: runs.Run) -> str:
-    return "DeepSpeed" if run.strategy.is_deepspeed else "FSDP2" if run.strategy.is_fsdp else ONE
+    by_fsdp = run.strategy.is_fsdp or run.strategy.axes.tensor > 1  # which runs DDP's tensor groups too
+    return "DeepSpeed" if run.strategy.is_deepspeed else "FSDP2" if by_fsdp else ONE
 
 
 def _run(folder: Path) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def _report(done: Any, model: Any) -> None:
         if model.from_scratch:
             cure = "--merge gives a model that stands alone"
             console.print(f"That base is random weights in this machine's cache: {cure}.")
+        if model.rope_parameters:
+            console.print("That base was stretched by YaRN (rope_parameters): --merge, or load it with the same.")
         if model.load_in_4bit:
             cure = "load it so, or --merge, to get the run's own losses"
             console.print(f"They were trained on that base in 4 bits: {cure}.")

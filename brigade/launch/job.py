@@ -1,5 +1,6 @@
 """A job: one recipe on one cluster, as `launch` starts it and `launch --write` writes it for others to start."""
 
+import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Job:
     def train_arguments(self) -> list[str]:
         """The words after train.py."""
         return ["--recipe", self.recipe, *self.flags]
+
+    def named_again(self, file: str) -> list[str]:
+        """Words by which train.py learns of axes, of which accelerate's launcher hands little or nothing on. file: accelerate's"""
+        by_flag = any(word.partition("=")[0] in ("--ds_config", "--accelerate_config") for word in self.flags)
+        if not self.strategy.axes or by_flag:
+            return []
+        if self.strategy.is_deepspeed:
+            return ["--ds_config", json.dumps(self.strategy.ds_config)]
+        return ["--accelerate_config", file]
 
 
 def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[str, int] | None = None) -> Job:

@@ -57,8 +57,8 @@ def command(launcher: str, job: Job, place: Place) -> list[str]:
     filled = [str(values.get(word.strip("{}"), word)) for word in arguments]
     script = "train.py" if Path.cwd() == REPOSITORY else str(REPOSITORY / "train.py")
     words = job.train_arguments
-    if launcher == "accelerate" and job.strategy.is_fsdp and job.strategy.axes and "--accelerate_config" not in words:
-        words = [*words, "--accelerate_config", "{accelerate.yaml}"]  # of axes its launcher hands nothing on
+    if launcher == "accelerate":
+        words = [*words, *job.named_again("{accelerate.yaml}")]
     return [str(Path(sys.executable).parent / name), *filled, script, *words]
 
 

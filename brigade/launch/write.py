@@ -131,12 +131,10 @@ def _of_accelerate(job: Job, launched: bool) -> dict[str, Any]:
     kind = "DEEPSPEED" if strategy.is_deepspeed else "FSDP" if strategy.is_fsdp else "MULTI_GPU"
     start = ["accelerate", "launch", "--config_file", name(job) + SUFFIXES["accelerate"]]
     start += ["--machine_rank", "0"] if several and not strategy.is_deepspeed else []
-    named = ["--accelerate_config", start[3]] * bool(strategy.is_fsdp and strategy.axes)
-    named *= "--accelerate_config" not in job.train_arguments
     options = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True} | (strategy.fsdp or {})
     return {
         "launched": launched,
-        "start": _comment(shlex.join([*start, "train.py", *named, *job.train_arguments])),
+        "start": _comment(shlex.join([*start, "train.py", *job.named_again(start[3]), *job.train_arguments])),
         "distributed_type": kind if job.world_size > 1 or kind != "MULTI_GPU" else "NO",
         "ds_config": _ds_config_file(job) if strategy.is_deepspeed else None,
         "fsdp": {accelerate_config.FSDP_KEYS[key]: value for key, value in options.items()},

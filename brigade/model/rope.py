@@ -19,14 +19,15 @@ def stretch(settings: Settings, config: Any) -> Any:
     """
     ours, place = settings.recipe.model.rope_parameters or {}, settings.place("rope_parameters")
     factor, original = ours.get("factor"), ours.get("original_max_position_embeddings")
-    sizes = isinstance(factor, int | float) and factor >= 1 and isinstance(original, int) and original > 0
+    sizes = type(factor) in (int, float) and 1 <= factor < 1e6 and type(original) is int and original > 0
     if ours.get("rope_type") != "yarn" or not sizes or len(ours) > 3:
         cure = "write {rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}"
         raise UserError(place, f"{ours} is not what stretches a rotary embedding", cure)
     own = getattr(config, "rope_parameters", None) or {}
-    if "rope_theta" not in own or own.get("rope_type", "default") not in ("default", "yarn"):
+    already = all(own.get(key) == value for key, value in ours.items())  # as an earlier run saved it
+    if "rope_theta" not in own or not (own.get("rope_type", "default") == "default" or already):
         problem = f"YaRN stretches plain rotary embeddings of one base, and {config.model_type} has {own or 'none'}"
         raise UserError(place, problem, "leave it out (--rope_parameters null)")
-    config.rope_parameters = {"rope_theta": own["rope_theta"]} | ours
+    config.rope_parameters = own | ours
     config.max_position_embeddings = positions_by(ours, None)
     return config

@@ -24,7 +24,7 @@ class Strategy:
     """How one run's parameters, gradients and optimizer states lie on its ranks.
 
     kind: what is sharded: nothing (single, ddp), optimizer states (zero1), and gradients (zero2), and parameters
-        (zero3, fsdp2; hsdp shards within groups of `shard` ranks, 1 is DDP, and replicates over `replicate` of them)
+        (zero3, fsdp2; hsdp shards within groups of `shard` ranks and replicates over `replicate` of them)
     name: short, for the output directory: a ds_config's file name, or the kind
     source: where that stands: "flag --ds_config ds_configs/zero3.json", "accelerate launch", ...
     ds_config: DeepSpeed's configuration with its "auto"s, or None
@@ -52,7 +52,7 @@ class Strategy:
     @property
     def writes_in_parts(self) -> str:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
-        return "" if self.kind in ("single", "ddp") and self.axes.stages == 1 else self.name
+        return "" if self.kind in ("single", "ddp") and self.axes.stages == self.axes.tensor == 1 else self.name
 
     @property
     def label(self) -> str:
@@ -69,7 +69,7 @@ class Strategy:
     def as_cluster(self) -> dict[str, Any]:
         """The same strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document: dict[str, Any] = {}
-        if self.kind == "fsdp2" or self.shard > 1:
+        if self.is_fsdp:
             from .accelerate_config import FSDP_KEYS
 
             options = {FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
@@ -164,8 +164,6 @@ def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Setting
             axes = joined(strategy.axes, config.axes, place)
             strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
         return strategy
-    if config.fsdp is None and config.axes.tensor > 1 and config.axes.stages == 1:  # each group holds a whole model
-        return Strategy("hsdp", "ddp", place, replicate=config.axes.data(world.size), axes=config.axes)
     if config.fsdp is None:
         return replace(_unsharded(world, place), axes=config.axes)
     kind: Kind = "hsdp" if config.replicate > 1 else "fsdp2"
@@ -199,6 +197,9 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
 
         axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
+    if strategy.kind == "hsdp" and strategy.shard == strategy.axes.model == 1:  # accelerate ends with a bare ValueError
+        cure = "set dp_shard_size to 2 or more, or distributed_type: MULTI_GPU for DDP"
+        raise UserError(strategy.source, "dp_shard_size 1 shards nothing", cure)
     ranks, told = strategy.axes.data(world.size), strategy.kind == "hsdp" or strategy.shard > 1
     if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
         of = f"{world.size} / ({strategy.axes}) = {ranks} ranks" if strategy.axes else f"the world size {ranks}"

@@ -98,9 +98,8 @@ def launcher() -> tuple[list[str], Path]:
 def dropped() -> list[str]:
     """Sizes of Brigade's own in the file that `accelerate launch` was given, which it copies and does not hand on."""
     words, folder = launcher()
-    words = (
-        [part for word in words for part in word.split("=", 1)] if any("--config_file=" in w for w in words) else words
-    )
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--config") else [word])]
+    words = ["--config_file" if word == "--config-file" else word for word in words]  # it takes both
     if "--config_file" not in words[:-1]:
         return []
     try:

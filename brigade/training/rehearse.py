@@ -40,7 +40,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     """
     with ranks.agreed(world):
         strategy = with_small_axes(choose(settings, world))
-    axes, hsdp = strategy.axes, strategy.kind == "hsdp" and strategy.shard > 1
+    axes, hsdp = strategy.axes, strategy.kind == "hsdp"
     if world.launcher == "python":
         # Each axis over two ranks, and two of them with different rows.
         raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit)))
@@ -52,8 +52,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             problem = f"{strategy.label} cannot shard over {counted(world.size, 'rank')}"
             cure = f"start {(4 if hsdp else 2) * axes.model} ranks, or none: it then starts its own"
             raise UserError("flag --rehearse", problem, cure)
-        if strategy.kind == "hsdp" or strategy.shard > 1:
-            replicate = 2 if hsdp else size if strategy.kind == "hsdp" else 1
+        if hsdp or strategy.shard > 1:
+            replicate = 2 if hsdp else 1
             strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
         config = shrink(model_config(settings), axes.tensor, max(2, axes.every_stage))

@@ -58,14 +58,14 @@ class TensorFSDP2(FSDP2):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.averaged_over = run.world.size // run.strategy.axes.tensor
+        self.copies = run.strategy.replicate  # of the whole model, each over tensor groups
 
     def arguments(self) -> dict[str, Any]:
         from ..upstream.mesh import WithoutShards
 
-        strategy = self.run.strategy
-        shard = self.averaged_over // strategy.replicate
+        shard = self.averaged_over // self.copies
         mesh = (ParallelismConfig if shard > 1 else WithoutShards)(
-            dp_replicate_size=strategy.replicate, dp_shard_size=shard, tp_size=strategy.axes.tensor
+            dp_replicate_size=self.copies, dp_shard_size=shard, tp_size=self.run.strategy.axes.tensor
         )
         return super().arguments() | {"parallelism_config": mesh}
 
@@ -81,10 +81,19 @@ class TensorFSDP2(FSDP2):
 
 
 class TensorHSDP(TensorFSDP2, HSDP):
-    """The same with the data's ranks in groups, each of which holds a whole model; of one rank each, that is DDP."""
+    """The same with the data's ranks in groups, each of which holds a whole model."""
+
+
+class TensorDDP(TensorHSDP):
+    """The same with groups of one rank: nothing is sharded."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.copies = self.averaged_over
 
 
 ENGINES = {
+    "ddp": TensorDDP,
     "zero1": TensorDeepSpeed,
     "zero2": TensorDeepSpeed,
     "zero3": TensorDeepSpeed,

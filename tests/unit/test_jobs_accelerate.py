@@ -12,9 +12,11 @@ from brigade.cluster import World
 from brigade.launch import job as jobs
 from brigade.launch.write import text as job_file
 from brigade.strategy import choose
+from brigade.strategy.axis_keys import as_mesh
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "accelerate_configs").iterdir())
+DDP = "{distributed_type: MULTI_GPU, parallelism_config: {%s_size: 2}}"
 FSDP2 = "{distributed_type: FSDP, fsdp_config: {fsdp_version: 2%s}%s}"
 
 
@@ -25,6 +27,7 @@ def asked(kind, hosts, slots):
         "ddp": ["--ds_config", "none"],
         "fsdp2": ["--accelerate_config", FSDP2 % ("", "")],
         "hsdp": ["--accelerate_config", FSDP2 % ("", mesh)],
+        **{f"ddp_{axis}2": ["--accelerate_config", DDP % axis] for axis in ("tp", "sp", "pp")},
         **{
             f"fsdp2_{axis}2": ["--accelerate_config", FSDP2 % ("", f", parallelism_config: {{{axis}_size: 2}}")]
             for axis in ("tp", "sp", "ep")
@@ -68,8 +71,11 @@ def test_each_file_is_what_launch_writes(path):
 
 @pytest.mark.parametrize("hosts, slots", [(1, 2), (1, 8), (2, 8), (4, 2)])
 @pytest.mark.parametrize("launched", [False, True])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp2_ep2", "hsdp", "zero1", "zero2", "zero3", "zero3_offload"])
+@pytest.mark.parametrize(
+    "kind", ["ddp", "ddp_tp2", "ddp_pp2", "fsdp2", "fsdp2_ep2", "hsdp", "zero1", "zero2", "zero3", "zero3_offload"]
+)
 def test_accelerate_takes_it_and_train_py_reads_the_same_strategy(kind, launched, hosts, slots, tmp_path):
+    slots = max(slots, 4) if kind == "hsdp" else slots  # two groups of two
     made = job(asked(kind, hosts, slots), hosts, slots)
     path = tmp_path / "config.yaml"
     path.write_text(text(made, launched))
@@ -122,3 +128,23 @@ def test_several_hosts_without_a_hostfile(mistake):
     assert "--hostfile" in mistake(document, zero3)
     assert document(zero3, launched=True)["num_machines"] == 2
     assert document(job(asked("fsdp2", 2, 8), hostfile=None))["main_process_ip"] == "node1"
+
+
+AXES = [path for path in sorted((ROOT / "recipes").glob("*/*.yaml")) if "parallelism_config" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", AXES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_recipe_s_axes_reach_train_py_whatever_accelerate_hands_on(path):
+    """Of a strategy in the recipe itself: by a flag, which wins over what the launcher says."""
+    hosts, slots = (int(number) for number in re.search(r"hostfiles/(\d+)x(\d+)", path.read_text()).groups())
+    made = jobs.make(str(path), [], f"hostfiles/{hosts}x{slots}", {f"node{n + 1}": slots for n in range(hosts)})
+    words = made.named_again("accelerate.yaml")
+    if words[0] == "--ds_config":
+        again = jobs.flags.load(["--recipe", str(path), *words])
+        read = choose(again, World(0, 0, made.world_size, slots, "node1", "torchrun"), {})
+        assert (read.axes, read.identity()) == (made.strategy.axes, made.strategy.identity())
+    else:
+        assert (
+            document(made)["parallelism_config"].items()
+            >= {f"parallelism_config_{key}": size for key, size in as_mesh(made.strategy.axes).items()}.items()
+        )

@@ -97,10 +97,27 @@ def test_longer_rows_than_the_product_and_other_positions_are_refused(tmp_path):
         load_config(with_yarn(tmp_path / "long", 257))
     with pytest.raises(UserError, match="plain rotary embeddings of one base"):
         load_config(with_yarn(tmp_path / "gpt2", 64, "gpt2"))
+    with pytest.raises(UserError, match="plain rotary embeddings of one base"):  # published with YaRN of its own
+        load_config(with_yarn(tmp_path / "gpt-oss", 64, "gpt_oss"))
+
+
+def test_the_model_s_own_other_words_of_its_positions_stay(tmp_path):
+    """GLM-4 rotates a half of each head."""
+    own = AutoConfig.for_model("glm4").rope_parameters
+    config = load_config(with_yarn(tmp_path / "m", 64, "glm4"))
+    assert own["partial_rotary_factor"] == config.rope_parameters["partial_rotary_factor"] != 1
+
+
+def test_what_an_earlier_run_has_stretched_is_taken_as_it_is(tmp_path):
+    first = load_config(with_yarn(tmp_path / "m", 64))
+    first.save_pretrained(tmp_path / "m")
+    again = load_config(flags.load(["--recipe", str(tmp_path / "m" / "r.yaml")]))
+    assert (again.rope_parameters, again.max_position_embeddings) == (first.rope_parameters, 256)
 
 
 @pytest.mark.parametrize(
-    "rope", [{"rope_type": "linear", "factor": 2.0}, YARN | {"factor": "4"}, YARN | {"beta_fast": 32}]
+    "rope",
+    [{"rope_type": "linear", "factor": 2.0}, YARN | {"factor": "4"}, YARN | {"beta_fast": 32}, YARN | {"factor": True}],
 )
 def test_other_words_than_yarns_are_refused(rope, tmp_path):
     path = with_yarn(tmp_path / "m", 64).recipe_path

@@ -571,7 +571,7 @@ def test_fsdp1_is_refused(pick, mistake, fsdp):
     assert "fsdp_version: 2" in mistake(pick, env=env)
 
 
-@pytest.mark.parametrize("replicate, shard, size", [(2, 2, 8), (4, 4, 8), (2, 1, 1)])
+@pytest.mark.parametrize("replicate, shard, size", [(2, 2, 8), (4, 4, 8), (2, 2, 1)])
 def test_hsdp_sizes_must_make_up_the_world(pick, mistake, replicate, shard, size):
     message = mistake(pick, size=size, cluster={"accelerate_config": hsdp(replicate, shard)})
     for number in (replicate, shard, size):
@@ -704,10 +704,22 @@ def test_the_identity_of_a_ds_config_is_its_content(pick_config):
     assert pick_config(bare).identity() != pick_config(changed("zero_optimization.overlap_comm", True, bare)).identity()
 
 
-@pytest.mark.parametrize("sequence, shares", [(1, 4), (2, 2)])
-def test_ddp_between_tensor_groups_replicates_whole_models(pick, sequence, shares):
-    """FSDP2 runs it, in shards of one rank; a run's record says DDP again."""
-    mesh = {"parallelism_config_tp_size": 2, "parallelism_config_sp_size": sequence}
-    chosen = pick(cluster={"accelerate_config": {"distributed_type": "MULTI_GPU", "parallelism_config": mesh}}, size=8)
-    assert (chosen.kind, chosen.name, chosen.replicate, chosen.shard) == ("hsdp", "ddp", shares, 1)
+def test_ddp_between_tensor_groups_is_ddp(pick):
+    """FSDP2 runs it, in shards of one rank (tests/unit/test_tensor.py); to a reader and to later runs it is DDP."""
+    said = {"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_tp_size": 2}}
+    chosen = pick(cluster={"accelerate_config": said}, size=8)
+    assert (chosen.kind, chosen.name, chosen.writes_in_parts) == ("ddp", "ddp", "ddp")
     assert chosen.as_cluster()["accelerate_config"]["distributed_type"] == "MULTI_GPU"
+    assert chosen.identity() == pick(size=8).identity()
+
+
+def test_hsdp_that_shards_nothing_is_refused(pick, mistake):
+    """Accelerate ends with a ValueError; between tensor groups it runs."""
+    assert "MULTI_GPU" in mistake(pick, size=2, cluster={"accelerate_config": hsdp(2, 1)})
+    assert "MULTI_GPU" in mistake(pick, "--rehearse", size=2, cluster={"accelerate_config": hsdp(2, 1)})
+    divided = hsdp(2, 1)
+    divided["parallelism_config"]["tp_size"] = 2
+    chosen = pick(size=4, cluster={"accelerate_config": divided})
+    document = chosen.as_cluster()["accelerate_config"]
+    assert chosen.kind == "hsdp" and document["distributed_type"] == "FSDP"
+    assert pick(size=4, cluster={"accelerate_config": document}).identity() == chosen.identity()

@@ -1,5 +1,7 @@
 """Which models tensor parallelism divides, and how; no ranks are needed for that."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -7,6 +9,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from brigade.engines import tensor
 from brigade.model.tiny import shrink
 from brigade.strategy import refusal
+from brigade.strategy.axes import Axes
+from brigade.training.tensor_engines import TensorDDP
 
 
 def config(name, **changes):
@@ -95,3 +99,14 @@ def test_what_does_not_run_is_refused(facts):
 @pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp2", "hsdp"])
 def test_what_runs_is_not(kind):
     assert refusal(tensor=True, kind=kind, method="full") is None
+
+
+@pytest.mark.parametrize("sequence", [1, 2])
+def test_ddp_between_tensor_groups_shards_nothing(sequence, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")  # it is set, and taken back after the test
+    said = SimpleNamespace(axes=Axes(tensor=2, sequence=sequence), replicate=1, fsdp={})
+    training = SimpleNamespace(activation_checkpointing=False)
+    settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
+    engine = TensorDDP(SimpleNamespace(world=SimpleNamespace(size=8), strategy=said, settings=settings))
+    mesh = engine.arguments()["parallelism_config"]
+    assert (mesh.dp_replicate_size, mesh.dp_shard_size, mesh.tp_size) == (4, 1, 2)

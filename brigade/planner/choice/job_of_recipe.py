@@ -163,7 +163,7 @@ class RecipePlan:
     @property
     def cluster(self) -> str:
         """`2 x 8 H100 80GB`, and its network where the recipe names one."""
-        hosts, kind, network = hosts_of(self.settings), self.estimate.gpu.kind, self.settings.recipe.cluster.network
+        hosts, kind, network = hosts_of(self.settings), self.estimate.gpu.kind, self.estimate.job.link
         between = f", {network} between hosts" if network and len(hosts) > 1 else ""
         return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}{between}"
 

@@ -113,6 +113,8 @@ def largest_fit(
 ) -> tuple[int, str]:
     """(micro-batch, in words how far it fills `device`): the largest up to 8 that divides a rank's share and fits at the upper
     end of its interval, else 1; the other arguments and errors as of job_of_run. A pipeline is left micro-batches to fill it."""
+    anywhere = recipe.cluster.model_copy(update={"network": None})  # memory is the same whatever it is
+    recipe = recipe.model_copy(update={"cluster": anywhere})
     share, stages = batch.micro * batch.accumulation, strategy.axes.stages
     least = FILLED * stages if stages > 1 else 1
     for micro in (
