@@ -47,7 +47,7 @@ class Job:
         return ["--recipe", self.recipe, *self.flags]
 
     def named_again(self, file: str) -> list[str]:
-        """Words by which train.py learns of axes, of which accelerate's launcher hands little or nothing on. file: accelerate's"""
+        """Words by which train.py learns of axes, of which accelerate's launcher hands little on. file: accelerate's"""
         by_flag = any(word.partition("=")[0] in ("--ds_config", "--accelerate_config") for word in self.flags)
         if not self.strategy.axes or by_flag:
             return []

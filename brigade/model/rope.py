@@ -17,7 +17,8 @@ def stretch(settings: Settings, config: Any) -> Any:
 
     Raises UserError for other words than YaRN's, and for a model with another kind of positions or with scaled ones already.
     """
-    ours, place = settings.recipe.model.rope_parameters or {}, settings.place("rope_parameters")
+    ours: Any = settings.recipe.model.rope_parameters or {}
+    place = settings.place("rope_parameters")
     factor, original = ours.get("factor"), ours.get("original_max_position_embeddings")
     sizes = type(factor) in (int, float) and 1 <= factor < 1e6 and type(original) is int and original > 0
     if ours.get("rope_type") != "yarn" or not sizes or len(ours) > 3:
