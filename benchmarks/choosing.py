@@ -33,6 +33,7 @@ ROWS = {
 }
 COLUMNS = {
     "one host": "--hostfile hostfiles/1x8 --gpu H100",
+    "two hosts, 200 Gbit/s": "--hostfile hostfiles/2x8 --gpu H100 --network '200 Gb/s'",
     "four hosts": "--hostfile hostfiles/4x8 --gpu H100",
     "four hosts, 25 Gbit/s": "--hostfile hostfiles/4x8 --gpu H100 --network '25 Gb/s'",
     "16 hosts": "--hostfile hostfiles/16x8 --gpu H100",

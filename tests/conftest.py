@@ -1,7 +1,10 @@
 """All tests run on the CPU, on hosts with GPUs too: what they compare is exact there. One thread each: tests run side by side."""
 
 import os
+import signal
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["BRIGADE_CALIBRATION"] = ""  # nor with what somebody measured here
 os.environ["OMP_NUM_THREADS"] = "1"
+# A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

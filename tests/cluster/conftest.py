@@ -1,7 +1,6 @@
 """Real hosts for the tests: one cluster per worker of pytest. They need root; `make test-cluster` says what is missing."""
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -23,8 +22,6 @@ PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against
 
 def pytest_sessionstart(session):
     """Without root or a program nothing here can run: say so once, and fail."""
-    # A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if lacks := missing():
         pytest.exit("\n  ".join(["these tests build real hosts, which this machine cannot:", *lacks]), returncode=2)
 

@@ -16,12 +16,15 @@ from brigade.errors import UserError
 from brigade.launch.job import make
 from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_words, write
 from brigade.recipe.files import read_yaml
+from brigade.strategy.accelerate_config import mesh_sizes
+from brigade.strategy.axis_keys import of_ds_config, of_mesh
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*/*.yaml"))
 HOSTFILES = sorted(f"hostfiles/{path.name}" for path in (ROOT / "hostfiles").iterdir())
 ANY_MICRO_BATCH = ("--per_device_train_batch_size", "auto")  # then only the global batch must divide
 ZERO3 = ("--ds_config", "ds_configs/zero3.json")
+STRATEGIES = ("ds_config", "accelerate_config")
 NASTY = [
     "a b",
     "it's",
@@ -42,7 +45,15 @@ def ranks(hostfile):
 
 
 def fits(recipe, hostfile):
-    return read_yaml(ROOT / recipe)["training"]["global_batch_size"] % ranks(hostfile) == 0
+    document, count = read_yaml(ROOT / recipe), ranks(hostfile)
+    axes = axes_of(document.get("cluster") or {})
+    return not count % axes.unit and not document["training"]["global_batch_size"] % axes.data(count)
+
+
+def axes_of(cluster):
+    """Those of a strategy that stands in the recipe itself."""
+    ds_config, accelerate = (said if isinstance(said, dict) else {} for said in map(cluster.get, STRATEGIES))
+    return of_ds_config(ds_config) if ds_config else of_mesh(mesh_sizes(accelerate.get("parallelism_config") or {}))
 
 
 def one_hostfile_each():
