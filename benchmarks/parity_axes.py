@@ -31,8 +31,8 @@ FIGURES = {"loss": "loss", "grad_norm": "gradient norm", "eval_loss": "held-out 
 ONLY_REFUSED = {"single": "one process", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}
 # Rules of lint that train.py goes by too -> what they refuse.
 BY_A_RULE = {
-    "accelerate-experts-alone": ("expert x tensor or pipeline", "one parallelism_config"),
-    "accelerate-parallelism": ("sequence", "parallelism_config_cp_size"),
+    "accelerate-experts-alone": ("expert x tensor or pipeline", "one parallelism_config", "tp_size 2"),
+    "accelerate-parallelism": ("sequence", "ring attention", "cp_size 2"),
 }
 OF_A_ROW = ("axis", "ranks", "divided", "strategy", "method")
 
@@ -94,14 +94,17 @@ def refused() -> str:
         words = {
             key: [ONLY_REFUSED.get(word) or NAMES.get(word) or str(word) for word in values]
             for key, values in row["when"].items()
-            if key not in AXIS_NAMES
+            if key not in AXIS_NAMES and values != [None]
         }
         said = {key: " or ".join(filter(None, [", ".join(names[:-1]), names[-1]])) for key, names in words.items()}
         beside = [said[key] if key in ("kind", "method") else key for key in words]
         if axes:
             problem = row["problem"].format(**said, strategy=said.get("kind"))
-            lines.append([" x ".join(axes), ", ".join(beside) or "every strategy", problem])
-    lines += [[*combination, rules()[name].problem.format(value=2)] for name, combination in BY_A_RULE.items()]
+            alone = " without a pipeline" * (row["when"].get("stages") == [None])
+            lines.append([" x ".join(axes) + alone, ", ".join(beside) or "every strategy", problem])
+    lines += [
+        [axes, beside, rules()[name].problem.format(value=said)] for name, (axes, beside, said) in BY_A_RULE.items()
+    ]
     return markdown(["parallelism", "with", "what train.py says"], lines)
 
 
