@@ -120,6 +120,14 @@ def sizes_of(divided: str) -> dict[str, int]:
     return {name: int(size) for name, size in (part.split() for part in divided.split(" x "))}
 
 
+def axes_of(sizes: dict[str, int]) -> Axes:
+    """{"pipeline": 2, "data": 4} -> Axes(stages=2)"""
+    named: dict[str, Any] = {
+        {"pipeline": "stages"}.get(name, name): size for name, size in sizes.items() if name != "data"
+    }
+    return Axes(**named)
+
+
 def order(plan: Plan, row: dict[str, Any]) -> tuple[int, int, int]:
     """Where a row of results stands: the axis, the number of ranks, the division in the plan's order."""
     divisions = [divided for divided, *_ in plan[row["axis"]]]
@@ -187,10 +195,7 @@ def _pairs(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, vari
     if "experts" in sizes:
         run = axes_pairs.of_experts(variant, ranks, accumulation, folder)
         return run, axes_experts.reference_of("qwen3_moe", variant, folder)
-    named: dict[str, Any] = {
-        {"pipeline": "stages"}.get(name, name): size for name, size in sizes.items() if name != "data"
-    }
-    return axes_pairs.case(Axes(**named), kind, accumulation, variant, ranks), axes_pairs.reference(variant)
+    return axes_pairs.case(axes_of(sizes), kind, accumulation, variant, ranks), axes_pairs.reference(variant)
 
 
 RUNS = {"tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline, "experts": _experts, "pairs": _pairs}

@@ -20,8 +20,9 @@ from typing import Any
 
 from benchmarks import pages, states
 from benchmarks.pages import Row, markdown
-from benchmarks.parity_cases import NAMES, Plan, order, sizes_of
+from benchmarks.parity_cases import NAMES, Plan, axes_of, order, sizes_of
 from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
+from testing import axes_pairs
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget
@@ -68,27 +69,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-MESH = {"tensor": "tp_size", "sequence": "sp_size", "pipeline": "pp_size", "experts": "ep_size"}
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------
 def strategy(kind: str, divided: str) -> list[str]:
     """Flags of a strategy with these sizes."""
-    sizes = {axis: size for axis, size in sizes_of(divided).items() if axis in MESH}
-    if kind.startswith("zero"):
-        document = json.loads((pages.REPOSITORY / f"ds_configs/{kind}.json").read_text())
-        said = {"tensor": ("tensor_parallel", "autotp_size"), "pipeline": ("pipeline", "stages")}
-        document |= {said[axis][0]: {said[axis][1]: size} for axis, size in sizes.items() if axis in said}
-        document |= {"sequence_parallel_size": sizes["sequence"]} if "sequence" in sizes else {}
-        return ["--ds_config", json.dumps(document)]
-    mesh = {MESH[axis]: size for axis, size in sizes.items()}
-    if kind == "hsdp":
-        mesh |= {"dp_replicate_size": 2, "dp_shard_size": sizes_of(divided)["data"] // 2}
-    document = {"distributed_type": "MULTI_GPU"} if kind == "ddp" else FSDP2
-    return ["--accelerate_config", json.dumps({**document, "parallelism_config": mesh})]
-
-
-FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+    sizes = sizes_of(divided)
+    groups = {"dp_replicate_size": 2, "dp_shard_size": sizes["data"] // 2} if kind == "hsdp" else {}
+    return axes_pairs.strategy(axes_of(sizes), kind, **groups)
 
 
 def measure(axis: str, timeout: float = 600) -> list[Row]:

@@ -25,15 +25,15 @@ CASES = [
 ]
 
 
-def strategy(axes: Axes, kind: str) -> list[str]:
-    """Its flags."""
+def strategy(axes: Axes, kind: str, **groups: int) -> list[str]:
+    """Its flags. groups: further sizes of a parallelism_config"""
     if kind.startswith("zero"):
         config = json.loads((REPOSITORY / f"ds_configs/{kind}.json").read_text())
         return ["--ds_config", json.dumps(with_axes(config, axes))]
     document: dict[str, Any] = {"distributed_type": "MULTI_GPU" if kind == "ddp" else "FSDP"}
     if kind != "ddp":
         document["fsdp_config"] = {"fsdp_version": 2}
-    return ["--accelerate_config", json.dumps(document | {"parallelism_config": as_mesh(axes)})]
+    return ["--accelerate_config", json.dumps(document | {"parallelism_config": groups | as_mesh(axes)})]
 
 
 def case(

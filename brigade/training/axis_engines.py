@@ -10,7 +10,7 @@ def of(run: Run) -> engines.OneProcess:
     if run.strategy.axes.sequence > 1:
         from . import sequence_engines
 
-        engine = sequence_engines.around(engine)
+        engine = sequence_engines.with_divided_rows(engine)
     return engine(run)
 
 

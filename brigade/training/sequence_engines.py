@@ -30,6 +30,6 @@ class DividedRows(engines.OneProcess):
         return sequence.DividedRows(*how, number=number, of=axes.sequence)
 
 
-def around(engine: type[engines.OneProcess]) -> type[engines.OneProcess]:
+def with_divided_rows(engine: type[engines.OneProcess]) -> type[engines.OneProcess]:
     """The same engine, whose rows are divided."""
     return type(f"{engine.__name__}WithDividedRows", (DividedRows, engine), {})

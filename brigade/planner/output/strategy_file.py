@@ -103,8 +103,8 @@ def _mesh(candidate: Candidate) -> dict[str, Any]:
     return groups | as_mesh(job.axes)
 
 
-def _place(ours: str, name: str, folder: Path, belongs: bool) -> Path:
-    shipped = REPOSITORY / ours / name
+def _place(kind: str, name: str, folder: Path, belongs: bool) -> Path:
+    shipped = REPOSITORY / kind / name
     return shipped if belongs or shipped.is_file() else folder.resolve() / name
 
 
