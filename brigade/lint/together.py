@@ -12,6 +12,7 @@ from ..cluster import World
 from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
+from ..planner.costs.network import hold_name
 from ..recipe.batch import batch_arithmetic, without_filler
 from ..recipe.files import find
 from ..recipe.flags import Settings
@@ -118,6 +119,10 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     axes = next((found for file in strategies if (found := _axes(file))), NONE)
     size = processes or sum(slots.values()) or mesh[0] * mesh[1] * axes.unit
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
+    try:
+        hold_name(settings.recipe.cluster.network or "", settings.place("network"))
+    except UserError as error:
+        yield of_error("recipe-invalid", error, recipe.name, settings.recipe_path)
     try:
         strategy = choose(settings, world, env={})
         axes = strategy.axes

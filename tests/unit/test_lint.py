@@ -566,6 +566,13 @@ def test_a_valid_hostfile_is_recognised_and_has_no_error(tmp_path_factory, hosts
     assert ("hostfile-unequal" in names(report)) is (len(set(hosts.values())) > 1)
 
 
+def test_a_network_without_a_rate_is_found_where_it_stands(check):
+    """The planner alone reads it: a run would train, and its estimate would be silently that of another network."""
+    (finding,) = check({"r.yaml": recipe(cluster={"network": "fast"})}).findings
+    assert (finding.rule, finding.at) == ("recipe-invalid", "cluster.network") and "no rate" in finding.problem
+    assert check({"r.yaml": recipe(cluster={"network": "100 Gb/s"})}).findings == []
+
+
 def test_a_thousand_hosts(check):
     text = "".join(f"node{number:04} slots=8\n" for number in range(1000))
     report = check({"hosts": text, "r.yaml": recipe(training={"global_batch_size": 8000})})
