@@ -17,6 +17,7 @@ VERBS = {
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),
     "plan": ("plan", "will it fit, how fast is it, and which strategy: before anything is queued"),
+    "check": ("check", "are the hosts sound? reach, versions, devices, disks, network and kernels, before a run"),
     "lint": ("lint", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
 }
 

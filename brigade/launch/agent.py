@@ -21,17 +21,17 @@ from typing import Any
 
 from ..distributed.supervised import owner
 from .hearing import BEAT, SILENCE, Hearing
-from .host_facts import RUN, devices_fail, holder, look_around, processes, progress, send
 from .host_facts import addresses as own_addresses
+from .host_facts import devices_fail, holder, look_around, processes, progress, send
+from .probing import LINE, Probes, process_environment
 
 MARK = "brigade> "
-LINE = 2**20
 
 
-class Agent:
+class Agent(Probes):
     def __init__(self) -> None:
+        super().__init__()
         self.hearing, self.patience = Hearing(), SILENCE
-        self.run = ""
         self.listener: asyncio.Server | None = None
         self.ranks: dict[int, int] = {}  # rank -> pid of its training process
         self.folder: tempfile.TemporaryDirectory[str] | None = None
@@ -173,10 +173,7 @@ class Agent:
             Path(self.folder.name, name).write_text(text)
         door = f"brigade-{run}-{os.getpid()}"
         await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
-        beside = str(Path(sys.executable).parent)
-        ours = os.environ | environment | {RUN: run, "BRIGADE_DOOR": door}
-        paths = [beside, *os.environ.get("PATH", os.defpath).split(":"), *environment.get("PATH", "").split(":")]
-        ours["PATH"] = ":".join(dict.fromkeys(filter(None, paths)))
+        ours = process_environment(environment, run) | {"BRIGADE_DOOR": door}
         words = [places.get(word, word) for word in command]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         launcher = await asyncio.create_subprocess_exec(

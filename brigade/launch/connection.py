@@ -13,9 +13,10 @@ from typing import Any
 from ..errors import UserError
 from ..errors.findings import table
 from ..recipe.files import REPOSITORY
-from .agent import LINE, MARK
+from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing
 from .messages import ANSWERS, KINDS, checked, printable
+from .probing import LINE
 
 CURES = table(Path(__file__).with_name("cures.yaml"))
 

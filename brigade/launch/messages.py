@@ -19,6 +19,20 @@ def printable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(printable)]
+
+
+def _all_printable(value: Any) -> Any:
+    """A probe's facts, however deep, without what a terminal would obey."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_all_printable(part) for part in value]
+    if isinstance(value, dict):
+        return {printable(key): _all_printable(part) for key, part in value.items()}
+    return value
+
+
+Facts = Annotated[dict[str, Any], AfterValidator(_all_printable)]
 Address = Annotated[str, AfterValidator(lambda text: str(ipaddress.ip_address(text)))]
 Interface = Annotated[str, Field(pattern=r"^([\w.][\w.:@-]{0,14})?$")]
 Code = Annotated[int, Field(ge=-64, le=255)]  # of a process; negative for a signal
@@ -86,6 +100,8 @@ ANSWERS = {
     ),
     "clean": _message({}),
     "check": _message({}, {"problem": Text}),
+    "probe": _message({}, {"facts": Facts, "problem": Text}),
+    "release": _message({}),
     "listen": _message({}, {"port": Port, "taken": Text}),
     "reach": _message({"reached": dict[Text, _REACHED]}),  # type: ignore[valid-type]
     "start": _message({}),

@@ -1,0 +1,1 @@
+"""Preflight: is the cluster sound, before a run starts on it?"""

@@ -1,0 +1,1 @@
+"""Whether GPUs, cores, memory and limits are what the slots need."""

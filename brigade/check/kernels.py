@@ -1,0 +1,1 @@
+"""Whether fast kernels compute the right thing on each host's devices."""

@@ -1,0 +1,1 @@
+"""How fast hosts exchange what training exchanges."""

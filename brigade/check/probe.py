@@ -1,0 +1,40 @@
+"""The far end of a question: one probe in a process of its own, which may crash or hang without harm to anything else.
+
+Run as `python -m brigade.check.probe`; reads {"probe": "MODULE.FUNCTION", "arguments": {...}} as one line from stdin, and writes
+its facts as one line of JSON. A probe that yields goes on afterwards until stdin is closed.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+
+def find(name: str) -> Any:
+    """The function of a probe's name. Raises LookupError for what is none."""
+    module, _, function = name.partition(".")
+    if not module.isidentifier() or not function.isidentifier() or function.startswith("_"):
+        raise LookupError(f"{name!r} is no probe")
+    found = getattr(importlib.import_module(f"{__package__}.probes.{module}"), function, None)
+    if not inspect.isfunction(found):
+        raise LookupError(f"{name!r} is no probe")
+    return found
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    order = json.loads(sys.stdin.readline())
+    found = find(order["probe"])(**order["arguments"])
+    if not inspect.isgenerator(found):
+        print(json.dumps(found), file=answers, flush=True)
+        return
+    for facts in found:  # once
+        print(json.dumps(facts), file=answers, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Whether hosts find and reach each other."""

@@ -1,0 +1,55 @@
+"""The list of checks. Each one is a small function that asks hosts and judges what they answer."""
+
+import importlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .hosts import Hosts
+from .results import Result
+
+Size = Literal["quick", "usual", "full"]  # of a check: from which size of `check` on it runs
+SIZES: tuple[Size, ...] = get_args(Size)
+Function = Callable[[Hosts], AsyncIterator[Result]]
+
+# Modules with checks, in the order of the table.
+GROUPS = ("reach", "sameness", "devices", "storage", "network", "kernels", "rehearsal")
+
+
+@dataclass(frozen=True)
+class Check:
+    """name: of its row; group: its module; about: its docstring: what it reads, its threshold, that threshold's source
+
+    seconds: its limit; alone: nothing else runs meanwhile, for it measures how fast something is
+    """
+
+    name: str
+    group: str
+    function: Function
+    size: Size
+    seconds: float
+    alone: bool
+    about: str
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(name: str, size: Size = "quick", seconds: float = 10, alone: bool = False) -> Callable[[Function], Function]:
+    """Makes a function a check. It yields a Result for each host; hosts of which it yields none did not answer."""
+
+    def register(function: Function) -> Function:
+        group = function.__module__.rpartition(".")[2]
+        about = " ".join((function.__doc__ or "").split())
+        _CHECKS[name] = Check(name, group, function, size, seconds, alone, about)
+        return function
+
+    return register
+
+
+def checks(size: Size = "full") -> list[Check]:
+    """All checks that belong to a size."""
+    for group in GROUPS:
+        importlib.import_module(f".{group}", __package__)
+    few = SIZES[: SIZES.index(size) + 1]
+    return [one for group in GROUPS for one in _CHECKS.values() if one.group == group and one.size in few]

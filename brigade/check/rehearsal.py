@@ -1,0 +1,1 @@
+"""A dress rehearsal: three steps over all hosts."""

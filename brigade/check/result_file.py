@@ -1,0 +1,145 @@
+"""`check --json FILE` and `--baseline FILE`: what was found, for programs and for the next time."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import UserError
+from .results import Level
+from .run import Outcome
+
+CHANGED = 0.2  # of a measured figure, from which on it counts as another one: single readings of a busy network differ by less
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Found(_Model):
+    """What one check found on one host."""
+
+    host: str
+    level: Level
+    value: str = Field(description="what was found, in a few words")
+    amount: float | None = Field(None, description="the same as a number, where it was measured")
+    problem: str = Field("", description="what is wrong; with grey: why it cannot be known")
+    why: str = Field("", description="why it matters")
+    cure: str = Field("", description="the command or change that cures it")
+    fix: str = Field("", description="a shell line that cures it when it runs on this host; --fix prints them")
+
+
+class OfCheck(_Model):
+    """One check."""
+
+    name: str
+    group: Literal["reach", "sameness", "devices", "storage", "network", "kernels", "rehearsal"]
+    seconds: float = Field(description="what it took, on all hosts together")
+    results: list[Found] = Field(description="one or more for each host, in the hostfile's order")
+
+
+class Document(_Model):
+    """What `python -m brigade check --json FILE` writes."""
+
+    format: Literal[1] = 1
+    time: datetime = Field(description="when it ended, UTC")
+    size: Literal["quick", "usual", "full"]
+    recipe: str | None
+    hosts: dict[str, Annotated[int, Field(ge=1)]] = Field(description="host -> slots")
+    seconds: float
+    exit_code: Literal[0, 1, 3] = Field(description="0: sound, 1: with warnings, 3: not sound")
+    checks: list[OfCheck]
+
+
+def document(outcome: Outcome, recipe: str | None, code: int) -> Document:
+    rows = [
+        {**vars(row), "results": [vars(result) for result in row.results]}
+        for row in outcome.rows
+    ]  # fmt: skip
+    return Document.model_validate(
+        {
+            "time": datetime.now(UTC),
+            "size": outcome.size,
+            "recipe": recipe,
+            "hosts": outcome.hosts,
+            "seconds": outcome.seconds,
+            "exit_code": code,
+            "checks": rows,
+        }
+    )
+
+
+def schema() -> dict[str, Any]:
+    return Document.model_json_schema()
+
+
+def write(found: Document, path: Path) -> None:
+    """Whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file that is there is an earlier result, which a newer one may replace."""
+    try:
+        return "checks" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def read(path: Path) -> Document:
+    """An earlier result. Raises UserError for a file that is none."""
+    place = f"flag --baseline {path}"
+    cure = "give a file that `python -m brigade check --json FILE` has written"
+    try:
+        return Document.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(place, f"it cannot be read: {error.strerror}", cure) from None
+    except UnicodeDecodeError:
+        raise UserError(place, "it is not text", cure) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(place, f"{where + ': ' if where else ''}{first['msg']}", cure) from None
+
+
+def changes(earlier: Document, now: Document) -> list[str]:
+    """What differs, in one line each: hosts that came and went, levels, values, and measured figures by more than CHANGED."""
+    found = [f"{host}: not among the hosts then" for host in now.hosts if host not in earlier.hosts]
+    found += [f"{host}: no longer among the hosts" for host in earlier.hosts if host not in now.hosts]
+    before = _by_place(earlier)
+    for (check, host), results in _by_place(now).items():
+        then = before.get((check, host))
+        if then is None or host not in earlier.hosts:
+            continue
+        was, became = (" + ".join(f"{r.level}, {r.value}" for r in some) for some in (then, results))
+        if was != became and not _same_figures(then, results):
+            found.append(f"{host}: {check} was {was}; it is {became}")
+    return found
+
+
+def _by_place(found: Document) -> dict[tuple[str, str], list[Found]]:
+    places: dict[tuple[str, str], list[Found]] = {}
+    for check in found.checks:
+        for result in check.results:
+            places.setdefault((check.name, result.host), []).append(result)
+    return places
+
+
+def _same_figures(then: list[Found], now: list[Found]) -> bool:
+    """Whether all that differs is measured figures, and those by little."""
+    if len(then) != len(now):
+        return False
+    for a, b in zip(then, now, strict=True):
+        if a.level != b.level or (a.amount is None) != (b.amount is None):
+            return False
+        if a.amount is None or b.amount is None:
+            if a.value != b.value:
+                return False
+        elif abs(a.amount - b.amount) > CHANGED * max(abs(a.amount), abs(b.amount)):
+            return False
+    return True

@@ -1,0 +1,124 @@
+"""One run of `check`: reach the hosts, run all checks, collect what they say."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..launch.connection import Channel, cure_of
+from .hosts import Hosts, Wanted
+from .registry import Check, Size, checks
+from .results import Result, sound, unknown
+from .session import Session, View
+
+LOGIN = "login"  # the row of whether a host can be reached at all
+
+
+@dataclass
+class Row:
+    """One check and what it said of each host, in the hostfile's order. seconds: what it took."""
+
+    name: str
+    group: str
+    results: list[Result]
+    seconds: float
+
+
+@dataclass
+class Outcome:
+    """rows: in the table's order; hosts: host -> slots; seconds: of all checks together"""
+
+    hosts: dict[str, int]
+    size: Size
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for row in self.rows for result in row.results]
+
+
+Told = Callable[[str], None]  # of a check's name, when it begins
+
+
+async def run(
+    wanted: Wanted,
+    size: Size,
+    channels: Iterable[Channel] | None = None,
+    name: str = "",
+    told: Told = lambda _: None,
+    skip: Iterable[str] = (),
+) -> Outcome:
+    """Check these hosts.
+
+    channels: lines that are open already, and stay open; without them new ones are opened, and closed at the end
+    name: of the run to which these lines belong; skip: names of checks that are left out
+    """
+    began = time.monotonic()
+    session = Session(wanted, name or secrets.token_hex(8), channels)
+    outcome = Outcome(dict(wanted.slots), size)
+    try:
+        if channels is None:
+            told(LOGIN)
+            await session.open()
+        outcome.rows.append(Row(LOGIN, "reach", [_login(session, host) for host in wanted.slots], _since(began)))
+        wanted_checks = [check for check in checks(size) if check.name not in set(skip)]
+        together = [check for check in wanted_checks if not check.alone]
+        found = dict(zip(together, await asyncio.gather(*(_one(c, session, told) for c in together)), strict=True))
+        for check in wanted_checks:
+            outcome.rows.append(found[check] if check in found else await _one(check, session, told))
+    finally:
+        if channels is None:
+            await session.close()
+    outcome.seconds = _since(began)
+    return outcome
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 2)
+
+
+def _login(session: Session, host: str) -> Result:
+    """ssh's own words where it does not let us in, and what helps against them."""
+    if (problem := session.unreached.get(host)) is None:
+        return sound(host, "answers")
+    why = "no launcher starts a rank on a host that it cannot reach without a password"
+    return Result(host, "red", "not reached", None, problem, why, cure_of(problem, host))
+
+
+async def _one(check: Check, session: Session, told: Told) -> Row:
+    began = time.monotonic()
+    told(check.name)
+    results = await judge(check, View(session))
+    order = {host: number for number, host in enumerate(session.wanted.slots)}
+    missing = [unknown(host, "the host cannot be reached") for host in order if host in session.unreached]
+    results = sorted([*results, *missing], key=lambda result: order.get(result.host, -1))
+    return Row(check.name, check.group, results, _since(began))
+
+
+async def judge(check: Check, hosts: Hosts) -> list[Result]:
+    """What a check says of hosts. One that did not answer is not sound; a check that fails itself is grey for all."""
+    results: list[Result] = []
+    try:
+        async with asyncio.timeout(check.seconds):
+            async for result in check.function(hosts):
+                results.append(result)
+        why_not = "it says nothing of this host"
+    except TimeoutError:
+        why_not = f"the check had not ended after {check.seconds:g} s"
+    except Exception as error:  # a fault of ours must not hide what the other checks found
+        why_not = f"the check failed itself: {type(error).__name__}: {error}"
+    seen = {result.host for result in results}
+    for host in hosts.hello:
+        if host in hosts.failed and host not in seen:
+            results.append(_unanswered(check, host, hosts.failed[host]))
+        elif host not in seen:
+            results.append(unknown(host, why_not))
+    return results
+
+
+def _unanswered(check: Check, host: str, problem: str) -> Result:
+    why = "a question that hangs or fails here will hang or fail in the run too"
+    cure = f"try it there: ssh {host}, then look at what the words name"
+    return Result(host, "red", "no answer", None, f"{check.name}: {problem}", why, cure)

@@ -1,0 +1,112 @@
+"""One table of all checks: checks down, hosts across. Hosts that agree are one column."""
+
+import re
+from typing import Any
+
+from ..errors.console import counted
+from .registry import GROUPS
+from .results import LEVELS, Result
+from .run import Outcome, Row
+
+STYLES = {"green": "green", "yellow": "bold yellow", "red": "bold red", "grey": "dim"}
+SIGNS = {"green": "ok", "yellow": "WARN", "red": "FAIL", "grey": "?"}  # a table without colours says the same
+COLUMNS = 6  # of odd hosts that stand in the table; the lines below it name all
+
+
+def columns(outcome: Outcome) -> list[list[str]]:
+    """Hosts that got the same from every check, each group in the hostfile's order; the largest group first."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for host in outcome.hosts:
+        found = (_of(row, host) for row in outcome.rows)
+        # Two hosts with 31.2 and 31.4 GiB free agree.
+        alike = tuple(tuple((r.level, r.value if r.amount is None else "") for r in results) for results in found)
+        groups.setdefault(alike, []).append(host)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def table(outcome: Outcome) -> Any:
+    """A rich Table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    groups = columns(outcome)
+    shown = groups[: COLUMNS + 1]
+    drawn = Table(title=_title(outcome), title_justify="left", header_style="bold")
+    drawn.add_column("check", no_wrap=True)
+    for hosts in shown:
+        drawn.add_column(_name(hosts))
+    if len(groups) > len(shown):
+        drawn.add_column(f"... and {counted(sum(map(len, groups[len(shown) :])), 'more host')}")
+    for group in GROUPS:
+        rows = [row for row in outcome.rows if row.group == group]
+        if rows:
+            drawn.add_row(Text(group, "bold"))
+        for row in rows:
+            cells = [_cell([r for host in hosts for r in _of(row, host)]) for hosts in shown]
+            rest = [r for hosts in groups[len(shown) :] for host in hosts for r in _of(row, host)]
+            drawn.add_row(f"  {row.name}", *cells, *([_cell(rest)] if rest else []))
+    return drawn
+
+
+def _title(outcome: Outcome) -> str:
+    ranks = counted(sum(outcome.hosts.values()), "rank")
+    return f"{counted(len(outcome.hosts), 'host')}, {ranks}: {counted(len(outcome.rows), 'check')} in {outcome.seconds:.1f} s"
+
+
+def _of(row: Row, host: str) -> list[Result]:
+    return [result for result in row.results if result.host == host]
+
+
+def _name(hosts: list[str]) -> str:
+    if len(hosts) == 1:
+        return hosts[0]
+    return ", ".join(hosts) if len(hosts) <= 3 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts):,} hosts)"
+
+
+def _cell(results: list[Result]) -> Any:
+    """The gravest of what one check found on the hosts of a column."""
+    from rich.text import Text
+
+    if not results:
+        return Text("-", "dim")
+    level = max((r.level for r in results), key=LEVELS.index)
+    gravest = [r for r in results if r.level == level]
+    measured = sorted((r for r in gravest if r.amount is not None), key=lambda r: r.amount or 0.0)
+    values = [measured[0].value, measured[-1].value] if measured else [r.value for r in gravest]
+    words = " to ".join(dict.fromkeys(values)) if measured else " / ".join(dict.fromkeys(values))
+    sign = SIGNS[level]
+    return Text(sign if words == sign else f"{sign} {words}", STYLES[level])
+
+
+def lines(outcome: Outcome) -> list[Any]:
+    """Of each warning and fault what, where, why it matters and what cures it; hosts with the same are one entry. Then, in one
+    line each, what cannot be known."""
+    from rich.text import Text
+
+    said: dict[tuple[str, ...], list[str]] = {}
+    for row in outcome.rows:
+        for r in row.results:
+            if r.level != "green":
+                # What differs by the host's own name alone is the same.
+                words = (r.level, row.name, *(_without(r.host, text) for text in (r.problem, r.why, r.cure)))
+                said.setdefault(words, []).append(r.host)
+    found = []
+    for level in reversed(LEVELS[1:]):
+        for (its_level, name, problem, why, cure), hosts in said.items():
+            if its_level != level:
+                continue
+            where = _name(hosts) if hosts != list(outcome.hosts) or len(hosts) == 1 else "all hosts"
+            own = [text.replace(_HOST, hosts[0] if len(hosts) == 1 else "HOST") for text in (problem, why, cure)]
+            head = Text.assemble((SIGNS[level], STYLES[level]), f" {name}, {where}: {own[0]}")
+            if level == "grey":
+                found.append(head)
+                continue
+            found.append(head.append(f"\n     why: {own[1]}\n    cure: {own[2]}"))
+    return found
+
+
+_HOST = "\0"
+
+
+def _without(host: str, text: str) -> str:
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _HOST, text) if host else text

@@ -1,0 +1,152 @@
+"""`python -m brigade check [RECIPE] --hostfile H`: are the hosts sound, before a run starts on them?"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..check.hosts import Wanted
+    from ..check.registry import Size
+    from ..check.result_file import Document
+    from ..check.run import Outcome
+
+PASSES_ON = True  # words that are not ours are train.py's flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("recipe", nargs="?", help="what will be trained; without one, only what holds for every run is checked")
+    add("--hostfile", metavar="FILE", help="hosts and slots (default: the recipe's, or the Slurm allocation)")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", action="store_true", help="what takes seconds: reach, sameness, devices, storage")
+    sizes.add_argument("--full", action="store_true", help="also what takes minutes: every pair of hosts, long sweeps")
+    add("--json", metavar="FILE", help="write what was found; -: to standard output, instead of the table")
+    add("--baseline", type=Path, metavar="FILE", help="say what changed since this earlier result of --json")
+    add("--schema", action="store_true", help="print the JSON schema of --json, check nothing")
+    add(
+        "--list",
+        action="store_true",
+        help="say what each check reads and where its threshold comes from, check nothing",
+    )
+    add("--env", action="append", default=[], metavar="NAME", help="as for launch: one more variable for the ranks")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0: sound, 1: with warnings, 3: not sound."""
+    from ..check import result_file
+    from ..check.registry import checks
+
+    size: Size = "quick" if options.quick else "full" if options.full else "usual"
+    if options.schema:
+        print(json.dumps(result_file.schema(), indent=2))
+        return 0
+    if options.list:
+        for check in checks(size):
+            print(f"{check.group}: {check.name} ({check.size}, {check.seconds:g} s)\n    {check.about}")
+        return 0
+    baseline = result_file.read(options.baseline) if options.baseline else None
+    target = Path(options.json) if options.json and options.json != "-" else None
+    if target and target.exists() and not result_file.is_ours(target):
+        raise UserError(f"flag --json {target}", "it is there already, and is no result of check", "name a new file")
+    return _check(_wanted(options), size, options, baseline, target)
+
+
+def _wanted(options: argparse.Namespace) -> "Wanted":
+    from ..check.hosts import Wanted
+    from ..cluster import read_hostfile
+    from ..launch.environment import forwarded
+    from ..launch.job import hosts_of_slurm_job, make
+    from ..recipe.files import find
+
+    in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
+    slots = hosts_of_slurm_job(os.environ) if in_slurm else None
+    job = make(options.recipe, options.rest, options.hostfile, slots) if options.recipe else None
+    if job is not None:
+        slots = job.hosts
+    elif options.rest:
+        raise UserError("command line", f"{options.rest[0]!r} is a flag of train.py", "name a recipe before it")
+    elif slots is None:
+        if options.hostfile is None:
+            raise UserError(
+                "flag --hostfile", "there is none, and no recipe", "add --hostfile hostfiles/2x8, or your own"
+            )
+        slots = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
+    return Wanted(slots, job, forwarded(os.environ, options.env), "slurm" if in_slurm else "")
+
+
+def _check(
+    wanted: "Wanted", size: "Size", options: argparse.Namespace, baseline: "Document | None", target: Path | None
+) -> int:
+    from ..check import result_file
+    from ..check.results import exit_code
+    from ..check.run import run
+    from ..launch.supervisor import allow_open_files
+
+    allow_open_files(len(wanted.slots))
+    outcome = asyncio.run(_until_stopped(run(wanted, size, told=_told)))
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    code = exit_code(outcome.results)
+    found = result_file.document(outcome, options.recipe, code)
+    if options.json == "-":
+        print(found.model_dump_json(indent=1))
+    else:
+        _show(outcome)
+    if target:
+        result_file.write(found, target)
+    if baseline:
+        _compare(baseline, found, options)
+    return code
+
+
+async def _until_stopped(work: Coroutine[Any, Any, "Outcome"]) -> "Outcome":
+    """Let a signal cancel the work, which then leaves nothing behind on any host."""
+    task = asyncio.ensure_future(work)
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        print(f"stopped by {signal.Signals(stopped[0]).name}; nothing is left on the hosts", file=sys.stderr)
+        raise SystemExit(128 + stopped[0]) from None
+
+
+def _told(name: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[Kchecking: {name}", end="", file=sys.stderr, flush=True)
+
+
+def _show(outcome: "Outcome") -> None:
+    from ..check.table import lines, table
+    from ..errors.console import console
+
+    screen = console(highlight=False)
+    screen.print(table(outcome))
+    for line in lines(outcome):
+        screen.print(line, soft_wrap=True)
+
+
+def _compare(baseline: "Document", found: "Document", options: argparse.Namespace) -> None:
+    from ..check.result_file import changes
+
+    changed = changes(baseline, found)
+    since = f"since {options.baseline} ({baseline.time:%Y-%m-%d %H:%M} UTC)"
+    out = sys.stderr if options.json == "-" else sys.stdout
+    print(f"changed {since}:" if changed else f"nothing changed {since}", *changed, sep="\n  ", file=out)
