@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors.console import counted
 from .registry import GROUPS
-from .results import LEVELS, Result
+from .results import LEVELS, Level, Result
 from .run import Outcome, Row
 
 STYLES = {"green": "green", "yellow": "bold yellow", "red": "bold red", "grey": "dim"}
@@ -78,9 +78,9 @@ def _cell(results: list[Result]) -> Any:
     return Text(sign if words == sign else f"{sign} {words}", STYLES[level])
 
 
-def lines(outcome: Outcome) -> list[Any]:
+def lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
     """Of each warning and fault what, where, why it matters and what cures it; hosts with the same are one entry. Then, in one
-    line each, what cannot be known."""
+    line each, what cannot be known. least: leave out what is less grave"""
     from rich.text import Text
 
     said: dict[tuple[str, ...], list[str]] = {}
@@ -91,7 +91,7 @@ def lines(outcome: Outcome) -> list[Any]:
                 words = (r.level, row.name, *(_without(r.host, text) for text in (r.problem, r.why, r.cure)))
                 said.setdefault(words, []).append(r.host)
     found = []
-    for level in reversed(LEVELS[1:]):
+    for level in reversed(LEVELS[LEVELS.index(least) :]):
         for (its_level, name, problem, why, cure), hosts in said.items():
             if its_level != level:
                 continue

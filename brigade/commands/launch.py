@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from ..errors import UserError
 from .numbers import numeric
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ..launch.connection import Channel
     from ..launch.job import Job
     from ..launch.policy import Policy
 
@@ -62,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--silence", type=tries[3], default=60.0, metavar="SECONDS", help=silence)
     limit = "MiB of a log; of a longer one its first and its last parts are kept"
     add("--log_limit", type=numeric("log_limit", 1, float), default=64, metavar="MIB", help=limit)
+    unchecked = "start without the quick checks of `python -m brigade check`"
+    add("--no_check", action="store_true", help=unchecked)
     detach = "go on in the background, without this terminal; `attach` shows the output, and `status` how far it is"
     add("--detach", action="store_true", help=detach)
     more = "hand on one more variable of this shell; HF_*, WANDB_*, NCCL_*, ... travel anyway (default: none)"
@@ -118,6 +124,24 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
     return "\n".join(lines)
 
 
+def checking(job: "Job", handed_on: dict[str, str]) -> "Callable[[list[Channel], str], Awaitable[None]]":
+    """The quick checks, on lines that launch has open. Warnings are told, and a host that is not sound ends the launch."""
+
+    async def check(channels: "list[Channel]", run: str) -> None:
+        from ..check import run as checks
+        from ..check.hosts import Wanted
+        from ..check.results import refusal
+        from ..check.table import lines
+
+        outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
+        if error := refusal(outcome.results):
+            raise error
+        for line in lines(outcome, least="yellow"):
+            print(line, file=sys.stderr)
+
+    return check
+
+
 def _launch(
     job: "Job", launcher: str, handed_on: dict[str, str], restarts: "Policy", options: argparse.Namespace
 ) -> int:
@@ -138,6 +162,8 @@ def _launch(
         raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")
     address, port = options.master_addr, options.master_port
     how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence, options.log_limit)
+    if not options.no_check:
+        how.check = checking(job, handed_on)
 
     def remake(hosts: dict[str, int]) -> "Job":
         again = make(options.recipe, options.rest, options.hostfile, hosts)

@@ -10,6 +10,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Options:
 
     start_timeout: seconds from the first rank's readiness to the last one's; silence: seconds without a word of a host, or of
     launch, after which that is lost; log_limit: MiB of a log
+    check: called before the first attempt with the open lines and the run's name; raises UserError where a host is not sound
     """
 
     launcher: str
@@ -49,6 +51,7 @@ class Options:
     start_timeout: float = 300.0
     silence: float = SILENCE
     log_limit: float = LIMIT
+    check: Callable[[list[Channel], str], Awaitable[None]] | None = None
 
 
 class Launch:
@@ -102,6 +105,8 @@ class Launch:
         rendezvous.check_alike(self.channels, environment.get("CUDA_VISIBLE_DEVICES"))
         program = launchers.command(launcher, self.job, launchers.Place(0, "", 0))[0]
         await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path)])
+        if self.options.check and self.attempt == 1:
+            await self.options.check(self.channels, self.name)
         self.before = await self.channels[0].ask("progress", directory=str(self.marker.parent))
         # Each attempt has a port of its own: a rank of the last one that still looks for the others finds nobody.
         usual = launchers.DEFAULT_PORT + (self.attempt - 1) % 100

@@ -52,10 +52,9 @@ class Settings:
         return f"{self.recipe_path.parent.name}-{self.recipe_path.stem}"
 
     def directory(self, strategy: str) -> Path:
-        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY; a rehearsal in one of its own."""
-        if self.rehearse:
-            return Path("outputs") / f"rehearsal-{self.name}-{strategy}" / "run"
-        return self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
+        """Where the run lies: the directory that was named, or outputs/RECIPE-STRATEGY; a rehearsal beside it."""
+        where = self.output_dir or Path("outputs") / f"{self.name}-{strategy}"
+        return where.parent / f"rehearsal-{where.name}" / "run" if self.rehearse else where
 
     def place(self, key: str) -> str:
         """Where a key's value stands or would stand, for an error's first line."""

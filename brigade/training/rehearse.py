@@ -59,13 +59,11 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         config = shrink(model_config(settings), axes.tensor, max(2, axes.every_stage))
     ranks.start(world)
     if world.is_main_rank:
-        shutil.rmtree(folder, ignore_errors=True)  # a rehearsal's own folder, worth nothing afterwards
-        (folder / "model").mkdir(parents=True)
-        (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
-        recipe = tiny_recipe(settings, strategy, folder / "model", world)
-        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks.")
-        print(*without_gpu(recipe), sep="", end="")
-        (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
+        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks.", flush=True)
+        _prepare(settings, strategy, folder, config, world)
+    ranks.barrier()
+    if world.local_rank == 0 and not (folder / REHEARSAL).exists():  # hosts that share no output directory
+        _prepare(settings, strategy, folder, config, world)
     ranks.barrier()
 
     from .measured_states import StateBytes
@@ -83,6 +81,16 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         _judge(strategy, first, second, held, settings.recipe.training.optim)
     if world.is_main_rank:
         _report(strategy, held)
+
+
+def _prepare(settings: Settings, strategy: Strategy, folder: Path, config: dict[str, Any], world: World) -> None:
+    """Write the tiny model's config and the recipe. A folder of an earlier rehearsal is worth nothing, and goes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
+    recipe = tiny_recipe(settings, strategy, folder / "model", world)
+    print(*without_gpu(recipe), sep="", end="")
+    (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
 
 
 def with_small_axes(strategy: Strategy) -> Strategy:
