@@ -1,6 +1,7 @@
 """`python -m brigade check`: what it says of recorded hosts, its table, its JSON, its exit codes, what it leaves behind."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from brigade.check.results import LEVELS, Result, Threshold, exit_code, most_com
 from brigade.check.run import Outcome, Row, judge
 from brigade.check.table import columns, lines, table
 from brigade.errors import UserError
-from testing.command_line import REPOSITORY
+from brigade.recipe.files import REPOSITORY
 
 NODES = {f"node{number}": 8 for number in range(1, 5)}
 
@@ -35,7 +36,7 @@ def bad(host, value="1500", level="red", **more):
 
 
 def drawn(found):
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(table(found))
     for line in lines(found):
         console.print(line, soft_wrap=True)
@@ -207,10 +208,11 @@ def test_what_is_written_is_what_is_read(tmp_path):
 
 
 def test_a_baseline_says_what_changed_since_it_last_worked(tmp_path):
-    earlier = saved({"mtu": [sound("node1", "9000"), sound("node2", "9000")],
-                     "rate": [sound("node1", "10 GB/s", 10), sound("node2", "10 GB/s", 10)]}, tmp_path / "a", {"node1": 1, "node2": 1})  # fmt: skip
-    now = saved({"mtu": [sound("node1", "9000"), bad("node2")],
-                 "rate": [sound("node1", "9 GB/s", 9), sound("node2", "5 GB/s", 5)]}, tmp_path / "b", {"node1": 1, "node2": 1, "node3": 1})  # fmt: skip
+    two = {"node1": 1, "node2": 1}
+    was = {"mtu": [sound(host, "9000") for host in two], "rate": [sound(host, "10 GB/s", 10) for host in two]}
+    earlier = saved(was, tmp_path / "a", two)
+    rates = [sound("node1", "9 GB/s", 9), sound("node2", "5 GB/s", 5)]
+    now = saved({"mtu": [sound("node1", "9000"), bad("node2")], "rate": rates}, tmp_path / "b", two | {"node3": 1})
     assert result_file.changes(earlier, now) == [
         "node3: not among the hosts then",
         "node2: mtu was green, 9000; it is red, 1500",
@@ -276,11 +278,11 @@ def test_a_file_of_the_user_is_not_overwritten(one_host, tmp_path):
     ("words", "says"),
     [
         ([], "add --hostfile"),
-        (["--hostfile", "hostfiles/none"], "there is no such hostfile"),
+        (["--hostfile", "hostfiles/none"], "there is no hostfile 'hostfiles/none'"),
         (["recipes/none.yaml", "--hostfile", "hostfiles/1x8"], "recipes/none.yaml"),
         (["--hostfile", "hostfiles/1x8", "--quick", "--full"], "not allowed with"),
-        (["--hostfile", "hostfiles/1x8", "--bf16", "true"], "name a recipe"),
-        (["--hostfile", "hostfiles/1x8", "--quik"], "--quick"),
+        (["--hostfile", "hostfiles/1x8", "--bf16=true"], "name a recipe"),
+        (["--hostfile", "hostfiles/1x8", "--quik"], "did you mean 'quick'"),
     ],
 )
 def test_bad_input_is_named(words, says):
