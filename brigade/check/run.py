@@ -103,7 +103,9 @@ async def _one(check: Check, session: Session, told: Told) -> Row | None:
 
 
 async def judge(check: Check, hosts: Hosts) -> list[Result]:
-    """What a check says of hosts. One that did not answer is not sound; a check that fails itself is grey for all. Raises NotHere."""
+    """What a check says of hosts. One that did not answer is not sound; a check that fails itself is grey for all.
+
+    Raises NotHere."""
     results: list[Result] = []
     try:
         async with asyncio.timeout(check.seconds):

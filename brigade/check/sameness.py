@@ -190,8 +190,8 @@ def _short(text: str) -> str:
 
 @check("paths", seconds=30)
 async def paths(hosts: Hosts) -> AsyncIterator[Result]:
-    """Looks for code, environment, data, model, recipe, output and cache at the launching host's paths. Threshold: what a run reads
-    is there on each host (red); where most hosts' paths lead through links to one place, another place is a warning."""
+    """Looks for code, environment, data, model, recipe, output and cache at the launching host's paths. Threshold: what a run
+    reads is there on each host (red); where most hosts' paths lead through links to one place, another place is a warning."""
     found = {host: facts["paths"] for host, facts in (await _look(hosts)).items()}
     asked = paths_of(hosts.wanted.job)
     for host, places in found.items():

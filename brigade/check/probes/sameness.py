@@ -73,7 +73,7 @@ def _version(name: str) -> str | None:
 
 
 def _torch() -> dict[str, str | None]:
-    """cuda: that torch was built for, None for a build without; cudnn, nccl: of NVIDIA's wheels beside it. Of torch/version.py."""
+    """cuda: that torch was built for, of its version.py, None for a build without; cudnn, nccl: of NVIDIA's wheels beside it"""
     found: dict[str, str | None] = {"cuda": None}
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
