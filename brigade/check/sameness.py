@@ -3,13 +3,14 @@
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors.findings import table
 from ..launch.job import Job
 from ..recipe.files import REPOSITORY
+from ..recipe.schema import Source
 from . import clone, pins
 from .hosts import Facts, Hosts
 from .registry import check
@@ -37,7 +38,8 @@ def paths_of(job: Job | None) -> dict[str, str]:
     if job is None:
         return found
     data, model = job.settings.recipe.data, Path(job.settings.recipe.model.model_name_or_path).expanduser()
-    for source in data.datasets or [data]:
+    sources: Sequence[Source] = data.datasets or [data]
+    for source in sources:
         for name in filter(None, (source.train_file, source.validation_file)):
             whole = Path(re.split(r"[^/]*[*?\[]", name)[0] or ".").expanduser()  # of a pattern the directory
             found[f"data {name}"] = str(whole if whole.exists() else REPOSITORY / whole)
