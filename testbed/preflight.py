@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from . import check_same
 from .cluster import Cluster
 from .injected import Injected
 
-INJECTED: list[Injected] = []
+INJECTED: list[Injected] = [*check_same.INJECTED]
 RECIPE = "recipes/tiny/full.yaml"
 
 

@@ -6,6 +6,7 @@ STAND_IN_GPUS: how many GPUs (default: the file's count). What the file does not
 
 import ctypes
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,8 +37,7 @@ def nvmlInit() -> None:
     name = os.environ.get("STAND_IN_NVML")
     if name is None:
         raise NVMLError("NVML Shared Library Not Found")
-    with open(name) as file:
-        _said.update(yaml.safe_load(file))
+    _said.update(yaml.safe_load(Path(name).read_text()))
     if "problem" in _said:
         raise NVMLError(_said["problem"])
 
