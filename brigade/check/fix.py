@@ -73,7 +73,7 @@ def _name() -> str:
 async def _each(view: View, now: dict[str, str], told: Callable[[Done], None]) -> None:
     """One line on each host."""
     each = {host: {"line": line} for host, line in now.items()}
-    found = await view.ask("fix.run", SECONDS + 5, each=each, seconds=SECONDS)
+    found = await view.ask("fix.run", SECONDS + 5, each=each, limit=SECONDS)
     for host, line in now.items():
         facts = found.get(host)
         if facts is None:
