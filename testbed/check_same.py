@@ -141,17 +141,8 @@ def link_down(cluster: Cluster) -> None:
 
 
 def half_as_fast(cluster: Cluster) -> None:
-    """The host has one core, and something else computes on it."""
-    host = cluster[ODD]
-    os.sched_setaffinity(host._sshd(), {0})  # whoever logs in inherits it
-    host.popen(["taskset", "-c", "0", "python3", "-c", "while True: pass"])
-    while not host.find("while True: pass"):
-        pass
-
-
-def as_fast(cluster: Cluster) -> None:
-    os.sched_setaffinity(cluster[ODD]._sshd(), os.sched_getaffinity(0))
-    cluster[ODD].kill("while True: pass")
+    """Python checks its memory on each allocation there, and so takes twice the time, however busy the machine is."""
+    cluster[ODD].environment(PYTHONMALLOC="malloc_debug")
 
 
 INJECTED = [
@@ -170,6 +161,6 @@ INJECTED = [
              slots_above_devices, ODD, "gpus", r"slots=2 in the hostfile, but it has 1 GPU", no_gpus),
     Injected("nvlink-down", f"an NVLink of GPU 1 of {ODD} is down (a stand-in of NVML)", link_down, ODD, "gpu links",
              r"GPU 1: 17 of its 18 NVLinks are up", no_gpus),
-    Injected("half-as-fast", f"another program takes half of {ODD}'s core", half_as_fast, ODD, "core speed",
-             r"one core does \d+% of what the median", as_fast, "red", "usual", '--only "core speed"'),
+    Injected("half-as-fast", f"PYTHONMALLOC=malloc_debug in {ODD}'s login", half_as_fast, ODD, "core speed",
+             r"one core does \d+% of what the median", no_variables, "red", "usual", '--only "core speed"'),
 ]  # fmt: skip
