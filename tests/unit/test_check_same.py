@@ -31,7 +31,7 @@ LOOK = {
     "glibc": "2.39",
     "git": {"commit": "a" * 40, "changed": []},
     "variables": {"NCCL_ALGO": {"is": "Ring"}, "HF_TOKEN": {"hash": "1234"}},
-    "paths": {"code": {"there": True, "real": "/code"}, "cache": {"there": False, "real": "/home/me/.cache"}},
+    "paths": {"code": {"there": True, "real": "/code"}, "environment": {"there": True, "real": "/opt/env"}},
 }
 
 
@@ -116,7 +116,7 @@ def test_all_hosts_with_the_same_other_version_are_warned():
 def test_what_all_hosts_lack_is_for_tests():
     found = judged("packages", packages(pytest=None), packages(pytest=None))
     assert [r.value for results in found.values() for r in results] == [
-        f"torch {PINS['torch']}+cu128, {len(PINS)} pins, without 1 for tests"
+        f"torch {PINS['torch']}+cu128, {len(PINS)} pins, 1 not installed"
     ] * 2
     lacking = judged("packages", packages(torch=None), packages(torch=None))
     assert [r.level for results in lacking.values() for r in results] == ["yellow", "yellow"]
@@ -276,10 +276,10 @@ def test_every_variable_that_matters_is_compared_and_a_hosts_own_is_not(monkeypa
 def test_what_is_missing_is_red_and_what_leads_elsewhere_a_warning():
     gone = {"paths": LOOK["paths"] | {"code": {"there": False, "real": "/code"}}}
     assert (odd("paths", gone).level, odd("paths", gone).value) == ("red", "no code")
-    elsewhere = {"paths": LOOK["paths"] | {"cache": {"there": True, "real": "/scratch/me"}}}
+    elsewhere = {"paths": LOOK["paths"] | {"environment": {"there": True, "real": "/scratch/env"}}}
     result = odd("paths", elsewhere)
     assert result.level == "yellow"
-    assert "leads to /scratch/me, elsewhere /home/me/.cache" in result.problem
+    assert "leads to /scratch/env, elsewhere /opt/env" in result.problem
 
 
 def test_a_recipe_adds_its_data_its_output_and_itself(tmp_path):
@@ -290,7 +290,7 @@ def test_a_recipe_adds_its_data_its_output_and_itself(tmp_path):
     found = sameness.paths_of(make("recipes/tiny/full.yaml", words, str(tmp_path / "hosts")))
     assert found["output"] == str(tmp_path / "run")
     assert found[f"data {tmp_path}/chats/*.jsonl"] == str(tmp_path / "chats")
-    assert {"code", "environment", "cache", "recipe"} <= set(found)
+    assert {"code", "environment", "recipe"} <= set(found)
 
 
 # ---- the probe ---------------------------------------------------------------------------------------------------
