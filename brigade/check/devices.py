@@ -205,13 +205,14 @@ async def memory(hosts: Hosts) -> AsyncIterator[Result]:
 @check("/dev/shm")
 async def shared_memory(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the room in /dev/shm, through which ranks of one host and workers of a data loader exchange data. Threshold:
-    shared_memory of thresholds.yaml."""
+    shared_memory of thresholds.yaml, and shared_memory_gpus where several ranks of a host have GPUs."""
     for host, facts in (await _host(hosts)).items():
         if facts["shm"] is None:
             yield unknown(host, "/dev/shm is no file system of its own")
             continue
-        free = facts["shm"]["free"] / GIB
-        level, value = thresholds()["shared_memory"].level(free), f"{free:.1f} GiB free"
+        free, together = facts["shm"]["free"] / GIB, hosts.hello[host].get("gpus") and hosts.wanted.slots[host] > 1
+        limit = thresholds()["shared_memory_gpus" if together else "shared_memory"]
+        level, value = limit.level(free), f"{free:.1f} GiB free"
         if level == "green":
             yield sound(host, value, free)
             continue

@@ -288,11 +288,12 @@ HOST = {
 HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "locked memory")
 
 
-def of_host(name, own, slots=8):
+def of_host(name, own, slots=8, gpus=8):
     wanted = Wanted({"node1": slots, "node2": slots})
     answers = {"devices.host": {"node1": HOST, "node2": HOST | own}}
     check = next(check for check in checks() if check.name == name)
-    return {result.host: result for result in asyncio.run(judge(check, Recorded(wanted, answers)))}
+    hello = {host: {"gpus": gpus} for host in wanted.slots}
+    return {result.host: result for result in asyncio.run(judge(check, Recorded(wanted, answers, hello)))}
 
 
 @pytest.mark.parametrize("name", HOST_ROWS)
@@ -304,7 +305,7 @@ def test_a_usual_host_is_sound(name):
     ("name", "own", "level", "says"),
     [
         ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores"),
-        ("memory", {"memory": {"total": 2**33, "available": 2**33}}, "yellow", "8.0 of 8.0 GiB are free for 8 ranks"),
+        ("memory", {"memory": {"total": 2**33, "available": 2**32}}, "yellow", "4.0 of 8.0 GiB are free for 8 ranks"),
         ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "1.0 of 256.0 GiB"),
         ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
         ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
@@ -321,6 +322,13 @@ def test_a_host_that_lacks_something_is_named(name, own, level, says):
     assert found["node2"].level == level
     assert says in found["node2"].problem
     assert level in ("green", "grey") or (found["node2"].why and found["node2"].cure)
+
+
+def test_what_docker_gives_is_enough_for_ranks_on_cpus_and_for_one_gpu():
+    docker = {"shm": {"total": 2**26, "free": 2**26}}
+    assert of_host("/dev/shm", docker, gpus=0)["node2"].level == "green"
+    assert of_host("/dev/shm", docker, slots=1)["node2"].level == "green"
+    assert of_host("/dev/shm", {"shm": {"total": 2**23, "free": 2**23}}, gpus=0)["node2"].level == "red"
 
 
 def test_this_host_answers():
