@@ -95,14 +95,15 @@ def differences_of(
     if hello["gpus"] is None:
         yield "its nvidia-smi fails or does not answer", "fix the driver there"
         return
-    gpus = _usable(hello["gpus"], visible_devices)
-    if bool(gpus) != bool(_usable(theirs["gpus"], visible_devices)):
+    gpus = usable_gpus(hello["gpus"], visible_devices)
+    if bool(gpus) != bool(usable_gpus(theirs["gpus"], visible_devices)):
         yield f"{gpus} GPUs, but {theirs['gpus']} on {first}", "does `nvidia-smi` work on both?"
     elif gpus and channel.slots > gpus:
         yield f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs", f"write `{channel.host} slots={gpus}`"
 
 
-def _usable(gpus: int | None, visible_devices: str | None) -> int:
+def usable_gpus(gpus: int | None, visible_devices: str | None) -> int:
+    """GPUs that ranks will see. gpus: of the host, as in its hello; visible_devices: CUDA_VISIBLE_DEVICES as it is handed on"""
     gpus = gpus or 0
     if visible_devices is None:
         return gpus
