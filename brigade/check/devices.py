@@ -130,9 +130,8 @@ def _reached(facts: Facts) -> tuple[int, int]:
 
 @check("gpu Xid errors", seconds=40)
 async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads NVIDIA's Xid errors: live ones by NVML for a tenth of a second, past ones from the kernel's log where this user may read
-    it.
-    Threshold: none of the last day whose action in xids.yaml is red; NVIDIA's Xid catalog, grouped as AWS does."""
+    """Reads NVIDIA's Xid errors: live ones by NVML for a tenth of a second, past ones from the kernel's log where this user may
+    read it. Threshold: none of the last day whose action in xids.yaml is red; NVIDIA's Xid catalog, grouped as AWS does."""
     found = await _gpus(hosts)
     logs = await hosts.ask("devices.kernel_log", 15, each={host: Facts() for host in found})
     for host, facts in found.items():
