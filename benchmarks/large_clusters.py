@@ -53,6 +53,7 @@ def launch(hostfile: Path, logs: Path) -> None:
         "recipes/tiny/full.yaml",
         "--hostfile",
         str(hostfile),
+        "--no_check",  # a stand-in has nothing that could be checked
         "--launcher",
         "torchrun",
         "--global_batch_size",

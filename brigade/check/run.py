@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ..errors import first_line
 from ..launch.connection import Channel, cure_of
 from .hosts import Hosts, Wanted
 from .registry import Check, Size, checks
@@ -117,7 +118,7 @@ async def judge(check: Check, hosts: Hosts) -> list[Result]:
     except NotHere:
         raise
     except Exception as error:  # a fault of ours must not hide what the other checks found
-        why_not = f"the check failed itself: {type(error).__name__}: {error}"
+        why_not = f"the check failed itself: {type(error).__name__}: {first_line(error)}"
     seen = {result.host for result in results}
     for host in hosts.hello:
         if host in hosts.failed and host not in seen:

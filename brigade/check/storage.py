@@ -1,27 +1,225 @@
-"""Whether data, output and clocks are what a run on several hosts needs."""
+"""Whether output, room, rates and clocks are what a run on several hosts needs."""
 
+import asyncio
+import secrets
+import statistics
 import time
 from collections.abc import AsyncIterator
 
-from .hosts import Hosts
+from ..errors import UserError
+from ..errors.console import figure
+from ..launch.job import Job
+from .hosts import Facts, Hosts
 from .registry import check
-from .results import Result, sound, thresholds
+from .results import NotHere, Result, gravest, sound, thresholds
+
+SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
 
 
 @check("clock")
 async def clock(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads each host's clock, half the round trip later. Threshold: clock_offset of thresholds.yaml."""
-    before = time.time()
-    facts = await hosts.ask("storage.clock")
-    offsets = {host: found["time"] - before for host, found in facts.items()}
-    middle = sorted(offsets.values())[len(offsets) // 2] if offsets else 0.0
-    for host, offset in offsets.items():
-        away = offset - middle
-        level = thresholds()["clock_offset"].level(abs(away))
+    """Reads each host's clock between two looks at ours. Threshold: clock_offset of thresholds.yaml, from the hosts' median; what
+    may be the way there and back does not count."""
+
+    async def look(host: str) -> tuple[float, float] | None:
+        before = time.time()
+        facts = await hosts.ask("storage.clock", each={host: {}})
+        after = time.time()
+        return (facts[host]["time"] - (before + after) / 2, (after - before) / 2) if host in facts else None
+
+    looked = await asyncio.gather(*map(look, hosts.hello))
+    found = {host: one for host, one in zip(hosts.hello, looked, strict=True) if one}
+    middle = statistics.median_low(offset for offset, _ in found.values()) if found else 0.0
+    doubt = next((doubt for offset, doubt in found.values() if offset == middle), 0.0)
+    for host, (offset, its_doubt) in found.items():
+        away = max(0.0, abs(offset - middle) - its_doubt - doubt)
+        level = thresholds()["clock_offset"].level(away)
         if level == "green":
-            yield sound(host, f"{away:+.1f} s", away)
+            yield sound(host, "within a second", away)
             continue
-        problem = f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}"
-        why = "the newest checkpoint is found by its time, and logs of two hosts cannot be compared"
-        cure = f"ssh {host} 'sudo chronyc makestep', or `sudo timedatectl set-ntp true`"
-        yield Result(host, level, f"{away:+.1f} s", away, problem, why, cure)
+        problem = f"its clock is {figure(away, 1)} s {'ahead of' if offset > middle else 'behind'} the others'"
+        why = "checkpoints, logs and certificates go by the time; two hosts' lines cannot be put in order"
+        cure = f"ssh {host} 'sudo chronyc makestep', or `sudo timedatectl set-ntp true` there"
+        yield Result(host, level, f"{offset - middle:+.0f} s", away, problem, why, cure)
+
+
+@check("output directory", seconds=40)
+async def output(hosts: Hosts) -> AsyncIterator[Result]:
+    """Leaves a file of each host in the recipe's output directory for a moment, and looks who sees whose. Threshold: all see all;
+    or each its own alone, under a strategy that keeps whole checkpoints on each host (distributed/shared_directory.py)."""
+    job = _job(hosts)
+    directory, token = str(job.output_dir.absolute()), secrets.token_hex(8)
+    async with hosts.hold(
+        "storage.note", each={h: {"host": h} for h in hosts.hello}, directory=directory, token=token
+    ) as left:
+        wrote = [host for host, facts in left.items() if "error" not in facts]
+        seen = await hosts.ask(
+            "storage.notes", 15, each={h: {} for h in wrote}, directory=directory, token=token, wanted=len(wrote)
+        )
+    for host in set(left) - set(wrote):
+        why = "the first checkpoint of this host's ranks would end the run"
+        cure = f"make it writable there (ssh {host}), or give another --output_dir"
+        yield Result(host, "red", "not writable", None, f"{directory}: {left[host]['error']}", why, cure)
+    sees = {host: set(facts["seen"]) for host, facts in seen.items()}
+    if all(others == set(wrote) for others in sees.values()):
+        for host in sees:
+            yield sound(host, "shared" if len(sees) > 1 else "writable")
+        return
+    in_parts = job.strategy.writes_in_parts
+    if not in_parts and all(others == {host} for host, others in sees.items()):
+        for host in sees:
+            yield sound(host, "its own: whole checkpoints there")
+        return
+    main = max(sees.values(), key=len) if max(map(len, sees.values())) > 1 else {next(iter(sees))}
+    for host, others in sees.items():
+        if others >= main:
+            yield sound(host, "shared" if len(main) > 1 else "its own")
+            continue
+        first = next(name for name in hosts.wanted.slots if name in main)
+        problem = f"{directory} is not what {first} sees there"
+        why = (
+            f"{in_parts} writes a part of each checkpoint from every host: those of this one would be lost"
+            if in_parts
+            else "some hosts share it and this one does not, so it would continue from other checkpoints"
+        )
+        cure = f"mount {first}'s there, give an --output_dir that all hosts share, or train with DDP (--ds_config none)"
+        yield Result(host, "red", "not shared", None, problem, why, cure)
+
+
+@check("room", seconds=30)
+async def room(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads how much this user may still write to the disks of the output directory, the cache and /tmp. Threshold: disk_room,
+    cache_room and tmp_room of thresholds.yaml; for the output also two checkpoints (a new one is whole before an old one goes;
+    their size is the planner's, costs/host_memory.py), and a warning below what the recipe keeps."""
+    job, cache = hosts.wanted.job, "~/.cache/brigade"
+    directories = {"/tmp": "tmp_room", cache: "cache_room"}
+    output = str(job.output_dir.absolute()) if job else ""
+    found = await hosts.ask("storage.rooms", directories=[*directories, *filter(None, [output])])
+    need, keeps = (checkpoint_bytes(job), _kept(job)) if job else (None, 1)
+    for host, rooms in found.items():
+        results = [_room(host, directory, name, rooms[directory]["free"]) for directory, name in directories.items()]
+        if output:
+            results.append(_of_output(host, output, rooms[output], need, keeps))
+        worst = gravest(results)
+        yield from_worst(host, results) if worst != "green" else sound(host, "enough")
+
+
+def from_worst(host: str, results: list[Result]) -> Result:
+    return next(result for result in results if result.level == gravest(results))
+
+
+def _room(host: str, directory: str, name: str, free: int) -> Result:
+    level = thresholds()[name].level(free / 2**30)
+    if level == "green":
+        return sound(host, "enough")
+    problem = f"{directory} has {gib(free)} free"
+    why = "compiled kernels, prepared data and sockets lie there; the run ends where it cannot write them"
+    cure = f"ssh {host} 'du -xh --max-depth=1 {directory} | sort -h | tail', and remove what is old; or set BRIGADE_CACHE, TMPDIR"
+    return Result(host, level, f"{gib(free)} in {directory}", free / 2**30, problem, why, cure)
+
+
+def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps: int) -> Result:
+    free, low = disk["free"], thresholds()["disk_room"]
+    least = 0.0 if need is None else 2 * need
+    wanted = 0.0 if need is None else (keeps + 1) * need
+    level = "red" if free < least else "yellow" if free < wanted else low.level(free / 2**30)
+    if level == "green":
+        return sound(host, "enough")
+    of = "" if need is None else f"; a checkpoint of this recipe takes {gib(need)}, and {keeps + 1} lie there at a time"
+    problem = f"{directory} has {gib(free)} free{of}"
+    why = "a checkpoint that does not fit ends the run; those before it stay whole"
+    cure = "remove old runs there, give another --output_dir, or a smaller --save_total_limit"
+    return Result(host, level, f"{gib(free)} for the output", free / 2**30, problem, why, cure)
+
+
+def gib(size: float) -> str:
+    return f"{figure(size / 2**30, 1)} GiB"
+
+
+def _kept(job: Job) -> int:
+    """Checkpoints that a run keeps at its end; without a limit, as many as nobody knows: those of the default."""
+    return job.settings.recipe.training.save_total_limit or 3
+
+
+def checkpoint_bytes(job: Job) -> float | None:
+    """Bytes of a checkpoint of this recipe by the planner; None where no formula covers it."""
+    from ..planner.choice.job_of_recipe import job_of
+    from ..planner.costs.host_memory import host
+
+    try:
+        return host(job_of(job.settings, strategy=job.strategy, slots=job.hosts)).checkpoint
+    except UserError:
+        return None
+
+
+@check("write and read", size="usual", seconds=60, alone=True)
+async def rates(hosts: Hosts) -> AsyncIterator[Result]:
+    """Writes a file into the output directory from all hosts at once for two seconds, brings it to the disk and reads it back.
+    Threshold: disk_rate of thresholds.yaml, of the median host's; checkpoint_seconds for a checkpoint of this recipe."""
+    job = _job(hosts)
+    asked = {
+        "directory": str(job.output_dir.absolute()),
+        "token": secrets.token_hex(8),
+        "seconds": SECONDS,
+        "most": MOST,
+    }
+    found = await hosts.ask("storage.rate", 40, each={host: {"host": host} for host in hosts.hello}, **asked)
+    good = {host: facts for host, facts in found.items() if "error" not in facts}
+    middle = statistics.median(facts["written"] for facts in good.values()) if good else 0.0
+    need = checkpoint_bytes(job)
+    # Under a strategy that writes in parts all hosts write at the same time; else one host writes the whole.
+    together = sum(facts["written"] for facts in good.values()) if job.strategy.writes_in_parts else middle
+    seconds = need / together if need is not None and together else None
+    for host, facts in found.items():
+        if host not in good:
+            cure = f"ssh {host} and try it there: touch {asked['directory']}/x"
+            yield Result(
+                host,
+                "red",
+                "fails",
+                None,
+                f"{asked['directory']}: {facts['error']}",
+                "no checkpoint could be saved",
+                cure,
+            )
+            continue
+        yield _rated(host, facts, middle, seconds)
+
+
+def _rated(host: str, facts: Facts, middle: float, seconds: float | None) -> Result:
+    written, read = (f"{figure(facts[key] / 1e9, 2)} GB/s" for key in ("written", "read"))
+    takes = "" if seconds is None else f", a checkpoint in {figure(seconds, 1)} s"
+    value = f"{written} written, {read} read{'' if facts['direct'] else ' (from memory)'}{takes}"
+    level = thresholds()["disk_rate"].level(facts["written"] / middle)
+    if level != "green":
+        problem = f"it writes {written}, the median host {figure(middle / 1e9, 2)} GB/s"
+        why = "all ranks wait for the slowest one's part of each checkpoint"
+        return Result(
+            host,
+            level,
+            value,
+            facts["written"],
+            problem,
+            why,
+            f"ssh {host} 'iostat -x 1', `mount`: is it the same kind of disk?",
+        )
+    if seconds is not None and (level := thresholds()["checkpoint_seconds"].level(seconds)) != "green":
+        problem = f"a checkpoint of this recipe takes {figure(seconds, 0)} s to write here"
+        why = "ranks wait for it, unless --async_save; and what a fault loses grows with the interval that pays"
+        return Result(
+            host,
+            level,
+            value,
+            facts["written"],
+            problem,
+            why,
+            "use a faster disk for --output_dir, --async_save, or --save_steps auto",
+        )
+    return sound(host, value, facts["written"])
+
+
+def _job(hosts: Hosts) -> Job:
+    """Raises NotHere without a recipe: nobody knows where a run would write."""
+    if hosts.wanted.job is None:
+        raise NotHere
+    return hosts.wanted.job

@@ -1,8 +1,14 @@
 """`python -m brigade check` on real hosts: each injected fault is found, on the right host, and a sound cluster is sound."""
 
+import re
+import signal
+import subprocess
+import time
+
 import pytest
 
-from testbed.preflight import INJECTED, check, misses, provoke
+from testbed.preflight import INJECTED, RECIPE, check, misses, provoke
+from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT
 
 
 @pytest.mark.parametrize("fault", INJECTED, ids=lambda fault: fault.name)
@@ -23,3 +29,59 @@ def test_a_sound_cluster_is_sound_and_rehearses(cluster_of_three):
     assert attempt.exit_code == 0
     assert attempt.levels("dress rehearsal") == {host.name: ["green"] for host in cluster_of_three}
     assert sorted(path.name for path in cluster_of_three.shared.iterdir()) == before
+
+
+def test_stopped_in_the_rehearsal_it_leaves_nothing(cluster_of_three):
+    """Ctrl-C while ranks train on three hosts: the fixture sees that no process is left."""
+    cluster = cluster_of_three
+    before = sorted(path.name for path in cluster.shared.iterdir())
+    words = ["python", "-m", "brigade", "check", RECIPE, "--hostfile", str(cluster.hostfile(1)), "--json", "-"]
+    words += ["--output_dir", f"{cluster.shared}/stopped"]
+    process = cluster["node1"].popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + PATIENCE
+    while not all(host.find("train.py --recipe") for host in cluster):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    cluster["node1"].send(process, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert "stopped by SIGINT" in said
+    assert sorted(path.name for path in cluster.shared.iterdir()) == sorted({*before, "hostfile"})
+
+
+def test_a_rehearsal_that_fails_names_the_host(cluster_of_three):
+    """A fault that only a run meets: a training process is killed in its forward pass."""
+    cluster = cluster_of_three
+    cluster.hostfile(1)
+    for host in cluster:  # rank 1's own process finds that it is meant
+        host.environment(BRIGADE_TEST_FAULT="killed-in-forward", PYTHONPATH=str(REPOSITORY / "tests/ranks/bad_input"))
+    try:
+        attempt = check(cluster, "usual")
+    finally:
+        for host in cluster:
+            host.environment()
+    assert attempt.exit_code == 3
+    levels = attempt.levels("dress rehearsal")
+    assert levels == {"node1": ["grey"], "node2": ["red"], "node3": ["grey"]}, attempt.said
+    assert "killed by signal 9" in attempt.said
+
+
+def test_launch_refuses_hosts_that_are_not_sound_unless_it_is_told_to(cluster_of_three):
+    """One of the faults that the quick checks find, before any rank has begun."""
+    cluster, fault = (
+        cluster_of_three,
+        next(fault for fault in INJECTED if fault.check == "clock" and fault.level == "red"),
+    )
+    words = f"python -m brigade launch {RECIPE} --hostfile {cluster.hostfile(1)} --output_dir {cluster.shared}/refused"
+    words += f" --log_dir {cluster.shared}/refused-logs {' '.join(SHORT)}"
+    fault.arrange(cluster)
+    try:
+        refused = cluster["node1"].run(words, timeout=PATIENCE, check=False)
+        assert refused.returncode == 2
+        assert re.search(rf"error: {fault.host}\n.*{fault.says}", refused.stderr), refused.stderr
+        assert not (cluster.shared / "refused").exists()
+        done = cluster["node1"].run(f"{words} --no_check", timeout=PATIENCE, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        fault.heal(cluster)

@@ -1,5 +1,6 @@
 """A real Slurm on two hosts: the script that the project writes for it trains, and goes on after a pre-emption."""
 
+import json
 import os
 import re
 import signal
@@ -70,6 +71,28 @@ def test_written_script_trains_on_all_hosts(slurm, single):
     assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()[-3000:]
     assert "world size 2 on 2 hosts" in log.read_text()
     assert losses(output) == pytest.approx(single, rel=1e-5)
+
+
+def test_check_inside_an_allocation_needs_no_hostfile_and_no_ssh(slurm):
+    words = [
+        "salloc",
+        "--quiet",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "python",
+        "-m",
+        "brigade",
+        "check",
+        "--quick",
+        "--json",
+        "-",
+    ]
+    done = slurm.cluster["node1"].run(words, timeout=PATIENCE, check=False)
+    found = json.loads(done.stdout)
+    assert found["hosts"] == {"node1": 1, "node2": 1}
+    assert found["checks"][0]["name"] == "login"
+    assert {result["level"] for result in found["checks"][0]["results"]} == {"green"}, done.stdout
+    assert done.returncode in (0, 1), done.stdout
 
 
 def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
