@@ -148,7 +148,8 @@ def half_as_fast(cluster: Cluster) -> None:
 INJECTED = [
     other_version("accelerate", "1.14.0"),
     other_version("tqdm", "4.66.1"),
-    Injected("other-python", f"{ODD}'s Python says that it is 3.12.4", other_python, ODD, "python", r"3\.12\.4, elsewhere", no_variables),
+    Injected("other-python", f"{ODD}'s Python says that it is 3.12.4", other_python, ODD, "python",
+             r"3\.12\.4, elsewhere", no_variables),
     Injected("other-commit", f"{ODD} has another commit", other_commit, ODD, "code",
              r"another commit \(.*train.py differs from node1's", same_commit),
     Injected("changed-file", f"train.py was changed on {ODD}", strikes.other_clone, ODD, "code",
