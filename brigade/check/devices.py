@@ -105,7 +105,8 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
     for result in await _judged(hosts, (of_gpus.pcie, of_gpus.nvlink), "full width"):
         yield result
     peers = {
-        host: (tuple(sorted(of_gpus.kinds(facts["gpus"]).items())), _reached(facts)) for host, facts in found.items()
+        host: (tuple(sorted(of_gpus.kinds(facts["gpus"]).items())), of_gpus.reached(facts))
+        for host, facts in found.items()
     }
     for host, (kind, (reached, pairs)) in peers.items():
         most = max(others[0] for other, others in peers.values() if other == kind)
@@ -123,11 +124,6 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
             )
 
 
-def _reached(facts: Facts) -> tuple[int, int]:
-    """Pairs of GPUs that can read each other's memory, and pairs."""
-    return sum(status == 0 for _, _, status in facts["peers"]), len(facts["peers"])
-
-
 @check("gpu Xid errors", seconds=40)
 async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads NVIDIA's Xid errors: live ones by NVML for a tenth of a second, past ones from the kernel's log where this user may
@@ -143,7 +139,7 @@ async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
         for one in facts.get("xids", []):
             said.setdefault(f"GPU {one['index']}", []).append({**one, "age": 0})
         for one in log.get("xids", []):
-            number = by_gpu.get(_bus(one["bus"]))
+            number = by_gpu.get(of_gpus.bus(one["bus"]))
             said.setdefault(f"GPU {one['bus']}" if number is None else f"GPU {number}", []).append(one)
         grave = [(gpu, xid) for gpu, xids in said.items() for xid in of_gpus.xids(xids) if xid.level != "green"]  # type: ignore[arg-type]
         for gpu, xid in grave:
@@ -155,26 +151,35 @@ async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
             yield sound(host, "none")
 
 
-def _bus(address: str) -> str:
-    """Of the kernel's 0000:3b:00 and NVML's 00000000:3B:00.0 the same end."""
-    return (address if "." in address else f"{address}.0").lower()[-10:]
-
-
 # ---- the host ----------------------------------------------------------------------------------------------------
 async def _host(hosts: Hosts) -> dict[str, Facts]:
     return await hosts.ask("devices.host", 10)
 
 
+def _like_most(host: str, amounts: Mapping[str, float], slots: Mapping[str, int], unit: str) -> Result | None:
+    """A warning where a host has less than the median one, in all and for each of its ranks: hosts may be of several sizes."""
+    each = {one: amount / slots[one] for one, amount in amounts.items()}
+    shares = [of[host] / statistics.median_high(of.values()) for of in (amounts, each)]
+    if (level := thresholds()["like_most"].level(max(shares))) == "green":
+        return None
+    problem = f"{amounts[host]:.3g} {unit}, the median host has {statistics.median_high(amounts.values()):.3g}"
+    why = "what fits on the others may not fit there, and all wait for the slowest"
+    cure = f"`ssh {host} 'lscpu; free -g'`: a limit of its container or batch job, or a module that is out of order"
+    return Result(host, level, f"{amounts[host]:.3g} {unit}", None, problem, why, cure)
+
+
 @check("cores")
 async def cores(hosts: Hosts) -> AsyncIterator[Result]:
     """Counts the cores that a process may use: its affinity and its control groups. Threshold: cores_per_slot of
-    thresholds.yaml."""
-    for host, facts in (await _host(hosts)).items():
+    thresholds.yaml, and like_most against the median host."""
+    found = await _host(hosts)
+    whole = {host: facts["cores"] for host, facts in found.items()}
+    for host, facts in found.items():
         slots = hosts.wanted.slots[host]
-        level = thresholds()["cores_per_slot"].level(facts["cores"] / slots)
+        level = thresholds()["cores_per_slot"].level(whole[host] / slots)
         value = f"{facts['cores']:g} for {counted(slots, 'rank')}"
         if level == "green":
-            yield sound(host, value)
+            yield _like_most(host, whole, hosts.wanted.slots, "cores") or sound(host, value)
             continue
         problem = f"{counted(slots, 'rank')} on {facts['cores']:g} cores"
         why = "ranks take turns, and all others wait for them"
@@ -184,9 +189,11 @@ async def cores(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("memory")
 async def memory(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads /proc/meminfo and the control groups' limits. Threshold: memory_per_slot of thresholds.yaml, free for each rank; what
-    offloading needs besides, the planner says."""
-    for host, facts in (await _host(hosts)).items():
+    """Reads /proc/meminfo and the control groups' limits. Threshold: memory_per_slot of thresholds.yaml, free for each rank, and
+    like_most against the median host; what offloading needs besides, the planner says."""
+    found = await _host(hosts)
+    whole = {host: facts["memory"]["total"] / GIB for host, facts in found.items()}
+    for host, facts in found.items():
         free, total, slots = (
             facts["memory"]["available"] / GIB,
             facts["memory"]["total"] / GIB,
@@ -194,7 +201,7 @@ async def memory(hosts: Hosts) -> AsyncIterator[Result]:
         )
         level, value = thresholds()["memory_per_slot"].level(free / slots), f"{free:.0f} of {total:.0f} GiB free"
         if level == "green":
-            yield sound(host, value, free)
+            yield _like_most(host, whole, hosts.wanted.slots, "GiB of memory") or sound(host, value, free)
             continue
         why = "the kernel ends a process when memory runs out, and with it the run"
         cure = f"`ssh {host} ps aux --sort=-rss | head` shows who holds it"

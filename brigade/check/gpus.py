@@ -225,3 +225,13 @@ def xids(said: Iterable[Mapping[str, Any]]) -> list[Finding]:
         newest[one["xid"]] = min(one["age"], newest.get(one["xid"], one["age"]))
     found = [xid(number, age) for number, age in newest.items()]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level), reverse=True)
+
+
+def bus(address: str) -> str:
+    """Of the kernel's 0000:3b:00 and NVML's 00000000:3B:00.0 the same end."""
+    return (address if "." in address else f"{address}.0").lower()[-10:]
+
+
+def reached(facts: Facts) -> tuple[int, int]:
+    """Pairs of GPUs that can read each other's memory, and pairs."""
+    return sum(status == 0 for _, _, status in facts["peers"]), len(facts["peers"])

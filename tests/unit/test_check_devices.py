@@ -305,7 +305,14 @@ def test_a_usual_host_is_sound(name):
     ("name", "own", "level", "says"),
     [
         ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores"),
+        ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
         ("memory", {"memory": {"total": 2**33, "available": 2**32}}, "yellow", "4.0 of 8.0 GiB are free for 8 ranks"),
+        (
+            "memory",
+            {"memory": {"total": 2**37, "available": 2**37}},
+            "yellow",
+            "128 GiB of memory, the median host has 256",
+        ),
         ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "1.0 of 256.0 GiB"),
         ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
         ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
@@ -322,6 +329,16 @@ def test_a_host_that_lacks_something_is_named(name, own, level, says):
     assert found["node2"].level == level
     assert says in found["node2"].problem
     assert level in ("green", "grey") or (found["node2"].why and found["node2"].cure)
+
+
+def test_hosts_may_be_of_several_sizes():
+    """Half the GPUs with half the memory, or with all of it."""
+    whole, half = HOST["memory"], {"total": 2**37, "available": 2**37}
+    check = next(check for check in checks() if check.name == "memory")
+    for memory, slots in ((half, 4), (whole, 4), (whole, 8)):
+        answers = {"devices.host": {"node1": HOST, "node2": HOST | {"memory": memory}}}
+        found = asyncio.run(judge(check, Recorded(Wanted({"node1": 8, "node2": slots}), answers)))
+        assert {result.level for result in found} == {"green"}
 
 
 def test_what_docker_gives_is_enough_for_ranks_on_cpus_and_for_one_gpu():
