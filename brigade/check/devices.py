@@ -13,7 +13,7 @@ from .results import NotHere, Result, sound, thresholds, unknown
 
 GIB = 2**30
 SOCKETS = 4  # of a rank for each other one: two groups with two sockets each way
-PIECES = 5  # of arithmetic, of which the median counts
+PIECES, AGAIN = 3, 6  # of arithmetic, of which the best counts; and of a host that looked slow
 
 
 # ---- GPUs --------------------------------------------------------------------------------------------------------
@@ -205,13 +205,14 @@ async def memory(hosts: Hosts) -> AsyncIterator[Result]:
 @check("/dev/shm")
 async def shared_memory(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the room in /dev/shm, through which ranks of one host and workers of a data loader exchange data. Threshold:
-    shared_memory of thresholds.yaml."""
+    shared_memory of thresholds.yaml, and shared_memory_gpus where several ranks of a host have GPUs."""
     for host, facts in (await _host(hosts)).items():
         if facts["shm"] is None:
             yield unknown(host, "/dev/shm is no file system of its own")
             continue
-        free = facts["shm"]["free"] / GIB
-        level, value = thresholds()["shared_memory"].level(free), f"{free:.1f} GiB free"
+        free, together = facts["shm"]["free"] / GIB, hosts.hello[host].get("gpus") and hosts.wanted.slots[host] > 1
+        limit = thresholds()["shared_memory_gpus" if together else "shared_memory"]
+        level, value = limit.level(free), f"{free:.1f} GiB free"
         if level == "green":
             yield sound(host, value, free)
             continue
@@ -258,40 +259,36 @@ async def locked_memory(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("core speed", size="usual", seconds=180, alone=True)
 async def core_speed(hosts: Hosts) -> AsyncIterator[Result]:
-    """Times the same arithmetic on one core of each host. Threshold: core_speed of thresholds.yaml, against the median host; one
-    that looks slow is asked again, and its better time counts."""
-    seconds = await _arithmetic(hosts, list(hosts.hello), PIECES)
-    if not seconds:
+    """Times the same arithmetic on one core of each host. Threshold: core_speed of thresholds.yaml, against the median host; of
+    several pieces the best counts, and a host that looks slow is asked for more of them. Hosts that are containers of one machine
+    wait for one another: of them the processor's own time counts, elsewhere the clock's."""
+    found = await hosts.ask("devices.core_speed", 60, pieces=PIECES)
+    if not found:
         return
-    median = statistics.median_low(found["seconds"] for found in seconds.values())
-    limits = thresholds()["core_speed"]
-    slow = [host for host, found in seconds.items() if limits.level(median / found["seconds"]) != "green"]
-    for host, again in (await _arithmetic(hosts, slow, PIECES + 2)).items():
-        seconds[host] = min(again, seconds[host], key=lambda found: found["seconds"])
-    median = statistics.median_low(found["seconds"] for found in seconds.values())
-    for host, found in seconds.items():
-        speed = median / found["seconds"]
+    machines = Counter(_machine(hosts, host) for host in found)
+
+    def took(host: str, facts: Facts) -> float:
+        return facts["computing" if machines[_machine(hosts, host)] > 1 else "seconds"]
+
+    seconds = {host: took(host, facts) for host, facts in found.items()}
+    median, limits = statistics.median_low(seconds.values()), thresholds()["core_speed"]
+    slow: dict[str, Facts] = {host: {} for host in seconds if limits.level(median / seconds[host]) != "green"}
+    for host, facts in (await hosts.ask("devices.core_speed", 60, each=slow, pieces=AGAIN) if slow else {}).items():
+        seconds[host] = min(seconds[host], took(host, facts))
+    median = statistics.median_low(seconds.values())
+    for host in seconds:
+        speed = median / seconds[host]
         level, value = limits.level(speed), f"{speed:.2f} of the median"
         if level == "green":
             yield sound(host, value, speed)
             continue
         problem = f"one core does {speed:.0%} of what the median host's does"
-        waits = found["computing"] < 0.8 * found["seconds"]
-        cause = (
-            "it waits: another program, a limit of its container or a stolen core" if waits else "its clock is lower"
-        )
-        cure = f"`ssh {host} top` and its CPU governor; {cause}"
+        waits = found[host]["computing"] < 0.8 * found[host]["seconds"]
+        cause = "it waits for something: another program, a limit, a stolen core" if waits else "it computes slowly"
+        cure = f"{cause}: `ssh {host} top`, and its CPU governor (`cpupower frequency-info`)"
         yield Result(host, level, value, speed, problem, "all ranks wait for the slowest host in every step", cure)
 
 
-async def _arithmetic(hosts: Hosts, names: list[str], pieces: int) -> dict[str, Facts]:
-    """Ask these hosts; those that share a machine (containers) one after the other, for they would take each other's cores."""
-    turns: dict[str, list[str]] = {}
-    for host in names:
-        machine = hosts.hello[host].get("machine", host).partition(" ")[0]
-        turns.setdefault(machine, []).append(host)
-    found: dict[str, Facts] = {}
-    while any(turns.values()):
-        now = {waiting.pop(0): Facts() for waiting in turns.values() if waiting}
-        found |= await hosts.ask("devices.core_speed", 60, each=now, pieces=pieces)
-    return found
+def _machine(hosts: Hosts, host: str) -> str:
+    """The kernel that a host runs on: containers share it."""
+    return hosts.hello[host].get("machine", host).partition(" ")[0]

@@ -79,7 +79,7 @@ def which(numbers: list[int]) -> str:
 
 # ---- a host's number of them ----------------------------------------------------------------------------------
 def kinds(found: list[Facts]) -> Counter[str]:
-    return Counter(gpu.get("name", "GPU") for gpu in found)
+    return Counter(gpu.get("name", "GPU") for gpu in found if not gpu.get("lost"))
 
 
 def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result | None:
@@ -191,9 +191,12 @@ def pcie(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
 
 def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
     up, expected = sum(gpu.get("nvlinks", [])), kind.get("links", 0)
-    if up < expected and not gpu.get("lost"):
+    why = "NCCL takes PCIe instead, which is about ten times slower, or fails"
+    if expected and "nvlinks" not in gpu and not gpu.get("lost"):
+        problem = f"NVML says nothing of its {expected} NVLinks"
+        yield Finding("yellow", "NVLinks unknown", problem, why, "`ssh {host} nvidia-smi nvlink --status`")
+    elif up < expected and not gpu.get("lost"):
         problem = f"{up} of its {expected} NVLinks are up"
-        why = "NCCL takes PCIe instead, which is about ten times slower, or fails"
         yield Finding("red", f"{up} NVLinks", problem, why, XIDS["actions"]["link"]["cure"])
     fabric = gpu.get("fabric")
     if fabric and (fabric["state"] != COMPLETED or fabric["status"]):

@@ -72,7 +72,7 @@ def judge(host: str, versions: Versions, differs: Differences) -> list[Result]:
     """One result, or one for each level."""
     if not differs.wanted:
         missing = sum(version is None for version in versions.values())
-        without = f", without {missing} for tests" if missing else ""
+        without = f", {missing} not installed" if missing else ""
         return [sound(host, f"torch {versions.get('torch')}, {counted(len(versions), 'pin')}{without}")]
     install = shlex.join(f"{name}=={version}" for name, version in differs.wanted.items())
     where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)

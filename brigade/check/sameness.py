@@ -3,13 +3,14 @@
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors.findings import table
 from ..launch.job import Job
 from ..recipe.files import REPOSITORY
+from ..recipe.schema import Source
 from . import clone, pins
 from .hosts import Facts, Hosts
 from .registry import check
@@ -18,7 +19,7 @@ from .results import LEVELS, Level, NotHere, Result, most_common, sound
 VARIABLES = table(Path(__file__).with_name("variables.yaml"))
 _KEY = secrets.token_hex(16)  # of the hashes of secrets: of no use to anybody after this process
 SHOWN = 60  # characters of a variable's value
-MADE = ("output", "cache")  # directories that a run makes
+MADE = "output"  # the run makes it
 
 
 async def _look(hosts: Hosts) -> dict[str, Facts]:
@@ -33,11 +34,12 @@ async def _look(hosts: Hosts) -> dict[str, Facts]:
 
 def paths_of(job: Job | None) -> dict[str, str]:
     """What for -> path, of all that a run needs at the same place on each host."""
-    found = {"code": str(REPOSITORY), "environment": sys.prefix, "cache": "~/.cache/brigade"}
+    found = {"code": str(REPOSITORY), "environment": sys.prefix}
     if job is None:
         return found
     data, model = job.settings.recipe.data, Path(job.settings.recipe.model.model_name_or_path).expanduser()
-    for source in data.datasets or [data]:
+    sources: Sequence[Source] = data.datasets or [data]
+    for source in sources:
         for name in filter(None, (source.train_file, source.validation_file)):
             whole = Path(re.split(r"[^/]*[*?\[]", name)[0] or ".").expanduser()  # of a pattern the directory
             found[f"data {name}"] = str(whole if whole.exists() else REPOSITORY / whole)
@@ -52,8 +54,8 @@ async def python(hosts: Hosts) -> AsyncIterator[Result]:
     from rank to rank are read by the same version alone, and `launch` refuses other ones."""
     found = {host: facts["python"] for host, facts in (await _look(hosts)).items()}
     why = "ranks exchange pickled objects, and packages are installed for one version of Python"
+    usual = most_common(found) if found else ""
     for host, version in found.items():
-        usual = most_common(found)
         if version == usual:
             yield sound(host, version)
             continue
@@ -190,18 +192,16 @@ def _short(text: str) -> str:
 
 @check("paths", seconds=30)
 async def paths(hosts: Hosts) -> AsyncIterator[Result]:
-    """Looks for code, environment, data, model, recipe, output and cache at the launching host's paths. Threshold: what a run
+    """Looks for code, environment, data, model, recipe and output at the launching host's paths. Threshold: what a run
     reads is there on each host (red); where most hosts' paths lead through links to one place, another place is a warning."""
     found = {host: facts["paths"] for host, facts in (await _look(hosts)).items()}
     asked = paths_of(hosts.wanted.job)
+    usual = {
+        what: most_common({host: places[what]["real"] for host, places in found.items()}) for what in asked if found
+    }
     for host, places in found.items():
-        missing = [what for what, place in places.items() if not place["there"] and what not in MADE]
-        elsewhere = {
-            what: usual
-            for what, place in places.items()
-            if what not in missing
-            and place["real"] != (usual := most_common({one: found[one][what]["real"] for one in found}))
-        }
+        missing = [what for what, place in places.items() if not place["there"] and what != MADE]
+        elsewhere = {w: usual[w] for w, place in places.items() if w not in missing and place["real"] != usual[w]}
         if missing:
             problem = "there is no " + ", ".join(f"{asked[what]} ({what.partition(' ')[0]})" for what in missing)
             why = "each rank opens the same path, and the run ends where it is not"

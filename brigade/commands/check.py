@@ -30,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument("--full", action="store_true", help="also what takes minutes: every pair of hosts, long sweeps")
     add("--json", metavar="FILE", help="write what was found; -: to standard output, instead of the table")
     add("--baseline", type=Path, metavar="FILE", help="say what changed since this earlier result of --json")
+    add(
+        "--only",
+        action="append",
+        metavar="CHECK",
+        help="this check alone, by its name in the table; may be given again",
+    )
+    add("--fix", action="store_true", help="print the lines that make the hosts equal, where there are some")
+    add("--yes", action="store_true", help="with --fix: run these lines on the hosts, and check again what they cure")
     add("--schema", action="store_true", help="print the JSON schema of --json, check nothing")
     add(
         "--list",
@@ -63,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
         return _dry_run(_wanted(options), size)
     if options.calibrate:
         _calibration_file(size)
+    if options.yes and not options.fix:
+        raise UserError("flag --yes", "it says yes to nothing", "add --fix, and look first at what that prints alone")
     baseline = result_file.read(options.baseline) if options.baseline else None
     target = Path(options.json) if options.json and options.json != "-" else None
     if target and target.exists() and not result_file.is_ours(target):
@@ -125,7 +135,10 @@ def _check(
     from ..launch.supervisor import allow_open_files
 
     allow_open_files(len(wanted.slots))
-    outcome = asyncio.run(_until_stopped(run(wanted, size, told=_told)))
+    skip = _others(options.only)
+    outcome = asyncio.run(_until_stopped(run(wanted, size, told=_told, skip=skip)))
+    if options.yes:
+        outcome = _repaired(wanted, outcome)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     code = exit_code(outcome.results)
@@ -135,6 +148,10 @@ def _check(
     else:
         _show(outcome)
         _measured(wanted)
+    if options.fix and not options.yes:
+        from ..check import fix
+
+        print("fixes (--yes runs them):", *fix.printed(outcome), sep="\n  ", file=sys.stderr)
     if target:
         result_file.write(found, target)
     if options.calibrate:
@@ -142,6 +159,30 @@ def _check(
     if baseline:
         _compare(baseline, found, options)
     return code
+
+
+def _others(only: list[str] | None) -> list[str]:
+    """Names of the checks that --only leaves out."""
+    from ..check.registry import checks
+
+    names = [check.name for check in checks()]
+    for name in only or []:
+        if name not in names:
+            raise UserError(f"flag --only {name}", "there is no such check", f"one of: {', '.join(names)}")
+    return [name for name in names if only and name not in only]
+
+
+def _repaired(wanted: "Wanted", outcome: "Outcome") -> "Outcome":
+    """Run what cures the hosts, and say what they are like afterwards."""
+    from ..check import fix
+
+    def told(done: fix.Done) -> None:
+        print(f"{done.host}: {done.problem or 'done'}: {done.line}", *done.said, sep="\n    ", file=sys.stderr)
+
+    print("fixes:", *fix.printed(outcome), sep="\n  ", file=sys.stderr)
+    return (
+        asyncio.run(_until_stopped(fix.apply(wanted, outcome, told, _told))) if fix.lines(outcome.results) else outcome
+    )
 
 
 async def _until_stopped(work: Coroutine[Any, Any, "Outcome"]) -> "Outcome":

@@ -255,7 +255,9 @@ def test_this_machine_alone_is_sound(one_host):
     assert "FAIL" not in done.stdout
     document = result_file.read(folder / "found.json")
     assert document.hosts == {"localhost": 1}
-    assert {check.name for check in document.checks} == {"login", *(check.name for check in checks("quick"))}
+    found = {check.name for check in document.checks}
+    assert found <= {"login", *(check.name for check in checks("quick"))}  # without GPUs no row of them but one
+    assert {"login", "gpus", "packages", "clock"} <= found
 
 
 def test_a_baseline_of_the_command_line(one_host):
