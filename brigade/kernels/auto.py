@@ -23,15 +23,15 @@ def settle(settings: Settings, config: Any, world: World) -> None:
     found: dict[str, float] | None = None
     device = _device(world)
     seen = ranks.gather((world.host, device))
-    if device and seen.index((world.host, device)) == world.rank:
+    everywhere = all(one[1] for one in seen)
+    if everywhere and seen.index((world.host, device)) == world.rank:
         try:
-            found = here(settings, config, world, device)
+            found = here(settings, config, world, str(device))
         except Exception as error:  # a run that trains does not end for a proof's sake
             _say(world, f"kernels are not proven: {type(error).__name__}: {first_line(error)}")
     asked = settings.recipe.model.attn_implementation == "auto"
     told = ranks.gather(found)
-    firsts = [told[rank] for rank, one in enumerate(seen) if one[1] and seen.index(one) == rank]
-    everywhere = all(one[1] for one in seen)
+    firsts = [told[rank] for rank, one in enumerate(seen) if seen.index(one) == rank]
     settings.proven = common(firsts) if asked and everywhere else {}
 
 
@@ -45,7 +45,7 @@ def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
 
 
 def here(settings: Settings, config: Any, world: World, device: str) -> dict[str, float] | None:
-    """prove.of_attention() of this rank's device, by the proof in the cache or by the short one; None where neither proves any."""
+    """prove.of_attention() of this rank's device, by the proof in the cache or the short one; None where neither proves any."""
     from . import models, proofs, prove
 
     written, shapes = models.as_json(config), prove.shapes_of(settings)
@@ -59,12 +59,17 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
     if note:
         _say(world, note)
     if proof is None:
-        _say(world, f"proving kernels on {device} (at most {prove.QUICK['seconds']:.0f} s, once for this driver and these versions)")
+        _say(
+            world,
+            f"proving kernels on {device} (at most {prove.QUICK['seconds']:.0f} s, once for this driver and these versions)",
+        )
         proof = prove.on_this_host(written, shapes, quick=True, index=world.local_rank)
         for line in in_words(proof):
             _say(world, line)
         if not prove.of_attention(proof):
-            _say(world, "no attention is proven here: `auto` goes by what is installed (see `python -m brigade.kernels`)")
+            _say(
+                world, "no attention is proven here: `auto` goes by what is installed (see `python -m brigade.kernels`)"
+            )
             return None
         if proofs.write(proof) is None:
             _say(world, f"the proof cannot be kept in {proofs.folder()}: each run makes it again")

@@ -1,7 +1,7 @@
 """Whether a path computes what eager attention in fp32 does, but for rounding: logits, gradients, and steps of an optimizer.
 
-The reference is each sample alone through eager attention in fp32, which nobody told of packing. How far a path may be off is told in
-differences that rounding alone makes: eager's in the same precision, each sample alone.
+The reference is each sample alone through eager attention in fp32, which nobody told of packing. How far a path may be off is
+told in differences that rounding alone makes: eager's in the same precision, each sample alone.
 """
 
 import re
@@ -10,15 +10,16 @@ from typing import Any
 from . import models
 
 Row = dict[str, Any]
-# As FlashAttention's own tests allow (tests/test_flash_attn.py: twice the error of eager in the same dtype for outputs, three times for
-# gradients). `bias` is how far the whole of a gradient is too long or too short: rounding goes up as often as down, so a factor in it
-# shows long before any single element does.
+# As FlashAttention's own tests allow (tests/test_flash_attn.py: twice the error of eager in the same dtype for outputs, three
+# times for gradients). `bias` is how far a whole gradient is too long or too short: rounding goes up as often as down, so a
+# factor in it shows long before any single element does.
 FACTORS = {"logits": 2.0, "gradients": 3.0, "bias": 3.0}
-# Below so many unit roundoffs a difference is rounding, however exact eager is: sums of some hundred products in another order. In
-# fp32 eager is the reference itself. docs/kernels.md has what was measured.
+# Below so many unit roundoffs a difference is rounding, however exact eager is: sums of some hundred products in another order.
+# In fp32 eager is the reference itself. docs/kernels.md has what was measured.
 FLOORS = {"fp32": {"logits": 256.0, "gradients": 512.0, "bias": 64.0}}
 HALF = {"logits": 0.0, "gradients": 0.0, "bias": 2.0}
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp64": 2.0**-53}
+FAR = 1e9  # an error of NaN, inf, or of gradients that are not there: JSON has no inf
 SCALE = 1024.0  # of the loss in fp16, whose smallest gradients would be 0
 
 
@@ -141,26 +142,29 @@ def alone(model: Any, some: list[Row], device: Any, context: Any, scale: float =
 def gradients(model: Any, scale: float) -> Row:
     """By parameter, in fp32 at least; an expert that no token chose has none."""
     found = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-    return {name.replace("_orig_mod.", ""): (value.float() if value.element_size() < 8 else value) / scale for name, value in found.items()}
+    return {
+        name.replace("_orig_mod.", ""): (value.float() if value.element_size() < 8 else value) / scale
+        for name, value in found.items()
+    }
 
 
 def difference(ours: Any, theirs: Any) -> float:
     """Relative to the largest element: small elements are sums of large ones. NaN and inf are far off."""
     found = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
-    return found if found < float("inf") else float("inf")
+    return found if found < FAR else FAR
 
 
 def errors(ours: tuple[list[Any], Row], theirs: tuple[list[Any], Row]) -> Row:
-    """{"logits", "gradients", "bias"}: the largest relative difference of any sample's logits and of any parameter's gradient, and
+    """{"logits", "gradients", "bias"}: the largest relative difference of any sample's logits and any parameter's gradient, and
     {kind of matrix: how far from 1 the share of their gradient in ours is}. Without gradients the first alone."""
     found: Row = {"logits": max(map(difference, ours[0], theirs[0]))}
     if not ours[1]:
         return found
-    kinds = dict.fromkeys(_shares(theirs[1], theirs[1]), float("inf"))
+    kinds = dict.fromkeys(_shares(theirs[1], theirs[1]), FAR)
     if ours[1].keys() != theirs[1].keys():
-        return found | {"gradients": float("inf"), "bias": kinds}
+        return found | {"gradients": FAR, "bias": kinds}
     found["gradients"] = max(difference(ours[1][name], gradient) for name, gradient in theirs[1].items())
-    if found["gradients"] < float("inf"):
+    if found["gradients"] < FAR:
         kinds = {kind: abs(share - 1) for kind, share in _shares(ours[1], theirs[1]).items()}
     return found | {"bias": kinds}
 
@@ -179,14 +183,12 @@ def _shares(ours: Row, theirs: Row) -> dict[str, float]:
 
 def excess(row: Row) -> float:
     """The largest error in parts of what is allowed; an error where none is allowed is beyond all."""
-    parts = (
-        (row["errors"][key], row["allowed"][key]) for key in row["errors"]
-    )
+    parts = ((row["errors"][key], row["allowed"][key]) for key in row["errors"])
     return max(0.0 if not off else off / allowed if allowed else float("inf") for off, allowed in parts)
 
 
 def in_words(row: Row) -> str:
-    """"gradients are off by 3.1e-01, rounding allows 8.0e-03", of all that are; "" where none is."""
+    """ "gradients are off by 3.1e-01, rounding allows 8.0e-03", of all that are; "" where none is."""
     wrong = [
         f"{key} {'are' if key in ('logits', 'gradients') else 'is'} off by {off:.1e}, rounding allows {row['allowed'][key]:.1e}"
         for key, off in row["errors"].items()

@@ -16,8 +16,8 @@ Row = dict[str, Any]
 LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
 PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
 SEED = 3
-# What a tiny model would hide: a window longer than its samples, a cap far above its scores, weights so small that attention is a mean.
-# Chosen so that an attention that leaves the part out is far off.
+# What a tiny model would hide: a window longer than its samples, a cap far above its scores. An attention that leaves a part
+# out is far off with these.
 SHARPENED = {"sliding_window": 48, "attn_logit_softcapping": 1.0, "attention_chunk_size": 64}
 # Head sizes of the model itself: kernels depend on them.
 HEADS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -44,16 +44,22 @@ def for_proof(config: Row) -> Row:
         if shared:
             tiny["num_key_value_heads"] = wanted // ratio
         if size:
-            tiny["hidden_size"] = wanted * size if not config.get("head_dim") else max(256, TINY["hidden_size"])
+            tiny["hidden_size"] = wanted * size if not config.get("head_dim") else wanted * 32
     if config.get("head_dim"):
         tiny["head_dim"] = config["head_dim"]
     if config.get("n_embd") and size:  # GPT-2's names
         tiny["n_embd"] = TINY["n_head"] * size
     tiny |= {key: config[key] for key in HEADS if config.get(key)}
+    if config.get("rope_parameters") and config.get(
+        "max_position_embeddings"
+    ):  # stretched positions have to fit into it
+        tiny["max_position_embeddings"] = config["max_position_embeddings"]
     tiny |= {key: value for key, value in SHARPENED.items() if config.get(key)}
     if kinds:
         tiny["layer_types"] = kinds
-    if any(config.get(key) for key in EXPERTS):  # all of them: a choice that rounding turns would hide every other error
+    if any(
+        config.get(key) for key in EXPERTS
+    ):  # all of them: a choice that rounding turns would hide every other error
         tiny["num_experts_per_tok"] = TINY["num_experts"]
     tiny |= {key: 0.0 for key, value in config.items() if "drop" in key and isinstance(value, float)}
     return tiny | {"initializer_range": 0.1, "vocab_size": 512}
@@ -64,7 +70,7 @@ def for_timing(config: Row) -> Row:
     kinds = layer_kinds(config)
     count = len(kinds) if kinds else 1
     keys = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
-    few = {key: TINY[key] for key in (*EXPERTS, "num_experts_per_tok", "n_group", "topk_group") if config.get(key)}
+    few: Row = {key: TINY[key] for key in (*EXPERTS, "num_experts_per_tok", "n_group", "topk_group") if config.get(key)}
     few |= {key: count for key in ("num_hidden_layers", "n_layer") if config.get(key)}
     few |= {"layer_types": kinds} if kinds else {}
     few |= {"first_k_dense_replace": 0} if config.get("first_k_dense_replace") else {}
@@ -166,9 +172,7 @@ def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[in
     """(samples, their numbers in each row) that fill a micro-batch as the recipe's own do."""
     longest, count = shapes["max_length"], shapes["micro_batch"]
     parts = SHARES if shapes["packing"] else (None,)
-    lengths = [
-        max(2, int(longest * (share or ALONE[row % len(ALONE)]))) for row in range(count) for share in parts
-    ]
+    lengths = [max(2, int(longest * (share or ALONE[row % len(ALONE)]))) for row in range(count) for share in parts]
     rows = [list(range(row * len(parts), (row + 1) * len(parts))) for row in range(count)]
     return samples(vocabulary, lengths), rows
 

@@ -1,5 +1,5 @@
-"""Proofs that were made on this host, kept in the user's cache: one file for a device, its driver, all versions, a model's attention
-and the recipe's shapes. What differs in any of them is another proof's, and is not used."""
+"""Proofs that were made on this host, kept in the user's cache: one file for a device, its driver, all versions, a model's
+attention and the recipe's shapes. A proof that differs from this host in any of them is not used."""
 
 import functools
 import hashlib
@@ -134,7 +134,9 @@ def write(proof: Row) -> Path | None:
 
 
 def _is_whole(proof: Any) -> bool:
-    if not isinstance(proof, dict) or not all(isinstance(proof.get(name), dict) for name in ("key", "paths", "fastest")):
+    if not isinstance(proof, dict) or not all(
+        isinstance(proof.get(name), dict) for name in ("key", "paths", "fastest")
+    ):
         return False
     return all(isinstance(row, dict) and {"status", "kind"} <= row.keys() for row in proof["paths"].values())
 
@@ -151,7 +153,7 @@ def _other(key: Row) -> str:
 
 
 def _difference(theirs: Row, ours: Row) -> str:
-    """"driver 550.54.14, now 570.86.10", of the first two."""
+    """ "driver 550.54.14, now 570.86.10", of the first two."""
     flat = [{**key.get("device", {}), **key.get("versions", {}), **key} for key in (theirs, ours)]
     names = [name for name in flat[1] if name not in ("device", "versions") and flat[0].get(name) != flat[1][name]]
     return ", ".join(f"{name} {flat[0].get(name)}, now {flat[1][name]}" for name in names[:2]) or "unlike this host"

@@ -51,9 +51,10 @@ def on_this_host(
     limits: instead of QUICK or FULL: seconds in all, seconds for a path's call, rounds of timing
 
     Returns, for JSON: {"key": what it holds for, "quick", "seconds", "made": seconds since 1970, "fastest": {kind: path},
-    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only"}}}; a path has what was found of it. status: proven (agrees, and none of its kind is faster),
-    slower (agrees, but another is faster), wrong (its errors are beyond what is allowed), failed (it crashed, hung or raised), absent
-    (this host cannot run it). ms: milliseconds of a forward and backward pass, or of an optimizer's step; None: not timed
+    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only"}}}; what was found.
+    status: proven (agrees, and none of its kind is faster), slower (agrees, but another is faster), wrong (its errors are beyond
+    what is allowed), failed (it crashed, hung or raised), absent (this host cannot run it)
+    ms: milliseconds of a forward and backward pass, or of an optimizer's step; None: not timed
     """
     began = time.monotonic()
     device = proofs.device(index)
@@ -113,7 +114,10 @@ def of_attention(proof: Row) -> dict[str, float]:
     return {
         name: row["ms"] if row.get("ms") is not None else float("inf")
         for name, row in proof["paths"].items()
-        if row["kind"] == ATTENTION and row["status"] in (PROVEN, SLOWER) and may_be_timed(row) and rows.get(name, {}).get("auto")
+        if row["kind"] == ATTENTION
+        and row["status"] in (PROVEN, SLOWER)
+        and may_be_timed(row)
+        and rows.get(name, {}).get("auto")
     }
 
 
@@ -187,7 +191,11 @@ def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
     if current:  # it died in the middle of it
         code = worker.returncode
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        found[current] |= {"status": FAILED, "why": f"the process ended {how}" + (f": {last}" if last else ""), "ms": None}
+        found[current] |= {
+            "status": FAILED,
+            "why": f"the process ended {how}" + (f": {last}" if last else ""),
+            "ms": None,
+        }
         return False
     if not ready:  # no path's fault: the next worker would end in the same way
         for row in found.values():

@@ -1,20 +1,23 @@
 """The process in which paths are tried: a kernel that crashes or hangs takes this process with it and no other.
 
 It reads a job (JSON) from its standard input, and writes an event (JSON, a line each) before and after whatever may fail:
-{"ready": true}, {"begin": path, "stage": "prove" or "time"}, {"path", "stage", ...results}, {"end": true}. After a path that failed
-or computed something else it ends: such a kernel may have written where it should not.
+{"ready": true}, {"begin": path, "stage": "prove" or "time"}, {"path", "stage", ...results}, {"end": true}. After a path that
+failed or computed something else it ends: such a kernel may have written where it should not.
 
 job: config, shapes, device ("cuda:0"), rows {path: row}, prove [paths], time [paths that agreed before], rounds
 """
 
+import ctypes
 import json
 import os
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from ..distributed.supervised import PR_SET_PDEATHSIG
 from . import paths
 from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER
 
@@ -80,7 +83,11 @@ class Worker:
         from . import steps
 
         off = steps.error(steps.optimizer, path, self.device)
-        why = "" if off <= row["limit"] else f"three steps are off by {off:.1e} of their change, {row['limit']:.0e} is allowed"
+        why = (
+            ""
+            if off <= row["limit"]
+            else f"three steps are off by {off:.1e} of their change, {row['limit']:.0e} is allowed"
+        )
         return {"errors": {"step": off}, "allowed": {"step": row["limit"]}, "why": why}
 
     def _dtype(self, path: str, row: Row) -> Row:
@@ -214,6 +221,7 @@ def main() -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # who waits for it is gone: so is it
     job = json.load(sys.stdin)
     import torch
 

@@ -28,8 +28,8 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
     """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
     auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
-    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where rows are divided over ranks. eager for models
-    without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
+    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where rows are divided over ranks. eager for
+    models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
     """
     import transformers
     from transformers.utils import is_flash_attn_2_available
