@@ -67,9 +67,8 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
         for line in in_words(proof):
             _say(world, line)
         if not prove.of_attention(proof):
-            _say(
-                world, "no attention is proven here: `auto` goes by what is installed (see `python -m brigade.kernels`)"
-            )
+            reason = models.unprovable(written) or "see `python -m brigade.kernels`"
+            _say(world, f"no attention is proven here ({reason}): `auto` goes by what is installed")
             return None
         if proofs.write(proof) is None:
             _say(world, f"the proof cannot be kept in {proofs.folder()}: each run makes it again")

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..data.collate import ABOUT, Collate
 from ..data.store import IGNORED
+from ..errors import first_line
 from ..model import attention, packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
 from ..model.tiny import TINY, shrink
@@ -19,6 +20,7 @@ SEED = 3
 # What a tiny model would hide: a window longer than its samples, a cap far above its scores. An attention that leaves a part
 # out is far off with these.
 SHARPENED = {"sliding_window": 48, "attn_logit_softcapping": 1.0, "attention_chunk_size": 64}
+OWN_CODE = "brigade_own_code"  # the key of a config whose class is not Transformers'
 # Head sizes of the model itself: kernels depend on them.
 HEADS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -180,4 +182,17 @@ def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[in
 def as_json(config: Any) -> Row:
     """A config object's own values, of its texts' part, as JSON has them."""
     text = config.get_text_config()
-    return json.loads(json.dumps(text.to_dict() | {"model_type": text.model_type}, default=str))
+    found = json.loads(json.dumps(text.to_dict() | {"model_type": text.model_type}, default=str))
+    return found if type(text).__module__.startswith("transformers.") else found | {OWN_CODE: type(text).__name__}
+
+
+def unprovable(config: Row) -> str:
+    """Why no path of this model can be compared, "" where it can. config: of as_json()"""
+    if config.get(OWN_CODE):
+        return f"{config[OWN_CODE]} has code of its own (trust_remote_code), which no proof runs"
+    try:
+        known = described(config)
+    except (ValueError, KeyError) as error:
+        return f"Transformers cannot build it from its config: {first_line(error)}"
+    found, why = packed_samples.method_of(known, "eager")
+    return f"packed samples of this model see each other: {why}" if found == packed_samples.NOTHING else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
-from . import paths, proofs
+from . import models, paths, proofs
 from .paths import ABSENT, ATTENTION, FAILED, PROVEN, SLOWER
 
 Row = dict[str, Any]
@@ -60,8 +60,9 @@ def on_this_host(
     device = proofs.device(index)
     rows = {name: row for name, row in (rows or paths.table()).items() if row.get("quick") or not quick}
     found: dict[str, Row] = {}
+    no_model = models.unprovable(config)
     for name, row in rows.items():
-        why = paths.lacking(row, device, shapes["dtype"])
+        why = paths.lacking(row, device, shapes["dtype"]) or no_model * (row["kind"] != paths.OPTIMIZER)
         found[name] = {"kind": row["kind"], "status": ABSENT, "why": why} if why else {"kind": row["kind"]}
     job = {
         "config": config,

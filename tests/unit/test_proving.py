@@ -13,7 +13,7 @@ import transformers
 from brigade.cluster import World
 from brigade.kernels import __main__ as command
 from brigade.kernels import auto, models, paths, proofs, prove, steps, worker
-from brigade.model import attention
+from brigade.model import attention, packed_samples
 from brigade.recipe.files import REPOSITORY
 from testing import faulty_kernels
 
@@ -82,6 +82,15 @@ def test_what_varlen_lacks_is_found_though_a_tiny_model_could_hide_it():
         assert tried(own("eager"), family)["eager"]["status"] == "proven"
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "llama"])
+def test_what_auto_may_take_is_told_where_samples_begin(family):
+    """Else a proven path would turn a recipe that packs into one that is refused."""
+    known = transformers.AutoConfig.for_model(family)
+    for name, row in paths.table().items():
+        if row.get("auto") and name in attention.NEEDS_CUMULATIVE_LENGTHS:
+            assert packed_samples.method_of(known, name)[0] == packed_samples.LENGTHS
+
+
 @pytest.mark.slow
 def test_flex_attention_is_compared_by_its_logits_on_a_cpu():
     found = tried(own("flex_attention"))["flex_attention"]
@@ -90,8 +99,12 @@ def test_flex_attention_is_compared_by_its_logits_on_a_cpu():
 
 
 def test_a_model_whose_samples_see_each_other_proves_nothing():
-    found = tried(own("sdpa"), "bloom", n_head=4, hidden_size=64)["sdpa"]
-    assert found["status"] == "failed" and "see each other" in found["why"]
+    limits = {"seconds": 0.0, "path": 1.0, "rounds": 1}  # no process is started for what nobody can compare
+    for written, said in ((config("bloom", n_head=4, hidden_size=64), "see each other"),
+                          (config() | {models.OWN_CODE: "Own"}, "Own has code of its own"),
+                          (config() | {"model_type": "unheard_of"}, "unheard_of")):  # fmt: skip
+        found = prove.on_this_host(written, SHAPES, rows=own("sdpa"), limits=limits)["paths"]["sdpa"]
+        assert found["status"] == "absent" and said in found["why"]
 
 
 @pytest.mark.parametrize("path", ["fp32", "bf16", "fp16"])
