@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import upstream
 from ..data.collate import ABOUT, Collate
 from ..data.store import IGNORED
 from ..errors import first_line
@@ -78,6 +79,16 @@ def for_timing(config: Row) -> Row:
     few |= {"first_k_dense_replace": 0} if config.get("first_k_dense_replace") else {}
     left_out = ("quantization_config", "dtype", "torch_dtype", "architectures", "_name_or_path", "transformers_version")
     return {key: value for key, value in config.items() if key not in left_out} | few | {key: TINY[key] for key in keys}
+
+
+def unsupported(config: Row, name: str, row: Row) -> str:
+    """Why the model's own class does not take an attention, "" where it does; row: of paths.yaml."""
+    known = described(config)
+    model = upstream.model_class(known)
+    lacks = [what for what in row.get("wants", ()) if not upstream.supports(model, what)]
+    if name == attention.VARLEN:
+        lacks += [key for key in attention.BEYOND_VARLEN if config.get(key)]
+    return f"the model has {'no ' + lacks[0] if lacks[0] in row['wants'] else lacks[0]}" if lacks else ""
 
 
 def head_size(config: Row) -> int | None:

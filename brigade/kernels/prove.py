@@ -62,7 +62,9 @@ def on_this_host(
     found: dict[str, Row] = {}
     no_model = models.unprovable(config)
     for name, row in rows.items():
-        why = paths.lacking(row, device, shapes["dtype"]) or no_model * (row["kind"] != paths.OPTIMIZER)
+        why = paths.lacking(row, device, shapes["dtype"])
+        if row["kind"] != paths.OPTIMIZER:
+            why = why or no_model or models.unsupported(config, name, row)
         found[name] = {"kind": row["kind"], "status": ABSENT, "why": why} if why else {"kind": row["kind"]}
     job = {
         "config": config,
@@ -126,7 +128,9 @@ def of_attention(proof: Row) -> dict[str, float]:
 def _drive(job: Row, found: dict[str, Row], limits: Row, began: float) -> None:
     """Start workers until every path has an answer or the time is over."""
     end = began + limits["seconds"]
-    while time.monotonic() < end:
+    for _ in range(2 * len(found) + 2):  # each ends one path at least
+        if time.monotonic() >= end:
+            break
         todo = [name for name, row in found.items() if "status" not in row]
         agreed = [name for name, row in found.items() if row.get("status") == PROVEN and may_be_timed(row)]
         if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, found, limits["path"], end):

@@ -51,7 +51,7 @@ class Worker:
 
     # ---- does it compute the same? ---------------------------------------------------------------------------------
     def prove(self) -> bool:
-        """Whether all agreed."""
+        """Whether all agreed, and none has changed this process."""
         for path in self.job["prove"]:
             row = self.begin(path, "prove")
             if row.get("register"):
@@ -59,7 +59,7 @@ class Worker:
             found = {OPTIMIZER: self._optimizer, DTYPE: self._dtype}.get(row["kind"], self._model)(path, row)
             status = paths.WRONG if found["why"] else paths.PROVEN
             self.tell({"path": path, "stage": "prove", "status": status, **found})
-            if found["why"]:
+            if found["why"] or row.get("patches"):
                 return False
             if row["kind"] != DTYPE and not found.get("forward_only"):
                 self.agreed.append(path)
@@ -138,15 +138,20 @@ class Worker:
 
     # ---- how fast is it? -------------------------------------------------------------------------------------------
     def time(self) -> bool:
-        """Attention first: the other kinds are timed with the fastest."""
+        """Attention first: the other kinds are timed with the fastest. Liger last: what it patches stays so."""
         fastest = "eager"
-        for kind in (ATTENTION, LIGER, LAYERS, OPTIMIZER):
+        for kind in (ATTENTION, LAYERS, OPTIMIZER, LIGER):
             names = [name for name in self.rows if name in self.agreed and self.rows[name]["kind"] == kind]
             names = [name for name in names if not self.rows[name].get("last")] or names
             if len(names) < 2:
                 fastest = names[0] if names and kind == ATTENTION else fastest
                 continue
-            found = self._time(names, self._calls(kind, names, fastest))
+            if kind == LIGER:
+                names.sort(key=lambda name: bool(self.rows[name].get("patches")))
+            rounds = [[name] for name in names] if kind == LIGER else [names]
+            found: dict[str, float] = {}
+            for some in rounds:
+                found |= self._time(some, self._calls(kind, some, fastest))
             for name, milliseconds in found.items():
                 self.tell({"path": name, "stage": "time", "ms": milliseconds})
             if kind == ATTENTION:

@@ -153,6 +153,16 @@ def test_what_a_device_lacks(name, device, dtype, said):
     assert said in why if said else not why
 
 
+@pytest.mark.parametrize("family, name, said", [
+    ("gpt_oss", "sdpa", "no sdpa"), ("gemma2", "varlen", "no sdpa"), ("llama4_text", "varlen", "attention_chunk_size"),
+    ("gpt_oss", "flash_attention_2", ""), ("llama", "varlen", ""), ("llama", "flex_attention", ""), ("gemma2", "eager", ""),
+])  # fmt: skip
+def test_what_a_model_does_not_take_is_not_tried(family, name, said):
+    chunks = {"attention_chunk_size": 64} if family == "llama4_text" else {}
+    why = models.unsupported(config(family, **chunks), name, paths.table()[name])
+    assert said in why if said else not why
+
+
 # ---- which is taken ------------------------------------------------------------------------------------------------
 def judged(**milliseconds):
     rows = own("varlen", "flash_attention_2", "sdpa", "eager")
@@ -405,7 +415,8 @@ def test_a_driver_that_nothing_names_is_another_after_each_boot(tmp_path, monkey
 @pytest.mark.slow
 def test_what_crashes_hangs_or_raises_loses_itself_alone():
     names = ("raises", "crashes", "hangs", "ignores_borders", "slow")
-    rows = own("varlen") | {name: faulty_kernels.row(name) for name in names} | own("sdpa", "eager", "adamw_torch")
+    rows = own("varlen") | {name: faulty_kernels.row(name, patches=name == "slow") for name in names}
+    rows |= own("sdpa", "eager", "adamw_torch")
     proof = prove.on_this_host(config(), SHAPES, rows=rows, limits={"seconds": 500.0, "path": 20.0, "rounds": 3})
     found = proof["paths"]
     told = {name: row["status"] for name, row in found.items()}
