@@ -83,11 +83,8 @@ class Worker:
         from . import steps
 
         off = steps.error(steps.optimizer, path, self.device)
-        why = (
-            ""
-            if off <= row["limit"]
-            else f"three steps are off by {off:.1e} of their change, {row['limit']:.0e} is allowed"
-        )
+        beyond = f"three steps are off by {off:.1e} of their change, {row['limit']:.0e} is allowed"
+        why = "" if off <= row["limit"] else beyond
         return {"errors": {"step": off}, "allowed": {"step": row["limit"]}, "why": why}
 
     def _dtype(self, path: str, row: Row) -> Row:
