@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from . import check_reach, check_storage
 from .cluster import Cluster
 from .injected import Injected
 
-INJECTED: list[Injected] = []
+INJECTED: list[Injected] = [*check_reach.INJECTED, *check_storage.INJECTED]
 RECIPE = "recipes/tiny/full.yaml"
 
 
