@@ -1,97 +1,56 @@
-"""Faults of storage and clocks that `python -m brigade check` has to find."""
+"""Faults of disks and clocks that `python -m brigade check` has to find."""
 
-from . import strikes
 from .cluster import Cluster
 from .injected import Injected
 
-DATA = "/run/data/train.jsonl"  # of each host its own
-SMALL = "/run/small"
-OWN = "/run/own"  # what a host sees in place of the shared output directory
-_READS = f"--dataset_name null --train_file {DATA}"
+PRIVATE = "/run/check"  # a directory of each host's own
 
 
-def _write(cluster: Cluster, host: str, rows: int) -> None:
-    line = '{"prompt": "a", "completion": "b"}'
-    cluster[host].run(f"mkdir -p /run/data && yes '{line}' | head -n {rows} > {DATA}")
+def _small(size: str, host: str = "node2") -> "_Mounted":
+    return _Mounted(host, f"tmpfs -o size={size} tmpfs")
 
 
-def _data_on_two(cluster: Cluster) -> None:
-    for host in ("node1", "node3"):
-        _write(cluster, host, 100)
+class _Mounted:
+    """A disk on one host's PRIVATE."""
+
+    def __init__(self, host: str, what: str) -> None:
+        self.host, self.what = host, what
+
+    def arrange(self, cluster: Cluster) -> None:
+        cluster[self.host].run(f"mkdir -p {PRIVATE} && mount -t {self.what} {PRIVATE}")
+
+    def heal(self, cluster: Cluster) -> None:
+        cluster[self.host].run(f"umount {PRIVATE} && rmdir {PRIVATE}")
 
 
-def _less_data_on_one(cluster: Cluster) -> None:
-    _data_on_two(cluster)
-    _write(cluster, "node2", 99)
+def _shared_but_on_one(cluster: Cluster) -> None:
+    """The directory that all hosts share, hidden on node3 by a disk of its own."""
+    (cluster.shared / "output").mkdir(exist_ok=True)
+    cluster["node3"].run(f"mount -t tmpfs tmpfs {cluster.shared}/output")
 
 
-def _no_data(cluster: Cluster) -> None:
-    for host in cluster:
-        host.run("rm -rf /run/data")
+def _shared_again(cluster: Cluster) -> None:
+    cluster["node3"].run(f"umount {cluster.shared}/output")
+    (cluster.shared / "output").rmdir()
 
 
-def _not_shared(cluster: Cluster) -> None:
-    (cluster.shared / "preflight").mkdir(exist_ok=True)
-    cluster["node2"].run(f"mkdir -p {OWN}")
-    cluster["node2"].bind(OWN, cluster.shared / "preflight")
+def _late(cluster: Cluster) -> None:
+    cluster["node2"].clock("-61s")
 
 
-def _shared(cluster: Cluster) -> None:
-    cluster["node2"].unbind(cluster.shared / "preflight")
-    (cluster.shared / "preflight").rmdir()  # fails where a check has left something
+def _on_time(cluster: Cluster) -> None:
+    cluster["node2"].clock(None)
 
 
-def _small_disk(cluster: Cluster) -> None:
-    for host in cluster:
-        size = "20m" if host.name == "node2" else "500m"
-        host.run(f"mkdir -p {SMALL} && mount -t tmpfs -o size={size} tmpfs {SMALL}")
-
-
-def _read_only(cluster: Cluster) -> None:
-    for host in cluster:
-        mode = "ro" if host.name == "node2" else "size=500m"
-        host.run(f"mkdir -p {SMALL} && mount -t tmpfs -o {mode} tmpfs {SMALL}")
-
-
-def _no_disks(cluster: Cluster) -> None:
-    for host in cluster:
-        host.run(f"rmdir {SMALL} 2>/dev/null; umount {SMALL} && rmdir {SMALL}")
-
-
-def _full_cache(cluster: Cluster) -> None:
-    cluster["node2"].run(f"mkdir -p {SMALL} && mount -t tmpfs -o size=64k tmpfs {SMALL}")
-    cluster["node2"].environment(BRIGADE_CACHE=SMALL)
-
-
-def _own_cache(cluster: Cluster) -> None:
-    cluster["node2"].environment()
-    cluster["node2"].run(f"umount {SMALL} && rmdir {SMALL}")
-
-
-def _minute_ahead(cluster: Cluster) -> None:
-    cluster["node2"].clock("+60s")
-
-
-def _seconds_behind(cluster: Cluster) -> None:
-    cluster["node2"].clock("-4s")
-
-
-_WHOLE = f"--ds_config none --output_dir {SMALL}/run"
+ZERO = "--ds_config ds_configs/zero3.json"
+_FULL, _READ_ONLY = _small("20m"), _Mounted("node3", "tmpfs -o ro tmpfs")
 INJECTED = [
-    Injected("clock", "a host's clock is a minute ahead", _minute_ahead, "node2", "clock", r"its clock is \d+\.\d s ahead",
-             strikes.right_clock),
-    Injected("clock-4s", "a host's clock is four seconds behind", _seconds_behind, "node2", "clock",
-             r"its clock is \d\.\d s behind", strikes.right_clock, "yellow"),
-    Injected("data-missing", "a host lacks a data file", _data_on_two, "node2", "data", rf"{DATA} is not there", _no_data,
-             words=_READS),
-    Injected("data-differs", "a host has another data file of the same name", _less_data_on_one, "node2", "data",
-             rf"{DATA} has [\d,]+ bytes in 1 file, elsewhere [\d,]+", _no_data, words=_READS),
-    Injected("not-shared", "a host sees a directory of its own in place of the shared output", _not_shared, "node2", "output",
-             r"it does not see what node1 writes to", _shared),
-    Injected("read-only", "a host's output directory is read-only", _read_only, "node2", "output",
-             rf"{SMALL}: Read-only file system", _no_disks, words=_WHOLE),
-    Injected("disk-nearly-full", "a host's disk has no room for one checkpoint", _small_disk, "node2", "room",
-             rf"{SMALL} has 2\d MB free, and one checkpoint takes \d+ MB", _no_disks, words=_WHOLE),
-    Injected("cache-full", "a host's cache directory lies on a full disk", _full_cache, "node2", "room",
-             rf"{SMALL}, the cache, has 0 MB free", _own_cache),
+    Injected("clock", "a clock is a minute late", _late, "node2", "clock", r"its clock is 6\d\.\d s behind", _on_time),
+    Injected("not-shared", "one host's output directory is its own disk, under ZeRO-3", _shared_but_on_one, "node3",
+             "output directory", r"output/run is not what node1 sees there", _shared_again,
+             words=f"{ZERO} --output_dir SHARED/output/run"),
+    Injected("disk-nearly-full", "the output's disk has no room for two checkpoints", _FULL.arrange, "node2", "room",
+             r"GiB free; a checkpoint of this recipe takes", _FULL.heal, words=f"--output_dir {PRIVATE}/run"),
+    Injected("read-only", "the output's disk is read-only", _READ_ONLY.arrange, "node3", "output directory",
+             r"Read-only file system", _READ_ONLY.heal, words=f"--output_dir {PRIVATE}/run"),
 ]  # fmt: skip

@@ -11,7 +11,8 @@ class Injected:
     """arrange, heal: bring the fault about on a cluster in good health, and undo it
 
     host: the one at fault; check: the row that finds it; says: a regular expression in its problem; level: how grave it is
-    size: of `check`, from which on it is found; words: further ones of the command line
+    size: of `check`, from which on it is found
+    words: further ones of the command line; SHARED stands for the directory that all hosts share
     """
 
     name: str

@@ -37,7 +37,8 @@ class Attempt:
 def check(cluster: Cluster, size: str = "quick", words: str = "", timeout: float = 300) -> Attempt:
     """Run the command on the first host, for the tiny recipe with an output directory that all hosts share."""
     flag = "" if size == "usual" else f"--{size}"
-    words = words if "--output_dir" in words else f"{words} --output_dir {cluster.shared}/preflight"
+    words = words if "--output_dir" in words else f"{words} --output_dir SHARED/preflight"
+    words = words.replace("SHARED", str(cluster.shared))
     hostfile = cluster.shared / "hostfile"
     if not hostfile.exists():
         cluster.hostfile(1)

@@ -16,12 +16,14 @@ class Wanted:
 
     slots: host -> ranks, in the hostfile's order; job: of a recipe, None without one
     environment: variables that the ranks will get; launcher: how hosts are reached, "slurm" or by ssh
+    measured: filled by checks: name -> what they measured, for who comes after them
     """
 
     slots: dict[str, int]
     job: Job | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     launcher: str = ""
+    measured: dict[str, Any] = field(default_factory=dict)
 
 
 class Hosts(Protocol):

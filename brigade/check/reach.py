@@ -12,7 +12,7 @@ from . import interfaces as choice
 from .hosts import Facts, Hosts
 from .pairs import Pair, blame, one_way, partners
 from .registry import check
-from .results import Result, most_common, sound, unknown
+from .results import NotHere, Result, most_common, sound, unknown
 
 ADDRESSES = 4  # of one host that are tried, real interfaces before bridges
 PORTS, MANY = (8, 4), 16  # ports of the ephemeral range that each host opens; fewer on more hosts than that
@@ -24,6 +24,12 @@ def _looks(hosts: Hosts) -> Any:
     return hosts.ask(
         "reach.look", names=list(hosts.wanted.slots), towards=_addresses(hosts).get(next(iter(hosts.hello), ""), [])
     )
+
+
+def _need_two(hosts: Hosts) -> None:
+    """Raises NotHere for one host, which has nobody to reach."""
+    if len(hosts.wanted.slots) == 1:
+        raise NotHere
 
 
 def _addresses(hosts: Hosts) -> dict[str, list[str]]:
@@ -44,6 +50,7 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads, on each host, the addresses of all hosts' names (getaddrinfo), and who the hosts are. Threshold: each name leads to
     an address of that very host, and no two names to one host. `launch` goes by addresses, so a wrong name is a warning; another
     launcher's --master_addr and DeepSpeed's ssh need the name (ml-engineering: names that are the loopback)."""
+    _need_two(hosts)
     facts, machines = await _looks(hosts), {}
     for host, hello in hosts.hello.items():
         machines.setdefault(hello.get("machine") or host, []).append(host)
@@ -54,9 +61,7 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
             yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
             continue
         wrong = [(name, what) for name in facts if name != host and (what := _wrong(hosts, name, found))]
-        if len(hosts.wanted.slots) == 1:
-            yield sound(host, "one host")
-        elif not wrong:
+        if not wrong:
             yield sound(host, "resolve")
         else:
             name, what = wrong[0]
@@ -86,11 +91,8 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
     the host's own name. Threshold: what NCCL (src/misc/socket.cc, ncclFindInterfaces) and gloo (torch, ProcessGroupGloo.cpp,
     createDefaultDevice) take is no bridge, no loopback, and leads to the other hosts. `launch` sets both variables to the
     interface that does, so what they would take without it is a warning."""
-    facts = await _looks(hosts)
-    for host, found in facts.items():
-        if len(hosts.wanted.slots) == 1:
-            yield sound(host, "one host")
-            continue
+    _need_two(hosts)
+    for host, found in (await _looks(hosts)).items():
         variables = found["variables"] | dict(hosts.wanted.environment)
         usual, gpus = found["leads"] or "eth0", bool(hosts.hello[host].get("gpus"))
         for name in choice.VARIABLES:
@@ -188,7 +190,7 @@ async def ports(hosts: Hosts) -> AsyncIterator[Result]:
                 cure = f"end that process on {host}, or give another --master_port"
                 yield Result(host, "yellow", f"{DEFAULT_PORT} in use", None, problem, reason, cure)
             else:
-                yield sound(host, "all open" if count else "one host")
+                yield sound(host, "all open" if count else f"{DEFAULT_PORT} is free")
 
 
 def _some(names: list[str]) -> str:
@@ -215,10 +217,7 @@ async def packets(hosts: Hosts) -> AsyncIterator[Result]:
     """Sends datagrams as long as the interface's MTU, which nobody may divide (IP_PMTUDISC_PROBE), between the same pairs as
     `ports`. Threshold: the MTU is that of most hosts, and they arrive. Where ends differ TCP agrees on the smaller size: a
     warning. Where the network between equal ends drops them, TCP hangs on the first long message, without an error (RFC 2923)."""
-    if len(hosts.wanted.slots) == 1:
-        for host in hosts.hello:
-            yield sound(host, "one host")
-        return
+    _need_two(hosts)
     looks, token = await _looks(hosts), secrets.token_hex(8)
     async with _listening(hosts, token, 0) as listening:
         tried, questions = _targets(hosts, listening, token)

@@ -45,6 +45,10 @@ def unknown(host: str, because: str) -> Result:
     return Result(host, "grey", "?", None, because)
 
 
+class NotHere(Exception):
+    """Raised by a check that has nothing to look at on any of these hosts: it gets no row. Another row says why."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """From where on a measured figure is a warning, and from where on the host is not sound.

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ..errors import first_line
 from ..launch.connection import Channel, cure_of
 from .hosts import Hosts, Wanted
 from .registry import Check, Size, checks
-from .results import Result, sound, unknown
+from .results import NotHere, Result, sound, unknown
 from .session import Session, View
 
 LOGIN = "login"  # the row of whether a host can be reached at all
@@ -67,7 +68,9 @@ async def run(
         together = [check for check in wanted_checks if not check.alone]
         found = dict(zip(together, await asyncio.gather(*(_one(c, session, told) for c in together)), strict=True))
         for check in wanted_checks:
-            outcome.rows.append(found[check] if check in found else await _one(check, session, told))
+            row = found[check] if check in found else await _one(check, session, told)
+            if row is not None:
+                outcome.rows.append(row)
     finally:
         if channels is None:
             await session.close()
@@ -87,10 +90,13 @@ def _login(session: Session, host: str) -> Result:
     return Result(host, "red", "not reached", None, problem, why, cure_of(problem, host))
 
 
-async def _one(check: Check, session: Session, told: Told) -> Row:
+async def _one(check: Check, session: Session, told: Told) -> Row | None:
     began = time.monotonic()
     told(check.name)
-    results = await judge(check, View(session))
+    try:
+        results = await judge(check, View(session))
+    except NotHere:
+        return None
     order = {host: number for number, host in enumerate(session.wanted.slots)}
     missing = [unknown(host, "the host cannot be reached") for host in order if host in session.unreached]
     results = sorted([*results, *missing], key=lambda result: order.get(result.host, -1))
@@ -98,7 +104,9 @@ async def _one(check: Check, session: Session, told: Told) -> Row:
 
 
 async def judge(check: Check, hosts: Hosts) -> list[Result]:
-    """What a check says of hosts. One that did not answer is not sound; a check that fails itself is grey for all."""
+    """What a check says of hosts. One that did not answer is not sound; a check that fails itself is grey for all.
+
+    Raises NotHere."""
     results: list[Result] = []
     try:
         async with asyncio.timeout(check.seconds):
@@ -107,8 +115,10 @@ async def judge(check: Check, hosts: Hosts) -> list[Result]:
         why_not = "it says nothing of this host"
     except TimeoutError:
         why_not = f"the check had not ended after {check.seconds:g} s"
+    except NotHere:
+        raise
     except Exception as error:  # a fault of ours must not hide what the other checks found
-        why_not = f"the check failed itself: {type(error).__name__}: {error}"
+        why_not = f"the check failed itself: {type(error).__name__}: {first_line(error)}"
     seen = {result.host for result in results}
     for host in hosts.hello:
         if host in hosts.failed and host not in seen:

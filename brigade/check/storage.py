@@ -1,249 +1,225 @@
-"""Whether data, output and clocks are what a run on several hosts needs."""
+"""Whether output, room, rates and clocks are what a run on several hosts needs."""
 
 import asyncio
 import secrets
 import statistics
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-from ..errors.console import counted
+from ..errors import UserError
+from ..errors.console import figure
 from ..launch.job import Job
-from ..recipe.files import REPOSITORY
-from .checkpoint_size import checkpoint_bytes, kept
 from .hosts import Facts, Hosts
 from .registry import check
-from .results import Result, most_common, sound, thresholds, unknown
+from .results import NotHere, Result, gravest, sound, thresholds
 
-MEASURED = 256 * 2**20  # bytes that each host writes and reads
-PATIENCE = 8.0  # seconds for either, on a slow disk
-NO_RECIPE = "no recipe is given, so it is not known where the run will write"
+SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
 
 
 @check("clock")
 async def clock(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads each host's clock against the one here: its time less the middle between question and answer. Half of the round trip
-    stays unknown, and counts for the host. Threshold: clock_offset of thresholds.yaml, from the time of most hosts."""
-    offsets: dict[str, tuple[float, float]] = {}  # and how far that may be off
+    """Reads each host's clock between two looks at ours. Threshold: clock_offset of thresholds.yaml, from the hosts' median; what
+    may be the way there and back does not count."""
 
-    async def ask(host: str) -> None:
+    async def look(host: str) -> tuple[float, float] | None:
         before = time.time()
-        for found in (await hosts.ask("storage.clock", each={host: {}})).values():
-            after = time.time()
-            offsets[host] = found["time"] - (before + after) / 2, (after - before) / 2
+        facts = await hosts.ask("storage.clock", each={host: {}})
+        after = time.time()
+        return (facts[host]["time"] - (before + after) / 2, (after - before) / 2) if host in facts else None
 
-    await asyncio.gather(*map(ask, hosts.hello))
-    usual = _usual([offset for offset, _ in offsets.values()])
-    for host, (offset, unsure) in offsets.items():
-        away = offset - usual
-        certain = max(0.0, abs(away) - unsure)
-        level = thresholds()["clock_offset"].level(certain)
+    looked = await asyncio.gather(*map(look, hosts.hello))
+    found = {host: one for host, one in zip(hosts.hello, looked, strict=True) if one}
+    middle = statistics.median_low(offset for offset, _ in found.values()) if found else 0.0
+    doubt = next((doubt for offset, doubt in found.values() if offset == middle), 0.0)
+    for host, (offset, its_doubt) in found.items():
+        away = max(0.0, abs(offset - middle) - its_doubt - doubt)
+        level = thresholds()["clock_offset"].level(away)
         if level == "green":
-            yield sound(host, "together", away)
+            yield sound(host, "within a second", away)
             continue
-        problem = f"its clock is {abs(away):.1f} s {'ahead' if away > 0 else 'behind'}"
-        why = "logs and time stamps of two hosts cannot be compared, and far from the true time servers refuse tokens"
-        cure = f"ssh {host} 'sudo chronyc makestep', or `sudo timedatectl set-ntp true`"
-        yield Result(host, level, f"{away:+.1f} s", away, problem, why, cure)
+        problem = f"its clock is {figure(away, 1)} s {'ahead of' if offset > middle else 'behind'} the others'"
+        why = "checkpoints, logs and certificates go by the time; two hosts' lines cannot be put in order"
+        cure = f"ssh {host} 'sudo chronyc makestep', or `sudo timedatectl set-ntp true` there"
+        yield Result(host, level, f"{offset - middle:+.0f} s", away, problem, why, cure)
 
 
-def _usual(offsets: list[float]) -> float:
-    """The offset that has most others within the threshold; of two hosts, neither of which has a majority, the one near ours."""
-    limit = thresholds()["clock_offset"].yellow or 0.0
-    return max(offsets, key=lambda one: (sum(abs(one - other) <= limit for other in offsets), -abs(one)), default=0.0)
-
-
-# ---- data --------------------------------------------------------------------------------------------------------
-@check("data")
-async def data(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads which of the recipe's files, patterns and directories are there on each host: train_file, validation_file, local data
-    sets, model and tokenizer; how many files and bytes. Threshold: all are there, and as large as on most hosts."""
-    job = hosts.wanted.job
-    if job is None:
-        for host in hosts.hello:
-            yield unknown(host, "no recipe is given, so it is not known what it reads")
-        return
-    names = named(job)
-    found = await hosts.ask("storage.files", names=[_meant(name) for name in names]) if names else {}
-    for host in hosts.hello if not names else found:
-        if not names:
-            yield sound(host, "no files of its own")
-            continue
-        mine = dict(zip(names, found[host]["found"], strict=True))
-        away = [name for name, one in mine.items() if one is None]
-        usual = {name: most_common({h: found[h]["found"][n] for h in found}) for n, name in enumerate(names)}
-        other = [name for name, one in mine.items() if one and usual[name] and one != usual[name]]
-        why = "its ranks would end while the others load, or train on other data"
-        cure = f"give every host the same files at the same paths: one file system, or `rsync -a FILE {host}:FILE`"
-        if away:
-            more = f" (and {len(away) - 1} more)" if len(away) > 1 else ""
-            yield Result(
-                host, "red", "missing", None, f"{away[0]} is not there{more}", why, cure.replace("FILE", away[0])
-            )
-        elif other:
-            is_, was = mine[other[0]] or {}, usual[other[0]] or {}
-            problem = (
-                f"{other[0]} has {is_['bytes']:,} bytes in {counted(is_['files'], 'file')}, elsewhere {was['bytes']:,}"
-            )
-            yield Result(host, "red", "other files", None, problem, why, cure.replace("FILE", other[0]))
-        else:
-            yield sound(host, "all there")
-
-
-def named(job: Job) -> list[str]:
-    """What the recipe names and is, or has to be, on the hosts: a name on the Hub is neither a path nor here."""
-    model, sources = job.settings.recipe.model, job.settings.recipe.data.datasets or [job.settings.recipe.data]
-    sure = [name for source in sources for name in (source.train_file, source.validation_file) if name]
-    maybe = [model.model_name_or_path, model.tokenizer_name_or_path, *(source.dataset_name for source in sources)]
-    here = [
-        name
-        for name in maybe
-        if name and (name.startswith(("/", "./", "~")) or any(Path(p).exists() for p in _meant(name)))
-    ]
-    return list(dict.fromkeys([*sure, *here]))
-
-
-def _meant(name: str) -> list[str]:
-    """The paths that a name in a recipe may mean: from here, where launch starts the ranks, else from the repository's root."""
-    path = Path(name).expanduser()
-    return list(dict.fromkeys([str(path.absolute()), str(REPOSITORY / path)]))
-
-
-# ---- output ------------------------------------------------------------------------------------------------------
-@check("output", seconds=40)
+@check("output directory", seconds=40)
 async def output(hosts: Hosts) -> AsyncIterator[Result]:
-    """Each host leaves a note in the output directory, or in the nearest directory above it that all hosts have, and lists those of
-    the others. Threshold: all see all, or each its own alone where one host writes whole checkpoints (DDP): what train.py asks
-    for (distributed/shared_directory.py)."""
-    job = hosts.wanted.job
-    if job is None:
-        for host in hosts.hello:
-            yield unknown(host, NO_RECIPE)
-        return
-    rooms = await hosts.ask("storage.room", directory=str(job.output_dir.absolute()))
-    where = str(
-        min((Path(found["there"]) for found in rooms.values()), key=lambda path: len(path.parts), default=Path("/"))
-    )
-    token = secrets.token_hex(8)
-    each = {host: {"host": host} for host in rooms}
-    async with hosts.hold("storage.note", 10, each, directory=where, token=token) as left:
-        asked = {host: {} for host, facts in left.items() if "error" not in facts}
-        answers = await hosts.ask("storage.notes", 15, asked, directory=where, token=token, wanted=len(asked))
-    seen = {host: set(facts["seen"]) for host, facts in answers.items()}
-    usual = most_common({host: frozenset(names) for host, names in seen.items()}) if seen else frozenset()
-    private = all(names == {host} for host, names in seen.items())
-    parts, first = job.strategy.writes_in_parts, next(iter(seen), "")
-    for host, facts in left.items():
-        if "error" in facts:
-            why = "train.py ends at once where a host cannot write its output"
-            cure = f"ssh {host}, then give the user that directory, or name another --output_dir"
-            yield Result(host, "red", "not writable", None, f"{where}: {facts['error']}", why, cure)
-        elif host not in seen:
-            continue
-        elif len(hosts.wanted.slots) == 1:
-            yield sound(host, "writable")
-        elif seen[host] >= set(seen):
-            yield sound(host, "shared")
-        elif private and not parts:
-            yield sound(host, "each host's own, whole checkpoints on each")
-        elif host != first if private else seen[host] != usual:
-            others = sorted(set(seen) - seen[host])
-            problem = f"it does not see what {others[0]} writes to {where}"
-            why = f"{parts} writes a part of each checkpoint from every host: the parts would lie apart, and train.py refuses"
-            if not parts:
-                why = "train.py refuses an output directory that some hosts share and others do not"
-            cure = f"mount it on {host} as on {others[0]}, or give an --output_dir that all hosts share"
-            yield Result(host, "red", "not shared", None, problem, why, cure)
-        else:
-            yield sound(host, "as most hosts see it")
-
-
-@check("room")
-async def room(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the free bytes (statvfs) where the run will write, and of the cache. Threshold: room for what this recipe keeps: the
-    planner's bytes of a checkpoint (planner/costs/host_memory.py) times save_total_limit and one, less those that lie there;
-    cache_room of thresholds.yaml. What a quota leaves is not known."""
-    job = hosts.wanted.job
-    size = checkpoint_bytes(job) if job else None
-    directory = job.output_dir if job else Path()
-    facts = await hosts.ask("storage.room", directory=str(directory.absolute()))
-    for host, found in facts.items():
-        yield _cache(host, found)
-        if job is None:
-            continue
-        if size is None:
-            yield unknown(host, "the planner does not know how large this recipe's checkpoints are")
-            continue
-        free, number = found["free"] + found["kept"], kept(job)
-        if thresholds()["checkpoint_room"].level(free / size) == "red":
-            level, value, wanted = "red", "for no checkpoint", f"one checkpoint takes {_bytes(size)}"
-        elif thresholds()["checkpoints_room"].level(free / (number * size)) == "yellow":
-            level, value, wanted = "yellow", "for few checkpoints", f"{number} checkpoints take {_bytes(number * size)}"
-        else:
-            yield sound(host, f"{_bytes(found['free'])} free", found["free"])
-            continue
-        problem = f"{found['there']} has {_bytes(found['free'])} free, and {wanted}"
-        why = "the run ends when a checkpoint cannot be written"
-        cure = (
-            f"ssh {host} df -h {found['there']}, then make room; or a smaller save_total_limit, or another --output_dir"
+    """Leaves a file of each host in the recipe's output directory for a moment, and looks who sees whose. Threshold: all see all;
+    or each its own alone, under a strategy that keeps whole checkpoints on each host (distributed/shared_directory.py)."""
+    job = _job(hosts)
+    directory, token = str(job.output_dir.absolute()), secrets.token_hex(8)
+    async with hosts.hold(
+        "storage.note", each={h: {"host": h} for h in hosts.hello}, directory=directory, token=token
+    ) as left:
+        wrote = [host for host, facts in left.items() if "error" not in facts]
+        seen = await hosts.ask(
+            "storage.notes", 15, each={h: {} for h in wrote}, directory=directory, token=token, wanted=len(wrote)
         )
-        yield Result(host, "red" if level == "red" else "yellow", value, None, problem, why, cure)
-
-
-def _cache(host: str, found: Facts) -> Result:
-    level = thresholds()["cache_room"].level(found["cache_free"] / 2**30)
-    if level == "green":
-        return sound(host, f"cache {_bytes(found['cache_free'])}", found["cache_free"])
-    problem = f"{found['cache']}, the cache, has {_bytes(found['cache_free'])} free"
-    why = "tokenised rows of the run are kept there"
-    return Result(
-        host, level, "cache full", None, problem, why, f"ssh {host}, then make room, or export BRIGADE_CACHE=DIRECTORY"
-    )
-
-
-def _bytes(size: float) -> str:
-    for unit, factor in (("TB", 1e12), ("GB", 1e9)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size / 1e6:,.0f} MB"
-
-
-@check("disk speed", size="usual", seconds=60, alone=True)
-async def disk_speed(hosts: Hosts) -> AsyncIterator[Result]:
-    """Each host writes, syncs and reads 256 MiB past the page cache where the run will write, all hosts at once, as they save a
-    checkpoint. Threshold: disk_rate and checkpoint_seconds of thresholds.yaml; the seconds are the planner's bytes over the rates,
-    of all hosts together where each writes a part, else of the first."""
-    job = hosts.wanted.job
-    place = str((job.output_dir if job else Path("outputs")).absolute())
-    rooms = await hosts.ask("storage.room", directory=place)
-    each = {host: {"directory": facts["there"]} for host, facts in rooms.items()}
-    facts = await hosts.ask("storage.rates", 2 * PATIENCE + 20, each, size=MEASURED, seconds=PATIENCE)
-    rates = {host: found["write"] for host, found in facts.items() if "write" in found}
-    middle = statistics.median_high(rates.values()) if rates else 0.0
-    size = checkpoint_bytes(job) if job else None
-    writing = sum(rates.values()) if job and job.strategy.writes_in_parts else next(iter(rates.values()), 0.0)
-    seconds = size / writing if size and writing else 0.0
-    for host, found in facts.items():
-        if "error" in found:
-            yield unknown(host, f"{each[host]['directory']}: {found['error']}")
+    for host in set(left) - set(wrote):
+        why = "the first checkpoint of this host's ranks would end the run"
+        cure = f"make it writable there (ssh {host}), or give another --output_dir"
+        yield Result(host, "red", "not writable", None, f"{directory}: {left[host]['error']}", why, cure)
+    sees = {host: set(facts["seen"]) for host, facts in seen.items()}
+    if all(others == set(wrote) for others in sees.values()):
+        for host in sees:
+            yield sound(host, "shared" if len(sees) > 1 else "writable")
+        return
+    in_parts = job.strategy.writes_in_parts
+    if not in_parts and all(others == {host} for host, others in sees.items()):
+        for host in sees:
+            yield sound(host, "its own: whole checkpoints there")
+        return
+    main = max(sees.values(), key=len) if max(map(len, sees.values())) > 1 else {next(iter(sees))}
+    for host, others in sees.items():
+        if others >= main:
+            yield sound(host, "shared" if len(main) > 1 else "its own")
             continue
-        write, read = found["write"], found["read"]
-        value = f"writes {write / 1e6:,.0f} MB/s, reads {read / 1e6:,.0f}"
-        value += f"; a checkpoint of {_bytes(size)} {seconds:,.1f} s" if size and seconds else ""
-        if thresholds()["disk_rate"].level(write / middle) == "yellow":
-            problem = (
-                f"it writes {write / 1e6:,.0f} MB/s to {each[host]['directory']}, the middle host {middle / 1e6:,.0f}"
-            )
-            why = "a checkpoint is whole when the slowest host has written its part"
-            cure = (
-                f"ssh {host} iostat -x 1, or compare how it mounts that directory: findmnt -T {each[host]['directory']}"
-            )
-            yield Result(host, "yellow", value, write, problem, why, cure)
-        elif thresholds()["checkpoint_seconds"].level(seconds) == "yellow":
-            problem = f"a checkpoint of {_bytes(size or 0)} takes {seconds:,.0f} s at {writing / 1e6:,.0f} MB/s of all writers"
-            why = "the next checkpoint, and the run's end, wait for it"
+        first = next(name for name in hosts.wanted.slots if name in main)
+        problem = f"{directory} is not what {first} sees there"
+        why = (
+            f"{in_parts} writes a part of each checkpoint from every host: those of this one would be lost"
+            if in_parts
+            else "some hosts share it and this one does not, so it would continue from other checkpoints"
+        )
+        cure = f"mount {first}'s there, give an --output_dir that all hosts share, or train with DDP (--ds_config none)"
+        yield Result(host, "red", "not shared", None, problem, why, cure)
+
+
+@check("room", seconds=30)
+async def room(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads how much this user may still write to the disks of the output directory, the cache and /tmp. Threshold: disk_room,
+    cache_room and tmp_room of thresholds.yaml; for the output also two checkpoints (a new one is whole before an old one goes;
+    their size is the planner's, costs/host_memory.py), and a warning below what the recipe keeps."""
+    job, cache = hosts.wanted.job, "~/.cache/brigade"
+    directories = {"/tmp": "tmp_room", cache: "cache_room"}
+    output = str(job.output_dir.absolute()) if job else ""
+    found = await hosts.ask("storage.rooms", directories=[*directories, *filter(None, [output])])
+    need, keeps = (checkpoint_bytes(job), _kept(job)) if job else (None, 1)
+    for host, rooms in found.items():
+        results = [_room(host, directory, name, rooms[directory]["free"]) for directory, name in directories.items()]
+        if output:
+            results.append(_of_output(host, output, rooms[output], need, keeps))
+        worst = gravest(results)
+        yield from_worst(host, results) if worst != "green" else sound(host, "enough")
+
+
+def from_worst(host: str, results: list[Result]) -> Result:
+    return next(result for result in results if result.level == gravest(results))
+
+
+def _room(host: str, directory: str, name: str, free: int) -> Result:
+    level = thresholds()[name].level(free / 2**30)
+    if level == "green":
+        return sound(host, "enough")
+    problem = f"{directory} has {gib(free)} free"
+    why = "compiled kernels, prepared data and sockets lie there; the run ends where it cannot write them"
+    cure = f"ssh {host} 'du -xh --max-depth=1 {directory} | sort -h | tail', and remove what is old; or set BRIGADE_CACHE, TMPDIR"
+    return Result(host, level, f"{gib(free)} in {directory}", free / 2**30, problem, why, cure)
+
+
+def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps: int) -> Result:
+    free, low = disk["free"], thresholds()["disk_room"]
+    least = 0.0 if need is None else 2 * need
+    wanted = 0.0 if need is None else (keeps + 1) * need
+    level = "red" if free < least else "yellow" if free < wanted else low.level(free / 2**30)
+    if level == "green":
+        return sound(host, "enough")
+    of = "" if need is None else f"; a checkpoint of this recipe takes {gib(need)}, and {keeps + 1} lie there at a time"
+    problem = f"{directory} has {gib(free)} free{of}"
+    why = "a checkpoint that does not fit ends the run; those before it stay whole"
+    cure = "remove old runs there, give another --output_dir, or a smaller --save_total_limit"
+    return Result(host, level, f"{gib(free)} for the output", free / 2**30, problem, why, cure)
+
+
+def gib(size: float) -> str:
+    return f"{figure(size / 2**30, 1)} GiB"
+
+
+def _kept(job: Job) -> int:
+    """Checkpoints that a run keeps at its end; without a limit, as many as nobody knows: those of the default."""
+    return job.settings.recipe.training.save_total_limit or 3
+
+
+def checkpoint_bytes(job: Job) -> float | None:
+    """Bytes of a checkpoint of this recipe by the planner; None where no formula covers it."""
+    from ..planner.choice.job_of_recipe import job_of
+    from ..planner.costs.host_memory import host
+
+    try:
+        return host(job_of(job.settings, strategy=job.strategy, slots=job.hosts)).checkpoint
+    except UserError:
+        return None
+
+
+@check("write and read", size="usual", seconds=60, alone=True)
+async def rates(hosts: Hosts) -> AsyncIterator[Result]:
+    """Writes a file into the output directory from all hosts at once for two seconds, brings it to the disk and reads it back.
+    Threshold: disk_rate of thresholds.yaml, of the median host's; checkpoint_seconds for a checkpoint of this recipe."""
+    job = _job(hosts)
+    asked = {
+        "directory": str(job.output_dir.absolute()),
+        "token": secrets.token_hex(8),
+        "seconds": SECONDS,
+        "most": MOST,
+    }
+    found = await hosts.ask("storage.rate", 40, each={host: {"host": host} for host in hosts.hello}, **asked)
+    good = {host: facts for host, facts in found.items() if "error" not in facts}
+    middle = statistics.median(facts["written"] for facts in good.values()) if good else 0.0
+    need = checkpoint_bytes(job)
+    # Under a strategy that writes in parts all hosts write at the same time; else one host writes the whole.
+    together = sum(facts["written"] for facts in good.values()) if job.strategy.writes_in_parts else middle
+    seconds = need / together if need is not None and together else None
+    for host, facts in found.items():
+        if host not in good:
+            cure = f"ssh {host} and try it there: touch {asked['directory']}/x"
             yield Result(
-                host, "yellow", value, write, problem, why, "give an --output_dir on faster storage, or save less often"
+                host,
+                "red",
+                "fails",
+                None,
+                f"{asked['directory']}: {facts['error']}",
+                "no checkpoint could be saved",
+                cure,
             )
-        else:
-            yield sound(host, value, write)
+            continue
+        yield _rated(host, facts, middle, seconds)
+
+
+def _rated(host: str, facts: Facts, middle: float, seconds: float | None) -> Result:
+    written, read = (f"{figure(facts[key] / 1e9, 2)} GB/s" for key in ("written", "read"))
+    takes = "" if seconds is None else f", a checkpoint in {figure(seconds, 1)} s"
+    value = f"{written} written, {read} read{'' if facts['direct'] else ' (from memory)'}{takes}"
+    level = thresholds()["disk_rate"].level(facts["written"] / middle)
+    if level != "green":
+        problem = f"it writes {written}, the median host {figure(middle / 1e9, 2)} GB/s"
+        why = "all ranks wait for the slowest one's part of each checkpoint"
+        return Result(
+            host,
+            level,
+            value,
+            facts["written"],
+            problem,
+            why,
+            f"ssh {host} 'iostat -x 1', `mount`: is it the same kind of disk?",
+        )
+    if seconds is not None and (level := thresholds()["checkpoint_seconds"].level(seconds)) != "green":
+        problem = f"a checkpoint of this recipe takes {figure(seconds, 0)} s to write here"
+        why = "ranks wait for it, unless --async_save; and what a fault loses grows with the interval that pays"
+        return Result(
+            host,
+            level,
+            value,
+            facts["written"],
+            problem,
+            why,
+            "use a faster disk for --output_dir, --async_save, or --save_steps auto",
+        )
+    return sound(host, value, facts["written"])
+
+
+def _job(hosts: Hosts) -> Job:
+    """Raises NotHere without a recipe: nobody knows where a run would write."""
+    if hosts.wanted.job is None:
+        raise NotHere
+    return hosts.wanted.job

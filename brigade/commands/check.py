@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say what each check reads and where its threshold comes from, check nothing",
     )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="say what would be run on these hosts and how long it takes, start nothing",
+    )
+    more = "take the measured bandwidth between hosts into the planner's calibration file, beside what is in it"
+    add("--calibrate", action="store_true", help=more)
     add("--env", action="append", default=[], metavar="NAME", help="as for launch: one more variable for the ranks")
 
 
@@ -52,6 +59,10 @@ def run(options: argparse.Namespace) -> int:
         for check in checks(size):
             print(f"{check.group}: {check.name} ({check.size}, {check.seconds:g} s)\n    {check.about}")
         return 0
+    if options.dry_run:
+        return _dry_run(_wanted(options), size)
+    if options.calibrate:
+        _calibration_file(size)
     baseline = result_file.read(options.baseline) if options.baseline else None
     target = Path(options.json) if options.json and options.json != "-" else None
     if target and target.exists() and not result_file.is_ours(target):
@@ -82,6 +93,29 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
     return Wanted(slots, job, forwarded(os.environ, options.env), "slurm" if in_slurm else "")
 
 
+def _dry_run(wanted: "Wanted", size: "Size") -> int:
+    from ..check import sweep
+    from ..errors.console import console
+
+    # Nobody is asked: hosts with several slots, and those of a recipe that names a GPU, are taken to have GPUs.
+    recipe = wanted.job.settings.recipe if wanted.job else None
+    gpus = max(wanted.slots.values()) > 1 or bool(recipe and recipe.cluster.gpu)
+    stages = list(sweep.plan(wanted.slots, size, gpus))
+    console(highlight=False).print(sweep.table(wanted.slots, size, stages))
+    print(*sweep.lines(wanted.slots, stages), sep="\n")
+    return 0
+
+
+def _calibration_file(size: "Size") -> Path:
+    from ..recipe.files import CALIBRATION, calibration_file
+
+    if size == "quick":
+        raise UserError("flag --calibrate", "--quick measures no bandwidth", "leave out one of them")
+    if (file := calibration_file()) is None:
+        raise UserError(f"${CALIBRATION}", "it is empty: there is no file to keep factors in", "name one in it")
+    return file
+
+
 def _check(
     wanted: "Wanted", size: "Size", options: argparse.Namespace, baseline: "Document | None", target: Path | None
 ) -> int:
@@ -100,8 +134,11 @@ def _check(
         print(found.model_dump_json(indent=1))
     else:
         _show(outcome)
+        _measured(wanted)
     if target:
         result_file.write(found, target)
+    if options.calibrate:
+        _calibrate(wanted, size)
     if baseline:
         _compare(baseline, found, options)
     return code
@@ -141,6 +178,26 @@ def _show(outcome: "Outcome") -> None:
     screen.print(table(outcome))
     for line in lines(outcome):
         screen.print(line, soft_wrap=True)
+
+
+def _measured(wanted: "Wanted") -> None:
+    """What was measured over all hosts together, which no host's cell can hold."""
+    from ..check.network import Sweep
+    from ..check.sweep import figures
+    from ..errors.console import console
+
+    if isinstance(found := wanted.measured.get("network"), Sweep):
+        console(highlight=False).print(figures(found.rows, found.ranks, found.backend, found.device))
+    if said := wanted.measured.get("meaning"):
+        print(said)
+
+
+def _calibrate(wanted: "Wanted", size: "Size") -> None:
+    from ..check import meaning
+
+    file = _calibration_file(size)
+    print(*meaning.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
+    print(f"Wrote {file}: yours to edit, and to delete.", file=sys.stderr)
 
 
 def _compare(baseline: "Document", found: "Document", options: argparse.Namespace) -> None:

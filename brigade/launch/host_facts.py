@@ -9,7 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -43,10 +43,20 @@ def look_around() -> dict[str, Any]:
 def project_hash() -> str:
     """Of train.py and the library: two hosts with different clones are told apart."""
     digest = hashlib.sha256()
-    for path in sorted([PROJECT / "train.py", *(PROJECT / "brigade").rglob("*")]):
-        if path.suffix in (".py", ".yaml", ".jinja"):
-            digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in _project_files():
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def file_hashes(also: Iterable[str] = ()) -> dict[str, str]:
+    """Path -> hash of each file behind project_hash(), and of what else matches a pattern in the clone: which files differ?"""
+    paths = [*_project_files(), *(path for pattern in also for path in sorted(PROJECT.glob(pattern)))]
+    return {path.relative_to(PROJECT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths}
+
+
+def _project_files() -> list[Path]:
+    found = sorted([PROJECT / "train.py", *(PROJECT / "brigade").rglob("*")])
+    return [path for path in found if path.suffix in (".py", ".yaml", ".jinja")]
 
 
 def gpus() -> int | None:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,14 +95,15 @@ def differences_of(
     if hello["gpus"] is None:
         yield "its nvidia-smi fails or does not answer", "fix the driver there"
         return
-    gpus = _usable(hello["gpus"], visible_devices)
-    if bool(gpus) != bool(_usable(theirs["gpus"], visible_devices)):
+    gpus = usable_gpus(hello["gpus"], visible_devices)
+    if bool(gpus) != bool(usable_gpus(theirs["gpus"], visible_devices)):
         yield f"{gpus} GPUs, but {theirs['gpus']} on {first}", "does `nvidia-smi` work on both?"
     elif gpus and channel.slots > gpus:
         yield f"slots={channel.slots} in the hostfile, but it has {gpus} GPUs", f"write `{channel.host} slots={gpus}`"
 
 
-def _usable(gpus: int | None, visible_devices: str | None) -> int:
+def usable_gpus(gpus: int | None, visible_devices: str | None) -> int:
+    """GPUs that ranks will see. gpus: of the host, as in its hello; visible_devices: CUDA_VISIBLE_DEVICES as it is handed on"""
     gpus = gpus or 0
     if visible_devices is None:
         return gpus
@@ -137,10 +138,8 @@ async def find(channels: list[Channel], address: str | None, port: int | None, u
     if not others:
         return Rendezvous(address or "127.0.0.1", port, {first.host: "lo"})
     own: dict[str, str] = first.hello["addresses"]
-    real = sorted(own, key=lambda candidate: own[candidate].startswith(_VIRTUAL))
-    names = [] if first.host in ("localhost", "127.0.0.1", "::1") else [first.host]
-    candidates = [address] if address else [*names, *real]
-    asked = (other.ask("reach", addresses=candidates, port=port, nonce=nonce) for other in others)
+    tries = [address] if address else candidates(first.host, own)
+    asked = (other.ask("reach", addresses=tries, port=port, nonce=nonce) for other in others)
     answers = await asyncio.gather(*asked, return_exceptions=True)
     _raise_all("do not answer", answers)
     reached = {
@@ -148,13 +147,19 @@ async def find(channels: list[Channel], address: str | None, port: int | None, u
         for other, answer in zip(others, answers, strict=True)
         if not isinstance(answer, BaseException)
     }
-    for candidate in candidates:
+    for candidate in tries:
         peers = {tried.get(candidate, {}).get("peer") for tried in reached.values()}
         if len(peers) == 1 and None not in peers:
             found = peers.pop()
             seen = {host: tried[candidate].get("interface", "") for host, tried in reached.items()}
             return Rendezvous(found, port, {first.host: own.get(found, ""), **seen})
     raise _unreachable(first.host, port, reached)
+
+
+def candidates(host: str, own: Mapping[str, str]) -> list[str]:
+    """By what others may reach a host: its name, then its addresses; last those of bridges. own: address -> interface"""
+    names = [] if host in ("localhost", "127.0.0.1", "::1") else [host]
+    return [*names, *sorted(own, key=lambda address: own[address].startswith(_VIRTUAL))]
 
 
 def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> UserError:

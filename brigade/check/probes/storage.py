@@ -1,22 +1,17 @@
-"""What a host's disks and its clock say. By the standard library alone. Nothing of this stays behind, whatever ends it."""
+"""What a host's disks and its clock say. By the standard library alone."""
 
-import glob
+import errno
 import mmap
 import os
-import secrets
-import shutil
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-BLOCK = 8 * 2**20  # bytes that are written at a time
-SHARE = 0.1  # of what is free, which a measurement takes at most
-LISTED = 10_000  # files of a pattern or directory that are counted
-SEEN = 5.0  # seconds for a network file system to show a file that another host has written (distributed/shared_directory.py)
+PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
+NOTE, RATE = ".check-", ".check-rate-"  # how the names of all files begin that this leaves for a moment
+BLOCK = 4 * 2**20  # bytes that are written at a time
 
 
 def clock() -> dict[str, Any]:
@@ -24,130 +19,97 @@ def clock() -> dict[str, Any]:
     return {"time": time.time()}
 
 
-def files(names: list[list[str]]) -> dict[str, Any]:
-    """names: of each file, pattern or directory the paths that it may mean, of which the first that is there counts
-
-    found: for each, number of its files and their bytes, or None where nothing is there
-    """
-    return {"found": [next((one for path in paths if (one := _size(path))), None) for paths in names]}
-
-
-def _size(pattern: str) -> dict[str, int] | None:
-    count = size = 0
-    for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207
-        inside = Path(path).rglob("*") if Path(path).is_dir() else [Path(path)]
-        for file in inside:
-            with suppress(OSError):
-                if file.is_file() and os.access(file, os.R_OK):
-                    count, size = count + 1, size + file.stat().st_size
-            if count >= LISTED:
-                return {"files": count, "bytes": size}
-    return {"files": count, "bytes": size} if count else None
-
-
-def room(directory: str, cache: str = "BRIGADE_CACHE") -> dict[str, Any]:
-    """Of the output directory and of the cache: free bytes (what a quota leaves is not known), where they will be written
-
-    there: the output directory, or where it is missing the directory in which it would be made; writable: whether this user may
-    kept: bytes of checkpoints that lie in the output directory
-    """
-    output, store = Path(directory), Path(os.environ.get(cache, "~/.cache/brigade")).expanduser()
-    there = existing(output)
-    kept = [_size(str(path)) or {"bytes": 0} for path in output.glob("checkpoint-*")]
-    return {
-        "there": str(there),
-        "writable": os.access(there, os.W_OK | os.X_OK),
-        "free": shutil.disk_usage(there).free,
-        "kept": sum(one["bytes"] for one in kept),
-        "cache": str(store),
-        "cache_free": shutil.disk_usage(existing(store)).free,
-    }
-
-
-def existing(path: Path) -> Path:
-    """The path, or the nearest directory above it that is there."""
-    return next(one for one in (path, *path.parents) if one.is_dir())
-
-
 def note(directory: str, token: str, host: str) -> Iterator[dict[str, Any]]:
-    """Leave a file in a directory until the block ends. error: why that cannot be"""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows tidies up
-    path = Path(directory, f".brigade-check-{token}-{host}")
+    """Leave a file in a directory, which is made where it is missing, until this is released. Then all is as it was.
+
+    error: why it cannot be written; free, size: bytes of its disk
+    """
+    where = Path(directory)
+    made = [path for path in (where, *where.parents) if not path.exists()]
+    file = where / f"{NOTE}{token}-{host}"
+    facts: dict[str, Any] = {}
     try:
         try:
-            path.touch()
+            where.mkdir(parents=True, exist_ok=True)
+            file.touch()
         except OSError as error:
-            yield {"error": error.strerror}
-        else:
-            yield {}
+            facts["error"] = error.strerror or str(error)
+        yield facts | room(directory)
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+        for path in made:
+            with suppress(OSError):  # somebody else has put something there
+                path.rmdir()
 
 
 def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
-    """Whose notes are seen here. Listing a directory asks an NFS server anew, where looking for a name may not."""
-    deadline, start = time.monotonic() + SEEN, f".brigade-check-{token}-"
+    """The hosts whose files are seen here. Listing a directory asks an NFS server anew, where looking for a name may not."""
+    deadline, begins = time.monotonic() + PATIENCE, f"{NOTE}{token}-"
     while True:
-        seen = [path.name.removeprefix(start) for path in Path(directory).glob(f"{start}*")]
+        seen = []
+        with suppress(OSError):
+            seen = [path.name.removeprefix(begins) for path in Path(directory).glob(f"{begins}*")]
         if len(seen) >= wanted or time.monotonic() > deadline:
-            return {"seen": sorted(seen)}
+            return {"seen": seen}
         time.sleep(0.1)
 
 
-def rates(directory: str, size: int, seconds: float) -> dict[str, Any]:
-    """Write a file of `size` bytes, or what can be written in `seconds`, sync it, and read it again past the page cache.
+def room(directory: str) -> dict[str, Any]:
+    """Bytes that this user may still write where a directory is, or would be; of how many; and the disk's number."""
+    path = Path(directory).expanduser()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    disk = os.statvfs(there)
+    return {"free": disk.f_bavail * disk.f_frsize, "size": disk.f_blocks * disk.f_frsize, "disk": there.stat().st_dev}
 
-    write, read: bytes per second; bytes: of the file; direct: whether O_DIRECT went past the cache (else POSIX_FADV_DONTNEED)
-    error: why nothing was measured. The file has no name, so it is gone when this process is, however that ends.
+
+def rooms(directories: list[str]) -> dict[str, Any]:
+    """room() of each."""
+    return {directory: room(directory) for directory in directories}
+
+
+def rate(directory: str, token: str, host: str, seconds: float, most: int) -> dict[str, Any]:
+    """Write a file for so many seconds, or `most` bytes, bring it to the disk, and read it past the memory's copy.
+
+    written, read: bytes per second; error: why it cannot be written. The file is removed.
     """
+    where = Path(directory)
+    made = [path for path in (where, *where.parents) if not path.exists()]
+    file, size = where / f"{RATE}{token}-{host}", 0
+    block = os.urandom(BLOCK)  # a file system that compresses would write zeros at once
     try:
-        file = _nameless(directory)
+        where.mkdir(parents=True, exist_ok=True)
+        with file.open("wb", buffering=0) as out:
+            began = time.monotonic()
+            while size < most and time.monotonic() - began < seconds:
+                size += out.write(block)
+            os.fsync(out.fileno())
+            written = size / (time.monotonic() - began)
+        return {"written": written, **_read(file, seconds)}
     except OSError as error:
-        return {"error": error.strerror}
-    try:
-        direct = _is_direct(file)
-        block = mmap.mmap(-1, BLOCK)  # aligned, as O_DIRECT wants it
-        block.write(secrets.token_bytes(BLOCK))  # what cannot be compressed
-        size = min(size, int(SHARE * shutil.disk_usage(directory).free)) // BLOCK * BLOCK
-        began = time.monotonic()
-        written = 0
-        while written < size and time.monotonic() - began < seconds:
-            written += os.write(file, block)
-        os.fsync(file)
-        wrote = time.monotonic() - began
-        if not written:
-            return {"error": "there is no room for a file to measure with"}
-        if not direct:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        began, offset = time.monotonic(), 0
-        while offset < written and time.monotonic() - began < seconds:
-            got = os.preadv(file, [block], offset)
-            if not got:
-                break
-            offset += got
-        read = time.monotonic() - began
-        return {"write": written / wrote, "read": offset / max(read, 1e-9), "bytes": written, "direct": direct}
-    except OSError as error:
-        return {"error": error.strerror}
+        return {"error": error.strerror or str(error)}
     finally:
-        os.close(file)
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
-def _nameless(directory: str) -> int:
-    """An open file without a name: by O_TMPFILE, or where the file system knows none (NFS) unlinked at once."""
-    with suppress(OSError):
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
-    path = Path(directory, f".brigade-check-{secrets.token_hex(8)}")
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    path.unlink()
-    return file
-
-
-def _is_direct(file: int) -> bool:
-    import fcntl
-
+def _read(file: Path, seconds: float) -> dict[str, Any]:
+    """direct: whether the memory's copy was passed by; a tmpfs, for one, has no other."""
     try:
-        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
-    except OSError:  # tmpfs, some network file systems
-        return False
-    return True
+        descriptor, direct = os.open(file, os.O_RDONLY | os.O_DIRECT), True
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        descriptor, direct = os.open(file, os.O_RDONLY), False
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        size, began = 0, time.monotonic()
+        with mmap.mmap(-1, BLOCK) as aligned:  # as O_DIRECT wants it
+            while time.monotonic() - began < seconds and (got := os.readv(descriptor, [aligned])):
+                size += got
+        return {"read": size / (time.monotonic() - began), "direct": direct}
+    finally:
+        os.close(descriptor)

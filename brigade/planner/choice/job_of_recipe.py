@@ -78,8 +78,16 @@ def strategy_of(settings: Settings) -> Strategy:
     return choose(settings, World(0, 0, sum(hosts.values()), hosts[first], first, "plan"), env={})
 
 
-def job_of(settings: Settings, link: str = "") -> Job:
-    """The recipe on its own cluster, packed full. link: the network between hosts, "" for the recipe's own or the usual one.
+def job_of(
+    settings: Settings,
+    link: str = "",
+    strategy: Strategy | None = None,
+    slots: dict[str, int] | None = None,
+    kind: str = "",
+) -> Job:
+    """The recipe on its own cluster, packed full, or on hosts with these slots, by the strategy that is chosen there.
+
+    link: the network between hosts, "" for the recipe's own or the usual one; kind: of GPU, "" for the recipe's
 
     Raises UserError for what the run would refuse, or no formula covers.
     """
@@ -87,9 +95,10 @@ def job_of(settings: Settings, link: str = "") -> Job:
     beside = settings.recipe_path.with_name(BESIDE)
     config, place, name = named_config(str(beside.parent) if beside.is_file() else model.model_name_or_path)
     hold_name(cluster.network or "", settings.place("network"))
-    hosts, shape = hosts_of(settings), described(config, place, name)
+    hosts, shape = slots or hosts_of(settings), described(config, place, name)
     ranks, node = sum(hosts.values()), max(hosts.values())
-    size, kind, strategy = settings.place("global_batch_size"), cluster.gpu or "H100 80GB", strategy_of(settings)
+    size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"
+    strategy = strategy or strategy_of(settings)
     shares = strategy.axes.data(ranks)
     batch = batch_arithmetic(training, shares, size)
     try:

@@ -20,6 +20,7 @@ from ..choice.job import Job
 from ..choice.job_of_run import job_of_record
 from . import calibration
 from .hardware import Gpu, gpu
+from .network import links
 from .step_time import StepTime, step_time
 
 NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
@@ -98,6 +99,23 @@ def calibrate(folders: list[Path], file: Path) -> list[str]:
     if not any(factors.values()):
         problem = "nothing follows from these runs: " + "; ".join(lines)
         raise UserError(", ".join(map(str, folders)), problem, "calibrate with a run inside one node first")
+    _write(file, factors)
+    return lines
+
+
+def take_network(
+    kind: str, named: str, measured: float, ranks: int, node_size: int, link: str, file: Path
+) -> list[str]:
+    """Fold a bandwidth that was measured without a run into the network's factor of `kind`, and write `file`; returns what
+    changed.
+
+    named: of the measurement; the same hosts' next one takes its place
+    measured: GB/s of bus bandwidth over all `ranks`; link: as a recipe names it, "" for what is usual
+    """
+    supposed = links(replace(gpu(kind), efficiency=1.0, network=1.0), link, node_size).ring("all_reduce", ranks, 1)[0]
+    factors: dict[str, Any] = calibration.read(file)["factors"]
+    lines: list[str] = []
+    factors[kind] = _fold(factors.get(kind, {}), "network", {Path(named): measured * 1e9 / supposed}, kind, lines)
     _write(file, factors)
     return lines
 

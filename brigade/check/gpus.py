@@ -1,0 +1,224 @@
+"""What is wrong with one GPU, from what NVML says of it (probes/nvml.py). Everything here judges one device; devices.py asks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors.console import counted
+from ..errors.findings import table
+from .hosts import Facts
+from .results import LEVELS, Level, Result, most_common, sound, thresholds
+
+KNOWN = table(Path(__file__).with_name("gpus.yaml"))
+XIDS = table(Path(__file__).with_name("xids.yaml"))
+IDLE = 1  # nvmlClocksEventReasonGpuIdle
+COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+GIB = 2**30
+DAY = 86_400
+
+
+class Finding(NamedTuple):
+    """value: in a few words; problem follows "GPU 3: "; {host} and {gpu} in `cure` stand for their names."""
+
+    level: Level
+    value: str
+    problem: str
+    why: str
+    cure: str
+
+
+Judge = Callable[[Facts, Mapping[str, Any]], Iterator[Finding]]  # a GPU's figures, and what most of its kind have
+
+
+def usual(hosts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
+    """Name of a kind of GPU -> figure -> what most GPUs of that kind have."""
+    kinds: dict[str, list[Facts]] = {}
+    for facts in hosts.values():
+        for gpu in facts.get("gpus", []):
+            kinds.setdefault(gpu.get("name", "GPU"), []).append(gpu)
+    found: dict[str, dict[str, Any]] = {}
+    for name, gpus in kinds.items():
+        figures = {figure for gpu in gpus for figure in gpu if isinstance(gpu[figure], int | float | bool)}
+        found[name] = {
+            figure: most_common({str(n): gpu[figure] for n, gpu in enumerate(gpus) if figure in gpu})
+            for figure in figures
+        }
+        links = {str(n): sum(gpu["nvlinks"]) for n, gpu in enumerate(gpus) if "nvlinks" in gpu}
+        found[name]["links"] = expected_links(name) or (most_common(links) if links else 0)
+    return found
+
+
+def expected_links(name: str) -> int:
+    if any(part in name for part in KNOWN["without"]):
+        return 0
+    return next((links for part, links in KNOWN["nvlinks"].items() if part in name), 0)
+
+
+def judged(
+    host: str, gpus: Iterable[Facts], kinds: Mapping[str, Mapping[str, Any]], judges: Iterable[Judge], value: str
+) -> list[Result]:
+    """A result for each thing that is wrong, with the GPUs that have it; one sound result where nothing is."""
+    found: dict[Finding, list[int]] = {}
+    for gpu in gpus:
+        for judge in judges:
+            for finding in judge(gpu, kinds.get(gpu.get("name", "GPU"), {})):
+                found.setdefault(finding, []).append(gpu["index"])
+    if not found:
+        return [sound(host, value)]
+    results = []
+    for one, numbers in found.items():
+        cure = one.cure.replace("{host}", host).replace("{gpu}", ",".join(map(str, numbers)))
+        results.append(Result(host, one.level, one.value, None, f"{which(numbers)}: {one.problem}", one.why, cure))
+    return results
+
+
+def which(numbers: list[int]) -> str:
+    return f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+# ---- a host's number of them ----------------------------------------------------------------------------------
+def kinds(found: list[Facts]) -> Counter[str]:
+    return Counter(gpu.get("name", "GPU") for gpu in found)
+
+
+def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result | None:
+    """What is wrong with the number of GPUs. count: None where nvidia-smi fails; seen: after CUDA_VISIBLE_DEVICES"""
+    if count is None:
+        why = "no program can use the GPUs then"
+        cure = f"ssh {host} nvidia-smi; a reboot loads a driver that was updated while it ran"
+        return Result(host, "red", "nvidia-smi fails", None, "its nvidia-smi fails or does not answer", why, cure)
+    if seen < slots:
+        problem = f"slots={slots} in the hostfile, but it has {counted(seen, 'GPU')}"
+        why = "ranks without a GPU of their own fail, or share one and run out of memory"
+        cure = f"write `{host} slots={seen}`" if seen else f"`ssh {host} nvidia-smi`; or leave {host} out"
+        return Result(host, "red", counted(seen, "GPU"), None, problem, why, cure)
+    if seen > slots:
+        problem = f"slots={slots} in the hostfile, but it has {seen} GPUs"
+        cure = f"write `{host} slots={seen}`; or set CUDA_VISIBLE_DEVICES where `launch` starts, if that is meant"
+        return Result(host, "yellow", f"{seen} GPUs", None, problem, f"{seen - slots} of its GPUs would idle", cure)
+    return None
+
+
+# ---- judges ------------------------------------------------------------------------------------------------------
+def lost(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
+    if gpu.get("lost"):
+        why = "ranks on it fail at once"
+        yield Finding("red", "lost", "the driver lists it and cannot reach it", why, XIDS["actions"]["reboot"]["cure"])
+
+
+def free_memory(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
+    if "memory" not in gpu:
+        return
+    free, total = gpu["memory"]["free"], gpu["memory"]["total"]
+    level = thresholds()["gpu_memory_free"].level(free / total)
+    if level == "green":
+        return
+    holders = [_words(holder) for holder in gpu.get("holders", [])]
+    problem = (
+        f"{free / GIB:.0f} of {total / GIB:.0f} GiB are free; held by {', '.join(holders) or 'nobody who can be seen'}"
+    )
+    pids = " ".join(str(holder["pid"]) for holder in gpu.get("holders", [])) or "PID"
+    why = "the planner counts on nearly all of it, and the run would end out of memory"
+    yield Finding(
+        level, f"{free / GIB:.0f} GiB free", problem, why, f"wait for it, or `ssh {{host}} kill {pids}` if it is yours"
+    )
+
+
+def _words(holder: Facts) -> str:
+    size = f", {holder['memory'] / GIB:.1f} GiB" if holder.get("memory") else ""
+    who = f" of {holder['user']}: {holder['command']}" if "user" in holder else ", hidden by the container"
+    return f"process {holder['pid']}{who}{size}"
+
+
+def errors(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
+    reset, replace = XIDS["actions"]["reset"]["cure"], "let GPU {gpu} of {host} be replaced"
+    if count := gpu.get("uncorrected"):
+        problem = f"{count} errors of its memory since the last reset could not be corrected"
+        yield Finding("red", "memory errors", problem, "what it computes is in doubt", reset)
+    rows = gpu.get("remapped", {})
+    if rows.get("failed"):
+        problem = "a faulty row of its memory could not be replaced: no spare one is left"
+        yield Finding("red", "no spare rows", problem, "errors will come again in the same place", replace)
+    elif rows.get("pending"):
+        problem = "a faulty row of its memory waits for a reset to be replaced"
+        yield Finding("yellow", "row to be replaced", problem, "until then the row may err again", reset)
+    if gpu.get("ecc") is False and kind.get("ecc"):
+        why = "flipped bits go unnoticed there, and it has more memory and speed than the others"
+        cure = "`ssh {host} sudo nvidia-smi -i {gpu} --ecc-config=1`, then reboot"
+        yield Finding("yellow", "ECC off", "ECC is off, and on for others of its kind", why, cure)
+
+
+def clocks(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
+    why = "all ranks wait for the slowest GPU in every step"
+    reasons = gpu.get("clock_reasons", 0)
+    told = 0
+    for bit, entry in KNOWN["slowdowns"].items():
+        if reasons & bit and not (bit == 8 and told):
+            told |= bit
+            yield Finding(entry["level"], "throttled", entry["means"], why, entry["cure"])
+    limit, most = gpu.get("power_limit"), kind.get("power_limit")
+    if limit and most and (level := thresholds()["gpu_power"].level(limit / most)) != "green":
+        problem = f"its power limit is {limit:.0f} W, of others of its kind {most:.0f} W"
+        cure = f"ssh {{host}} sudo nvidia-smi -i {{gpu}} --power-limit={most:.0f}"
+        yield Finding(level, f"{limit:.0f} W", problem, why, cure)
+    if "temperature" in gpu and "slowdown_at" in gpu:
+        left = gpu["slowdown_at"] - gpu["temperature"]
+        if (level := thresholds()["gpu_temperature"].level(left)) != "green":
+            problem = f"it has {gpu['temperature']} °C and slows down at {gpu['slowdown_at']} °C"
+            yield Finding(level, f"{gpu['temperature']} °C", problem, why, KNOWN["slowdowns"][64]["cure"])
+
+
+def pcie(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
+    """An idle GPU lowers its link's speed, but not its width, to save power."""
+    why = "loading, offloading and every exchange that does not go over NVLink pass here"
+    cure = "reseat the card or its riser in {host}; `sudo lspci -vv` shows LnkSta"
+    width, most = gpu.get("pcie_width"), gpu.get("pcie_width_most")
+    if width and most and (level := thresholds()["gpu_pcie"].level(width / most)) != "green":
+        yield Finding(level, f"x{width}", f"its PCIe link has {width} lanes of {most}", why, cure)
+    speed, best = gpu.get("pcie_generation"), gpu.get("pcie_generation_most")
+    if speed and best and speed < best and not gpu.get("clock_reasons", IDLE) & IDLE:
+        problem = f"its PCIe link runs at generation {speed} of {best} under load"
+        yield Finding("yellow", f"PCIe {speed}", problem, why, cure)
+    for figure, unit in (("pcie_width_most", "lanes"), ("pcie_generation_most", "as generation")):
+        mine, others = gpu.get(figure), kind.get(figure)
+        if mine and others and mine < others:
+            problem = f"its slot allows {mine} {unit}, others of its kind {others}"
+            yield Finding(
+                "yellow", "slower slot", problem, why, "put it into another slot, or look at the BIOS of {host}"
+            )
+
+
+def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
+    up, expected = sum(gpu.get("nvlinks", [])), kind.get("links", 0)
+    if up < expected and not gpu.get("lost"):
+        problem = f"{up} of its {expected} NVLinks are up"
+        why = "NCCL takes PCIe instead, which is about ten times slower, or fails"
+        yield Finding("red", f"{up} NVLinks", problem, why, XIDS["actions"]["link"]["cure"])
+    fabric = gpu.get("fabric")
+    if fabric and (fabric["state"] != COMPLETED or fabric["status"]):
+        problem = "it has not joined the NVLink fabric"
+        why = "without it no program can use GPUs of this host that are linked by NVSwitch (CUDA error 802)"
+        cure = "ssh {host} sudo systemctl restart nvidia-fabricmanager; its version has to be the driver's"
+        yield Finding("red", "no fabric", problem, why, cure)
+
+
+def xid(number: int, age: float) -> Finding:
+    """One Xid error. age: seconds"""
+    entry = XIDS["xids"].get(number, {"means": "it is not in Brigade's table", "action": "watch"})
+    action = XIDS["actions"][entry["action"]]
+    level: Level = action["level"]
+    if age > DAY:
+        level = {"red": "yellow", "yellow": "green"}[level]  # type: ignore[assignment]
+    when = "now" if age < 1 else f"{age / 3600:.0f} h ago" if age >= 3600 else f"{age / 60:.0f} min ago"
+    problem = f"Xid {number}, {when}: {entry['means']}"
+    return Finding(level, f"Xid {number}", problem, "the next run may fail in the same way", action["cure"])
+
+
+def xids(said: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Of each number the newest; the gravest first. said: {xid, age}"""
+    newest: dict[int, float] = {}
+    for one in said:
+        newest[one["xid"]] = min(one["age"], newest.get(one["xid"], one["age"]))
+    found = [xid(number, age) for number, age in newest.items()]
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level), reverse=True)

@@ -1,0 +1,136 @@
+"""What a measured bandwidth means for training: the part of each step that ranks wait for the network, by the planner."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import UserError
+from ..errors.console import figure
+from .hosts import Wanted
+
+if TYPE_CHECKING:
+    from ..planner.choice.job import Job
+
+# What is spoken of without a recipe.
+USUAL_MODEL, USUAL_LENGTH, USUAL_BATCH, USUAL_GPU = "qwen3-8b", 4096, 128, "H100 80GB"
+BESIDE = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2")  # strategies that are told of beside the recipe's own
+
+
+class Measured(Protocol):
+    """backend: nccl or gloo; device: the GPUs' name; rate: GB/s of bus bandwidth between hosts"""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def rate(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Said:
+    """value: for the table; share: of a step that the recipe's own strategy waits; sentence: the same in words"""
+
+    value: str
+    share: float
+    sentence: str
+    cure: str
+
+
+def say(wanted: Wanted, measured: Measured) -> Said | str:
+    """What the planner says, or why it says nothing."""
+    try:
+        return _say(wanted, measured)
+    except UserError as error:
+        return f"the planner has no estimate of this recipe: {error.problem}"
+
+
+def _say(wanted: Wanted, measured: Measured) -> Said:
+    from ..planner.choice.estimate import estimate
+    from ..planner.choice.strategies import CHOICES
+    from ..planner.costs.hardware import gpu
+    from ..planner.costs.network import LINE_SHARE
+
+    link = f"{measured.rate * 8 / LINE_SHARE:.6f} Gb/s"  # with which the formulas' rings have the measured rate
+    job, own = _job(wanted, measured, link)
+    # The user's factor for the network is about the bandwidth that formulas suppose: here it was measured.
+    device = replace(gpu(job.gpu), network=1.0)
+
+    def others() -> "Iterator[tuple[str, Job]]":
+        yield own, job
+        for choice in (choice for choice in CHOICES if choice.name in BESIDE and not job.axes):
+            spread = {"engine": choice.engine, "stage": choice.stage, "shard": 0, "hpz": 0}
+            if choice.name != own:
+                yield choice.name, replace(job, **spread, offload="", quantised=False)
+
+    found = {name: estimate(one, device) for name, one in others()}
+    fits = {name: one for name, one in found.items() if one.fits or name == own}
+    shares = {name: one.time.across / one.time.total for name, one in fits.items()}
+    first, *rest = (f"{name} waits {share:.0%}" for name, share in shares.items())
+    others_wait = "; " + ", ".join(words.replace(" waits", "") for words in rest) if rest else ""
+    about = f"by the planner: {job.shape.name}, {job.title}, {job.tokens_per_step:,} tokens per step on {job.gpus} {job.gpu}"
+    sentence = f"at this bandwidth ({figure(measured.rate, 2)} GB/s) {first} of each step{others_wait} ({about})"
+    fastest = min(fits, key=lambda name: fits[name].time.total)
+    gain = fits[own].time.total / fits[fastest].time.total
+    cure = "more sequences per step (global_batch_size) for each exchange, or a faster network"
+    if gain > 1.1:
+        cure = (
+            f"take {fastest}: its step takes {figure(fits[fastest].time.total, 2)} s, {gain:.1f} times less; or {cure}"
+        )
+    less = min((name for name in shares if name != own), key=lambda name: shares[name], default=own)
+    beside = f", {less} {shares[less]:.0%}" if less != own else ""
+    return Said(f"{own} waits {shares[own]:.0%}{beside}", shares[own], sentence, cure)
+
+
+def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
+    """The recipe on these hosts, or the usual model; and its strategy's name."""
+    from ..planner.choice.job import Job
+    from ..planner.choice.job_of_recipe import STRATEGIES, job_of
+    from ..planner.models.find_model import named_shape
+
+    ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
+    kind = _kind(measured)
+    if wanted.job is None:
+        shape = named_shape(USUAL_MODEL)
+        usual = Job(
+            shape, USUAL_LENGTH, engine="zero", stage=3, data=ranks, checkpointing="full", node_size=node,
+            gpu=kind or USUAL_GPU, link=link, accumulation=max(1, USUAL_BATCH // ranks),
+        )  # fmt: skip
+        return usual, "ZeRO-3"
+    strategy = wanted.job.strategy
+    job = job_of(wanted.job.settings, link, strategy, wanted.slots, kind)
+    return job, STRATEGIES.get(strategy.name, strategy.name)
+
+
+def _kind(measured: Measured) -> str:
+    """The kind of GPU that was found, "" without one or where nobody knows it."""
+    from ..planner.costs.hardware import gpu
+
+    try:
+        return gpu(measured.device).kind if measured.backend == "nccl" else ""
+    except UserError:
+        return ""
+
+
+def calibrate(wanted: Wanted, measured: Measured | None, file: Path) -> list[str]:
+    """Take the measured bandwidth into the user's calibration file; returns what changed, a line each.
+
+    Raises UserError where nothing was measured by which GPUs' runs can be judged.
+    """
+    from ..planner.costs.calibrate import take_network
+
+    place = "flag --calibrate"
+    if measured is None:
+        raise UserError(place, "no collective was measured", "make the hosts sound first: see the table")
+    if not (kind := _kind(measured)):
+        problem = f"the hosts' {measured.device} with {measured.backend} says nothing of what runs on GPUs reach"
+        raise UserError(place, problem, "run it on hosts with GPUs that `plan --gpu` knows")
+    hosts = list(wanted.slots)
+    named = hosts[0] if len(hosts) == 1 else f"{hosts[0]} ... {hosts[-1]}, {len(hosts)} hosts"
+    link = (wanted.job.settings.recipe.cluster.network or "") if wanted.job else ""
+    return take_network(
+        kind, f"check of {named}", measured.rate, measured.ranks, max(wanted.slots.values()), link, file
+    )

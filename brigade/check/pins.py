@@ -1,0 +1,87 @@
+"""Versions of packages, against requirements.txt and constraints.txt where they pin, else against what most hosts have."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from ..errors.console import counted
+from ..launch.host_facts import PACKAGES
+from ..recipe.files import REPOSITORY
+from .results import Result, most_common, sound
+
+FILES = ("requirements.txt", "constraints.txt")
+_PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;#]+)")
+Versions = Mapping[str, str | None]  # package -> version, None where it is missing
+SHOWN = 4  # packages that a sentence names
+WHY_RED = "ranks of two versions disagree about what they send each other: they hang, or compute something else"
+WHY = "the tests passed with the pinned version alone"
+
+
+@cache
+def pins(folder: Path = REPOSITORY) -> dict[str, str]:
+    """Package -> the one version that the files allow."""
+    lines = (line for name in FILES for line in (folder / name).read_text(encoding="utf-8").splitlines())
+    return {found[1]: found[2] for line in lines if (found := _PIN.match(line))}
+
+
+def meets(version: str | None, pin: str) -> bool:
+    """PEP 440: 2.13.0+cpu meets a pin on 2.13.0, but not the other way round."""
+    return version is not None and (version == pin or ("+" not in pin and version.partition("+")[0] == pin))
+
+
+@dataclass
+class Differences:
+    """What of one host's packages differs. wanted: package -> the version to install, of all that differ"""
+
+    red: list[str] = field(default_factory=list)
+    yellow: list[str] = field(default_factory=list)
+    wanted: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, version: str | None, wanted: str, grave: bool, reference: str) -> None:
+        self.wanted[name] = wanted
+        words = f"{name} {version or 'is missing'}, {reference}"
+        (self.red if grave else self.yellow).append(words)
+
+
+def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dict[str, Differences]:
+    """Host -> what differs there.
+
+    Red are the packages that ranks exchange things with (host_facts.PACKAGES) where hosts disagree. A package that all hosts lack
+    is none that a run needs: tests want it. All hosts with the same other version agree, but no test has seen it.
+    """
+    found = {host: Differences() for host in hosts}
+    for name in pinned:
+        versions = {host: packages.get(name) for host, packages in hosts.items()}
+        agree = len(set(versions.values())) == 1
+        right = {host: version for host, version in versions.items() if meets(version, pinned[name])}
+        usual = most_common(right) if right else None
+        for host, version in versions.items():
+            if host not in right and not (agree and version is None and name not in PACKAGES):
+                reference = f"pinned {pinned[name]}"
+                found[host].add(name, version, usual or pinned[name], name in PACKAGES and not agree, reference)
+            elif host in right and usual and version != usual:
+                found[host].add(name, version, usual, name in PACKAGES, f"elsewhere {usual}")
+    return found
+
+
+def judge(host: str, versions: Versions, differs: Differences) -> list[Result]:
+    """One result, or one for each level."""
+    if not differs.wanted:
+        missing = sum(version is None for version in versions.values())
+        without = f", without {missing} for tests" if missing else ""
+        return [sound(host, f"torch {versions.get('torch')}, {counted(len(versions), 'pin')}{without}")]
+    install = shlex.join(f"{name}=={version}" for name, version in differs.wanted.items())
+    where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
+    fix = f"cd {where} && {python} -m pip install --disable-pip-version-check --quiet {install}"
+    found = []
+    for level, words, why in (("red", differs.red, WHY_RED), ("yellow", differs.yellow, WHY)):
+        if words:
+            more = f", and {counted(len(words) - SHOWN, 'more package')}" if len(words) > SHOWN else ""
+            problem = "; ".join(words[:SHOWN]) + more
+            cure = f"`make setup` in {REPOSITORY} on {host}, or --fix --yes"
+            found.append(Result(host, level, words[0], None, problem, why, cure, fix))  # type: ignore[arg-type]
+    return found

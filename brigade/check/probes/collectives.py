@@ -1,0 +1,161 @@
+"""What collectives take, with torch and the backend of training. torch is imported once on each host for all of them."""
+
+import os
+import statistics
+import time
+from datetime import timedelta
+from typing import Any
+
+TIMES = 7  # of which the median counts; fewer where one takes long
+SPENT = 0.6  # seconds at most for the repetitions of one payload
+SETTLE, EACH = 30.0, 0.05  # seconds that an operation, or the group's start, may take, and more for each rank
+
+
+def sweep(
+    first: int,
+    ranks: int,
+    world: int,
+    address: str,
+    port: int,
+    interface: str,
+    backend: str,
+    payloads: list[int],
+    longest: float,
+) -> dict[str, Any]:
+    """Times of all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
+    the GPU of its number under "nccl".
+
+    longest: seconds that one operation is expected to take at most; larger payloads are left out
+    Returns figures: [collective, bytes, seconds] of the slowest of this host's ranks; device: what they ran on; error: why it
+    ended early, or "".
+    """
+    how = (world, address, port, interface, backend, payloads, longest)
+    if ranks == 1:
+        found = [_rank(first, 0, *how)]
+    else:
+        import multiprocessing
+
+        with multiprocessing.get_context("spawn").Pool(ranks) as pool:
+            found = pool.starmap(_rank, [(first + local, local, *how) for local in range(ranks)], chunksize=1)
+    error = next((one["error"] for one in found if one["error"]), "")
+    slowest = [
+        [*rows[0][:2], max(row[2] for row in rows)] for rows in zip(*(one["figures"] for one in found), strict=False)
+    ]
+    return {"figures": slowest, "device": found[0]["device"], "error": error}
+
+
+def _rank(
+    rank: int,
+    local: int,
+    world: int,
+    address: str,
+    port: int,
+    interface: str,
+    backend: str,
+    payloads: list[int],
+    longest: float,
+) -> dict[str, Any]:
+    for name in ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if interface:
+            os.environ.setdefault(name, interface)  # as launch does: the user's own choice goes first
+    import torch
+    import torch.distributed as dist
+
+    device, named = torch.device("cpu"), "CPU"
+    if backend == "nccl":
+        torch.cuda.set_device(local)
+        device, named = torch.device("cuda", local), torch.cuda.get_device_name(local)
+    figures: list[list[Any]] = []
+    try:
+        patience = timedelta(seconds=SETTLE + EACH * world)
+        store = dist.TCPStore(address, port, world, rank == 0, patience, wait_for_workers=False)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
+        for name in COLLECTIVES:
+            _sweep_one(name, world, payloads, longest, device, figures)
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:  # whatever torch, gloo or NCCL say
+        words = " ".join(str(error).split())
+        return {"figures": figures, "device": named, "error": f"{type(error).__name__}: {words}"[:400]}
+    return {"figures": figures, "device": named, "error": ""}
+
+
+def _sweep_one(
+    name: str, world: int, payloads: list[int], longest: float, device: Any, figures: list[list[Any]]
+) -> None:
+    """Add one collective's rows to `figures`. All ranks take the same decisions: by the slowest one's time."""
+    import torch
+    import torch.distributed as dist
+
+    def slowest(seconds: float) -> float:
+        found = torch.tensor([seconds], device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return float(found.item())
+
+    before: tuple[int, float] | None = None
+    for payload in payloads:
+        if before and before[1] * payload / before[0] > longest:
+            break
+        once = COLLECTIVES[name](payload, world, device)
+        once()  # the first one connects
+        first = slowest(_timed(once, device))
+        times = [_timed(once, device) for _ in range(max(1, min(TIMES, int(SPENT / first))))]
+        median = statistics.median(times)
+        before = (payload, slowest(median))
+        figures.append([name, payload, median])
+
+
+def _timed(once: Any, device: Any) -> float:
+    import torch
+
+    began = time.perf_counter()
+    once()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _whole(payload: int, world: int, device: Any) -> Any:
+    """`payload` bytes of fp32, rounded to parts of equal size."""
+    import torch
+
+    return torch.ones(max(1, payload // 4 // world) * world, device=device)
+
+
+def _all_reduce(payload: int, world: int, device: Any) -> Any:
+    import torch.distributed as dist
+
+    whole = _whole(payload, world, device)
+    return lambda: dist.all_reduce(whole)  # its sum grows, and nobody reads it
+
+
+def _all_gather(payload: int, world: int, device: Any) -> Any:
+    import torch.distributed as dist
+
+    whole = _whole(payload, world, device)
+    part = whole[: len(whole) // world].clone()
+    return lambda: dist.all_gather_single(whole, part)
+
+
+def _reduce_scatter(payload: int, world: int, device: Any) -> Any:
+    import torch.distributed as dist
+
+    whole = _whole(payload, world, device)
+    part = whole[: len(whole) // world].clone()
+    return lambda: dist.reduce_scatter_single(part, whole)
+
+
+def _all_to_all(payload: int, world: int, device: Any) -> Any:
+    import torch.distributed as dist
+
+    whole = _whole(payload, world, device)
+    other = whole.clone()
+    return lambda: dist.all_to_all_single(other, whole)
+
+
+COLLECTIVES = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}

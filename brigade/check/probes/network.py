@@ -1,0 +1,206 @@
+"""What TCP reaches between two hosts. By the standard library alone: no host imports torch for it.
+
+One host listens until it is released, and others send to it. The receiving end decides when the time is over, so that each pair
+takes equally long, however slow its link is.
+"""
+
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...launch.host_facts import addresses as own_addresses
+
+BLOCK = 2**20
+CONNECT = 3.0  # seconds
+DRAIN = 5.0
+
+
+def serve(token: str) -> Iterator[dict[str, Any]]:
+    """Listen on a port of the system's choice, and take what others send. token: what they have to know
+
+    free: another port, which is kept free for torch's store: two sockets may have it while neither listens, and no third takes it
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    listening = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
+    threading.Thread(target=_accept, args=(listening, token), daemon=True).start()
+    with socket.socket(family) as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("", 0))
+        yield {"port": listening.getsockname()[1], "free": kept.getsockname()[1], "links": links(), "fabric": fabric()}
+
+
+def links() -> dict[str, dict[str, Any]]:
+    """Interface -> speed in Mbit/s, None where it does not know its own; real: a card or several, whose speed means something
+    (a veth says 10,000 whatever lies below it)."""
+    found = {}
+    for path in Path("/sys/class/net").glob("*"):
+        speed = 0
+        with suppress(OSError, ValueError):
+            speed = int((path / "speed").read_text())
+        real = (path / "device").exists() or (path / "bonding").exists()
+        found[path.name] = {"speed": speed if speed > 0 else None, "real": real}
+    return found
+
+
+def fabric() -> float:
+    """Gbit/s of all InfiniBand and RoCE ports that are up, which NCCL takes before TCP; 0 without any."""
+    rates = 0.0
+    for port in Path("/sys/class/infiniband").glob("*/ports/*"):
+        with suppress(OSError, ValueError, IndexError):
+            if "ACTIVE" in (port / "state").read_text():
+                rates += float((port / "rate").read_text().split()[0])  # `400 Gb/sec (4X NDR)`
+    return rates
+
+
+def way(addresses: list[str], port: int, token: str) -> dict[str, Any]:
+    """Try to reach a listening host by each of its addresses: address -> who answers there, and our own address and interface on
+    that way, or what went wrong."""
+    tried: dict[str, Any] = {}
+
+    def attempt(address: str) -> None:
+        try:
+            with _connect(address, port, {"token": token, "do": "greet"}) as connection:
+                if connection.recv(100) != b"welcome\n":
+                    tried[address] = {"error": "another program answers there"}
+                    return
+                own, peer = connection.getsockname()[0], connection.getpeername()[0]
+        except OSError as error:
+            tried[address] = {"error": _words(error)}
+            return
+        tried[address] = {"peer": peer, "own": own, "interface": own_addresses().get(own, "lo")}
+
+    threads = [threading.Thread(target=attempt, args=(address,), daemon=True) for address in addresses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(CONNECT + 2)
+    return {address: tried.get(address, {"error": f"no answer within {CONNECT + 2:g} s"}) for address in addresses}
+
+
+def send(
+    address: str, port: int, token: str, streams: int, warm_up: float, window: float, attempt: int = 0
+) -> dict[str, Any]:
+    """Send to a listening host. gbit: Gbit/s that arrived there, over `window` s after `warm_up`, by all streams together; busy:
+    the share of that time in which the busier end's threads computed or waited for a processor: near 1, the network was not what
+    bounded it; or error. attempt: makes a repeated question another one"""
+    order = {"token": token, "do": "take", "warm_up": warm_up, "window": window}
+    answers: list[dict[str, Any]] = []
+    errors: list[str] = []
+
+    def stream() -> None:
+        try:
+            with _connect(address, port, order) as connection:
+                answers.append(_push(connection, warm_up + window + DRAIN))
+        except OSError as error:
+            errors.append(_words(error))
+        except ValueError:
+            errors.append("the other end broke off")
+
+    threads = [threading.Thread(target=stream, daemon=True) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(CONNECT + warm_up + window + 2 * DRAIN)
+    if errors or len(answers) < streams:
+        return {"error": errors[0] if errors else "it does not end"}
+    rate = sum(answer["bytes"] / answer["seconds"] for answer in answers)
+    busy = max(sum(answer[end] for answer in answers) / streams for end in ("taker", "sender"))
+    return {"gbit": rate * 8e-9, "busy": round(busy, 3)}
+
+
+def _connect(address: str, port: int, order: dict[str, Any]) -> socket.socket:
+    connection = socket.create_connection((address, port), CONNECT)
+    connection.sendall(json.dumps(order).encode() + b"\n")
+    return connection
+
+
+def _words(error: OSError) -> str:
+    return f"no answer within {CONNECT:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+
+
+def _push(connection: socket.socket, limit: float) -> dict[str, Any]:
+    """Send until the other end has counted enough. Raises OSError, ValueError where it says nothing."""
+    connection.settimeout(limit)
+    block, began, busy = memoryview(bytes(BLOCK)), time.monotonic(), _processor()
+    while True:
+        readable, writable, _ = select.select([connection], [connection], [], limit)
+        if readable:
+            break
+        if not writable or time.monotonic() - began > limit:
+            raise TimeoutError
+        connection.send(block)
+    share = (_processor() - busy) / (time.monotonic() - began)
+    said = connection.makefile("rb").readline()
+    # What still waits to be sent is of no use: drop it.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return {**json.loads(said), "sender": share}
+
+
+def _accept(listening: socket.socket, token: str) -> None:
+    while True:
+        connection, _ = listening.accept()
+        threading.Thread(target=_serve, args=(connection, token), daemon=True).start()
+
+
+def _serve(connection: socket.socket, token: str) -> None:
+    with connection, suppress(OSError, ValueError, KeyError):
+        connection.settimeout(DRAIN)
+        order = json.loads(_line(connection))
+        if order["token"] != token:
+            return
+        if order["do"] == "greet":
+            connection.sendall(b"welcome\n")
+            return
+        connection.sendall(json.dumps(_take(connection, order["warm_up"], order["window"])).encode() + b"\n")
+        connection.settimeout(DRAIN)
+        scratch = bytearray(BLOCK)
+        while connection.recv_into(scratch):
+            pass
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 1000:
+        if not (byte := connection.recv(1)):
+            break
+        line += byte
+    return line
+
+
+def _take(connection: socket.socket, warm_up: float, window: float) -> dict[str, Any]:
+    """Count what arrives in `window` seconds after `warm_up`."""
+    scratch, count = bytearray(BLOCK), 0
+    first = time.monotonic() + warm_up
+    _take_until(connection, scratch, first)
+    began, busy = time.monotonic(), _processor()
+    count = _take_until(connection, scratch, began + window)
+    passed = time.monotonic() - began
+    return {"bytes": count, "seconds": passed, "taker": (_processor() - busy) / passed}
+
+
+def _take_until(connection: socket.socket, scratch: bytearray, end: float) -> int:
+    count = 0
+    while (left := end - time.monotonic()) > 0:
+        connection.settimeout(left)
+        with suppress(TimeoutError):
+            if not (got := connection.recv_into(scratch)):
+                raise ConnectionResetError
+            count += got
+    return count
+
+
+def _processor() -> float:
+    """Seconds that this thread has computed or waited for a processor."""
+    try:
+        computed, waited = map(int, Path("/proc/thread-self/schedstat").read_text().split()[:2])
+    except (OSError, ValueError):  # a kernel without CONFIG_SCHED_INFO
+        return time.thread_time()
+    return (computed + waited) * 1e-9

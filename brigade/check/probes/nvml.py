@@ -1,0 +1,151 @@
+"""What NVIDIA's driver says of a host's GPUs, by NVML (nvidia-ml-py). A figure that a device does not have is left out, and
+nothing else with it: consumer cards count no memory errors and have no NVLink."""
+
+import ctypes
+import pwd
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml
+LOOK = 0.1  # seconds for Xid events that come right now
+LINKS = 36  # NVML_NVLINK_MAX_LINKS
+
+
+def gpus() -> dict[str, Any]:
+    """gpus: the figures of _figures() of each; peers: [a, b, status] of pairs; xids: that come right now
+    nvswitches: of the host, fabric_manager: whether its process can be seen
+    Or absent: why NVML cannot be asked, or problem: why it does not answer.
+    """
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return {"absent": "nvidia-ml-py is not installed there"}
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return {"problem": str(error)}
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        handles = {number: _asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number) for number in range(count)}
+        there = {number: handle for number, handle in handles.items() if handle is not None}
+        return {
+            "gpus": [
+                {"index": number} | (_figures(nvml, there[number]) if number in there else {"lost": True})
+                for number in handles
+            ],
+            "peers": _peers(nvml, there),
+            "xids": _events(nvml, there),
+            "nvswitches": len(list(Path("/proc/driver/nvidia-nvswitch/devices").glob("*"))),
+            "fabric_manager": _runs("nv-fabricmanage"),  # the kernel keeps 15 characters of a name
+        }
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _asked(nvml: Any, function: Callable[..., Any], *words: Any) -> Any:
+    """The answer, or None where the device, the driver or the installed pynvml has none."""
+    try:
+        return function(*words)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Of one GPU, what it answers. Bytes, W, degrees Celsius; clock_reasons: NVML's bits; nvlinks: 1 for each that is up."""
+
+    def watts(milliwatts: int) -> float:
+        return milliwatts / 1000
+
+    queries: dict[str, Callable[[], Any]] = {
+        "name": lambda: _text(nvml.nvmlDeviceGetName(gpu)),
+        "bus": lambda: _text(nvml.nvmlDeviceGetPciInfo(gpu).busId),
+        "memory": lambda: {key: getattr(nvml.nvmlDeviceGetMemoryInfo(gpu), key) for key in ("total", "free")},
+        "holders": lambda: [_holder(process) for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
+        "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
+        "uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        "remapped": lambda: dict(
+            zip(("correctable", "uncorrectable", "pending", "failed"), nvml.nvmlDeviceGetRemappedRows(gpu), strict=True)
+        ),
+        "clock_reasons": lambda: _clock_reasons(nvml, gpu),
+        "power_limit": lambda: watts(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)),
+        "power_default": lambda: watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu)),
+        "temperature": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        "slowdown_at": lambda: nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+        "pcie_generation_most": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
+        "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+        "pcie_width_most": lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
+        "nvlinks": lambda: _nvlinks(nvml, gpu),
+        "fabric": lambda: _fabric(nvml, gpu),
+    }
+    answers = {name: _asked(nvml, query) for name, query in queries.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _text(answer: str | bytes) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def _clock_reasons(nvml: Any, gpu: Any) -> int:
+    """Before driver 535 it had another name."""
+    found = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+    return found if found is not None else nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+
+
+def _nvlinks(nvml: Any, gpu: Any) -> list[int] | None:
+    states = (_asked(nvml, nvml.nvmlDeviceGetNvLinkState, gpu, link) for link in range(LINKS))
+    return [state for state in states if state is not None] or None
+
+
+def _fabric(nvml: Any, gpu: Any) -> dict[str, int] | None:
+    """state: NVML_GPU_FABRIC_STATE_*, status: of its registration. None where the device belongs to no fabric."""
+    found = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(found))
+    return {"state": found.state, "status": found.status} if found.state else None
+
+
+def _holder(process: Any) -> dict[str, Any]:
+    """Who computes on a GPU. user and command are left out where a container hides the process."""
+    found = {"pid": process.pid, "memory": process.usedGpuMemory}
+    with suppress(OSError, KeyError):
+        entry = Path("/proc", str(process.pid))
+        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        found |= {"user": pwd.getpwuid(entry.stat().st_uid).pw_name, "command": command[:80]}
+    return found
+
+
+def _peers(nvml: Any, gpus: dict[int, Any]) -> list[list[int]]:
+    pairs = [(a, b) for a in gpus for b in gpus if a < b]
+    asked = ((a, b, _asked(nvml, nvml.nvmlDeviceGetP2PStatus, gpus[a], gpus[b], READ)) for a, b in pairs)
+    return [[a, b, status] for a, b, status in asked if status is not None]
+
+
+def _events(nvml: Any, gpus: dict[int, Any]) -> list[dict[str, int]]:
+    """Xids of right now. NVML tells only what happens after it was asked."""
+    found: list[dict[str, int]] = []
+    with suppress(nvml.NVMLError, AttributeError):
+        events = nvml.nvmlEventSetCreate()
+        for gpu in gpus.values():
+            _asked(nvml, nvml.nvmlDeviceRegisterEvents, gpu, nvml.nvmlEventTypeXidCriticalError, events)
+        end = time.monotonic() + LOOK
+        try:
+            while (left := end - time.monotonic()) > 0:
+                event = nvml.nvmlEventSetWait_v2(events, int(left * 1000) + 1)  # raises when nothing comes
+                found.append({"index": nvml.nvmlDeviceGetIndex(event.device), "xid": event.eventData})
+        finally:
+            nvml.nvmlEventSetFree(events)
+    return found
+
+
+def _runs(name: str) -> bool:
+    for entry in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if entry.read_text().strip() == name:
+                return True
+    return False

@@ -1,0 +1,127 @@
+"""What a host runs: versions, code, variables and paths. By the standard library alone; torch is read and not imported, for that
+takes seconds."""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ...launch.host_facts import PROJECT, file_hashes
+
+# Besides what project_hash() covers: what a run reads of the clone.
+READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")
+PASSWORD = re.compile(r"//[^/@\s]*:[^/@\s]*@")  # of a proxy's address
+
+
+def look(
+    names: list[str], patterns: list[str], left_out: list[str], secret: str, salt: str, paths: dict[str, str]
+) -> dict[str, Any]:
+    """Everything that is compared between hosts, in one process.
+
+    names: of packages; patterns, left_out: of variables (fnmatch); paths: what it is for -> path
+    secret: a regular expression; a variable whose name it matches is answered as a hash with `salt`, and so is an address with a
+    password
+    """
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": {name: _version(name) for name in names},
+        "torch": _torch(),
+        "driver": _driver(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "glibc": platform.libc_ver()[1] or "none",
+        "git": _git(),
+        "variables": {
+            name: _value(name, value, secret, salt)
+            for name, value in sorted(os.environ.items())
+            if _matches(name, patterns) and not _matches(name, left_out)
+        },
+        "paths": {what: _path(path) for what, path in paths.items()},
+    }
+
+
+def files() -> dict[str, Any]:
+    """Path in the clone -> hash, of what a run reads there. Asked where clones differ, to name the file."""
+    return {"files": file_hashes(READ)}
+
+
+def loaded() -> dict[str, Any]:
+    """The CUDA libraries that torch really loads. Imports torch."""
+    import torch
+
+    found: dict[str, Any] = {"cuda": torch.version.cuda}
+    with suppress(Exception):
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    with suppress(Exception):
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> dict[str, str | None]:
+    """cuda: that torch was built for, of its version.py, None for a build without; cudnn, nccl: of NVIDIA's wheels beside it"""
+    found: dict[str, str | None] = {"cuda": None}
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return found
+    with suppress(OSError, ValueError, SyntaxError):
+        text = Path(spec.origin).with_name("version.py").read_text()
+        assigned = re.search(r"^cuda\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
+        found["cuda"] = ast.literal_eval(assigned[1]) if assigned else None
+    if found["cuda"]:
+        major = found["cuda"].partition(".")[0]
+        found |= {library: _version(f"nvidia-{library}-cu{major}") for library in ("cudnn", "nccl")}
+    return found
+
+
+def _driver() -> str | None:
+    with suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    return None
+
+
+def _git() -> dict[str, Any] | None:
+    """commit, and files of it that were changed; None where the clone has no git, or the host has none."""
+    # A clone on a shared disk may belong to another user; and this question is to change nothing there.
+    command = ["git", "--no-optional-locks", "-c", "safe.directory=*", "status", "--porcelain=v2", "--branch", "-uno"]
+    try:
+        said = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = said.splitlines()
+    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid")), "")
+    changed = [line.split("\t")[0].split(" ", 9 if line[0] == "2" else 8)[-1] for line in lines if line[0] in "12u"]
+    return {"commit": commit, "changed": changed[:50]}
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _value(name: str, value: str, secret: str, salt: str) -> dict[str, str]:
+    """{"is": value}, or {"hash": ...} of what nobody may read."""
+    if re.search(secret, name) or PASSWORD.search(value):
+        return {"hash": hashlib.sha256(f"{salt}{name}={value}".encode()).hexdigest()[:16]}
+    return {"is": value[:500]}
+
+
+def _path(path: str) -> dict[str, Any]:
+    """there: whether it exists; real: where it leads, of what is not there yet the part that is"""
+    found = Path(path).expanduser().absolute()
+    with suppress(OSError):
+        return {"there": found.exists(), "real": os.path.realpath(found)}
+    return {"there": False, "real": str(found)}

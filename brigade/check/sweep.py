@@ -1,0 +1,146 @@
+"""The plan of the network checks: who measures with whom in which round, how large payloads become, and how long it all takes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors.console import counted, figure
+from ..launch.rendezvous import AT_ONCE
+from .registry import SIZES, Size, checks
+
+# What a bus carries for each byte of the payload, over n ranks: nccl-tests' doc/PERFORMANCE.md. The payload is what the larger
+# end of the operation holds on one rank: gathers' output, scatters' input.
+BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}  # times (n - 1) / n
+MIB = 2**20
+# Bytes. A payload is left out where the one before it lets expect that one operation takes more than LONGEST seconds.
+PAYLOADS = {"gloo": (MIB // 16, MIB, 8 * MIB, 64 * MIB), "nccl": (MIB, 16 * MIB, 128 * MIB, 1024 * MIB)}
+LONGEST = 1.0
+# Seconds of one way of a pair: first what TCP needs to find its rate, then what counts.
+WARM_UP, MEASURED = 0.1, 0.25
+STREAMS = 4  # TCP connections at a time: one alone does not fill a fast link
+FEW, MANY = 7, 63  # rounds at most, of the usual size and of --full: every pair of 8 hosts, and of 64
+
+# For estimates alone. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
+LOGIN, ORDER, IMPORT, MEET = 1.5, 0.2, 8.0, 0.02
+
+
+def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
+    """Pairs of `count` hosts, such that each host is in one pair of a round, and every pair in one round: the circle method of
+    round-robin tournaments. count - 1 rounds for an even number, count for an odd one, in which each host sits out once. Where
+    that is more than `most`: so many of them, evenly spread; in each round each host meets another one."""
+    seats = list(range(count + count % 2))
+    last = len(seats) - 1
+    whole = max(last, 0) if count > 1 else 0
+    taken = range(whole) if whole <= most else [number * whole // most for number in range(most)]
+    found = []
+    for number in taken:
+        pairs = [(last, number)]
+        pairs += [((number + step) % last, (number - step) % last) for step in range(1, (last + 1) // 2)]
+        ordered = [(min(pair), max(pair)) for pair in pairs if max(pair) < count]
+        found.append(sorted(ordered))
+    return found
+
+
+def bus_bandwidth(collective: str, payload: int, seconds: float, ranks: int) -> float:
+    """Bytes per second, by nccl-tests' definition."""
+    return BUS[collective] * (ranks - 1) / ranks * payload / seconds
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One line of the plan.
+
+    group, name: as in the table of results; rounds: that follow each other; connections: of all rounds together
+    payload: in words; seconds: estimated, or the most they may take (`most`)
+    """
+
+    group: str
+    name: str
+    rounds: int
+    connections: int
+    payload: str
+    seconds: float
+    most: bool = False
+
+
+def plan(slots: Mapping[str, int], size: Size, gpus: bool) -> Iterator[Stage]:
+    """What a check of that size would do on these hosts. gpus: whether they have any; nobody has asked them."""
+    hosts, ranks = len(slots), sum(slots.values())
+    yield Stage("reach", "logins", -(-hosts // AT_ONCE[0]), hosts, "-", -(-hosts // AT_ONCE[0]) * LOGIN)
+    for group in dict.fromkeys(check.group for check in checks(size)):
+        if group == "network":
+            continue
+        own = [check for check in checks(size) if check.group == group]
+        longest = max((check.seconds for check in own if not check.alone), default=0.0)
+        yield Stage(
+            group, counted(len(own), "check"), 1, 0, "-", longest + sum(c.seconds for c in own if c.alone), True
+        )
+    if SIZES.index(size) >= SIZES.index("usual"):
+        yield from _network(hosts, ranks if gpus else hosts, "nccl" if gpus else "gloo", size)
+
+
+def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage]:
+    usual, full = rounds(hosts, FEW), rounds(hosts, MANY)
+    todo = {"pairs": usual} | ({"every pair": full} if size == "full" and len(full) > len(usual) else {})
+    each = 2 * (ORDER + WARM_UP + MEASURED)
+    for name, games in todo.items():
+        words = f"{MEASURED:g} s each way, {STREAMS} streams"
+        yield Stage("network", name, len(games), sum(map(len, games)) * 2 * STREAMS, words, len(games) * each)
+    sweep = PAYLOADS[backend]
+    # Gloo connects every rank with every other one; NCCL's rings and trees take a few neighbours of each.
+    connections = ranks * (ranks - 1) // 2 if backend == "gloo" else 4 * ranks
+    words = f"{_bytes(sweep[0])} to {_bytes(sweep[-1])}, {backend}"
+    yield Stage("network", "collectives", len(BUS) * len(sweep), connections, words, IMPORT + 8 + ranks * MEET)
+
+
+def _bytes(number: int) -> str:
+    return f"{number // MIB} MiB" if number >= MIB else f"{number // 1024} KiB"
+
+
+def figures(rows: Sequence[tuple[str, int, float]], ranks: int, backend: str, device: str) -> Any:
+    """A rich Table of a sweep's bus bandwidths. rows: (collective, bytes, seconds)"""
+    from rich.table import Table
+
+    title = f"bus bandwidth over {counted(ranks, 'rank')}, GB/s ({backend}, {device})"
+    payloads = sorted({payload for _, payload, _ in rows})
+    drawn = Table(title=title, title_justify="left", header_style="bold")
+    drawn.add_column("collective")
+    for payload in payloads:
+        drawn.add_column(_bytes(payload), justify="right")
+    for name in BUS:
+        own = {
+            payload: 1e-9 * bus_bandwidth(name, payload, seconds, ranks) for n, payload, seconds in rows if n == name
+        }
+        cells = (figure(own[payload], 2) if payload in own else "-" for payload in payloads)
+        drawn.add_row(name.replace("_", "-"), *cells)
+    return drawn
+
+
+def table(slots: Mapping[str, int], size: Size, stages: Sequence[Stage]) -> Any:
+    """A rich Table."""
+    from rich.table import Table
+
+    hosts, ranks = counted(len(slots), "host"), counted(sum(slots.values()), "rank")
+    drawn = Table(title=f"{hosts}, {ranks}, {size}: nothing was started", title_justify="left", header_style="bold")
+    for number, title in enumerate(("group", "what", "rounds", "connections", "payload", "seconds")):
+        drawn.add_column(title, justify="right" if number in (2, 3, 5) else "left", no_wrap=True)
+    for stage in stages:
+        seconds = f"{'at most' if stage.most else 'about'} {stage.seconds:,.0f}"
+        links = f"{stage.connections:,}" if stage.connections else "-"
+        drawn.add_row(stage.group, stage.name, f"{stage.rounds:,}", links, stage.payload, seconds)
+    return drawn
+
+
+def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
+    """What the table does not say: who meets whom first, and what the network's part takes."""
+    names = list(slots)
+    for stage in stages:
+        if stage.name in ("pairs", "every pair"):
+            games = rounds(len(names), FEW if stage.name == "pairs" else MANY)
+            some = [" - ".join((names[a], names[b])) for a, b in games[0][:3]]
+            more = f", ... ({counted(len(games[0]), 'pair')} at the same time)" if len(games[0]) > len(some) else ""
+            full = len(rounds(len(names), len(names)))
+            part = "" if len(games) == full else f"; a sample: all pairs would take {full:,} rounds"
+            yield f"{stage.name}, round 1 of {len(games)}: {', '.join(some)}{more}{part}"
+    seconds = sum(stage.seconds for stage in stages if stage.group == "network")
+    yield f"The network takes about {seconds:,.0f} s; a payload that takes more than {LONGEST:g} s at a time is left out."
