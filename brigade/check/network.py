@@ -106,7 +106,8 @@ async def pairs(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("every pair", size="full", seconds=900, alone=True)
 async def every_pair(hosts: Hosts) -> AsyncIterator[Result]:
-    """As pairs, for more than 8 hosts: all pairs of up to 64 hosts in 63 rounds at most, 63 rounds of more."""
+    """As pairs, for more than 8 hosts: all pairs of up to 64 hosts in 63 rounds at most, 63 rounds of more. Threshold: as
+    there."""
     if len(hosts.hello) <= FEW + 1:
         for host in hosts.hello:
             yield sound(host, "as above")
