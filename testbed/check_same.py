@@ -39,7 +39,7 @@ def other_version(package: str, version: str) -> Injected:
     def heal(cluster: Cluster) -> None:
         cluster[ODD].unbind(_metadata(package))
 
-    about = f"{ODD} has {package} {version}"
+    about = f"{ODD}'s {package} says that it is {version}"
     level, says = ("red" if grave else "yellow"), rf"{package} {version}, pinned {metadata.version(package)}"
     return Injected(f"other-{package}", about, arrange, ODD, "packages", says, heal, level)
 
@@ -148,7 +148,8 @@ def half_as_fast(cluster: Cluster) -> None:
 INJECTED = [
     other_version("accelerate", "1.14.0"),
     other_version("tqdm", "4.66.1"),
-    Injected("other-python", f"{ODD} has another Python", other_python, ODD, "python", r"3\.12\.4, elsewhere", no_variables),
+    Injected("other-python", f"{ODD}'s Python says that it is 3.12.4", other_python, ODD, "python",
+             r"3\.12\.4, elsewhere", no_variables),
     Injected("other-commit", f"{ODD} has another commit", other_commit, ODD, "code",
              r"another commit \(.*train.py differs from node1's", same_commit),
     Injected("changed-file", f"train.py was changed on {ODD}", strikes.other_clone, ODD, "code",

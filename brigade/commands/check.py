@@ -67,12 +67,12 @@ def run(options: argparse.Namespace) -> int:
         for check in checks(size):
             print(f"{check.group}: {check.name} ({check.size}, {check.seconds:g} s)\n    {check.about}")
         return 0
+    if options.yes and not options.fix:
+        raise UserError("flag --yes", "it says yes to nothing", "add --fix, and look first at what that prints alone")
     if options.dry_run:
         return _dry_run(_wanted(options), size)
     if options.calibrate:
         _calibration_file(size)
-    if options.yes and not options.fix:
-        raise UserError("flag --yes", "it says yes to nothing", "add --fix, and look first at what that prints alone")
     baseline = result_file.read(options.baseline) if options.baseline else None
     target = Path(options.json) if options.json and options.json != "-" else None
     if target and target.exists() and not result_file.is_ours(target):
