@@ -62,9 +62,9 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     def others() -> "Iterator[tuple[str, Job]]":
         yield own, job
         for choice in (choice for choice in CHOICES if choice.name in BESIDE and not job.axes):
-            spread = {"engine": choice.engine, "stage": choice.stage, "shard": 0, "hpz": 0}
             if choice.name != own:
-                yield choice.name, replace(job, **spread, offload="", quantised=False)
+                plain = replace(job, shard=0, hpz=0, offload="", quantised=False)
+                yield choice.name, replace(plain, engine=choice.engine, stage=choice.stage)
 
     found = {name: estimate(one, device) for name, one in others()}
     fits = {name: one for name, one in found.items() if one.fits or name == own}
@@ -72,7 +72,7 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     first, *rest = (f"{name} waits {share:.0%}" for name, share in shares.items())
     others_wait = "; " + ", ".join(words.replace(" waits", "") for words in rest) if rest else ""
     about = f"by the planner: {job.shape.name}, {job.title}, {job.tokens_per_step:,} tokens per step on {job.gpus} {job.gpu}"
-    sentence = f"at this bandwidth ({figure(measured.rate, 2)} GB/s) {first} of each step{others_wait} ({about})"
+    sentence = f"at this bandwidth ({measured.rate:.3g} GB/s) {first} of each step{others_wait} ({about})"
     fastest = min(fits, key=lambda name: fits[name].time.total)
     gain = fits[own].time.total / fits[fastest].time.total
     cure = "more sequences per step (global_batch_size) for each exchange, or a faster network"

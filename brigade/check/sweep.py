@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors.console import counted, figure
+from ..errors.console import counted
 from ..launch.rendezvous import AT_ONCE
 from .registry import SIZES, Size, checks
 
@@ -111,7 +111,7 @@ def figures(rows: Sequence[tuple[str, int, float]], ranks: int, backend: str, de
         own = {
             payload: 1e-9 * bus_bandwidth(name, payload, seconds, ranks) for n, payload, seconds in rows if n == name
         }
-        cells = (figure(own[payload], 2) if payload in own else "-" for payload in payloads)
+        cells = (f"{own[payload]:.3g}" if payload in own else "-" for payload in payloads)
         drawn.add_row(name.replace("_", "-"), *cells)
     return drawn
 

@@ -8,7 +8,8 @@ from typing import Any
 
 TIMES = 7  # of which the median counts; fewer where one takes long
 SPENT = 0.6  # seconds at most for the repetitions of one payload
-SETTLE, EACH = 30.0, 0.05  # seconds that an operation, or the group's start, may take, and more for each rank
+MEET = 90.0  # seconds that ranks wait for each other at first: torch is imported from slow file systems too
+SETTLE, EACH = 20.0, 0.05  # seconds that an operation, or the group's start, may take then, and more for each rank
 
 
 def sweep(
@@ -68,7 +69,10 @@ def _rank(
     figures: list[list[Any]] = []
     try:
         patience = timedelta(seconds=SETTLE + EACH * world)
-        store = dist.TCPStore(address, port, world, rank == 0, patience, wait_for_workers=False)
+        store = dist.TCPStore(address, port, world, rank == 0, timedelta(seconds=MEET), wait_for_workers=False)
+        store.set(f"rank {rank}", "here")
+        store.wait([f"rank {other}" for other in range(world)])
+        store.set_timeout(patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
         for name in COLLECTIVES:
             _sweep_one(name, world, payloads, longest, device, figures)
