@@ -210,7 +210,7 @@ async def waiting(hosts: Hosts) -> AsyncIterator[Result]:
             continue
         its_level = thresholds()["network_wait"].level(said.share) if _gpus(hosts) and hosts.wanted.job else "green"
         if its_level == "green":
-            yield sound(host, said.value)
+            yield sound(host, said.value, said.share)
             continue
         why = "GPUs that wait for the network compute nothing"
         yield Result(host, its_level, said.value, None, said.sentence, why, said.cure)
