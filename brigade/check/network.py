@@ -4,6 +4,7 @@ import re
 import secrets
 import statistics
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from . import meaning
 from .bandwidth import Sweep, of_inside, of_sweep, slowest
@@ -72,6 +73,32 @@ async def _send(
     return {(a, b): Way(**facts.get(a, {"error": hosts.failed.get(a, "no answer")})) for a, b in direction}
 
 
+@check("pairs by NCCL", size="full", seconds=1200, alone=True)
+async def pairs_by_nccl(hosts: Hosts) -> AsyncIterator[Result]:
+    """As pairs, over the network that NCCL takes, InfiniBand for instance: each GPU of a host sends to one of its partner's, in
+    one process group for all rounds. Threshold: pair_rate of thresholds.yaml."""
+    names = list(hosts.hello)
+    alike = len(set(hosts.wanted.slots.values())) == 1 and len(names) == len(hosts.wanted.slots)
+    if not _gpus(hosts) or not alike or len(names) < 2 or hosts.wanted.measured.get("apart"):
+        for host in names:
+            yield unknown(
+                host, "it needs several hosts that reach each other, each with a GPU for each slot, as many on all"
+            )
+        return
+    games = rounds(len(names), MANY)
+    async with meet(hosts) as found:
+        facts = await _sweep(hosts, found, hosts.wanted.slots, "nccl", games) if not found.lost else {}
+        if any(one["error"] for one in facts.values()) or len(facts) < len(names):
+            for result in await _ended(hosts, found, facts):
+                yield result
+            return
+    ways = {(names[a], b): Way(gbit) for b, one in facts.items() for a, gbit in one["received"]}
+    found.links = {host: {} for host in names}  # the speed of a card for TCP says nothing of this network
+    cure = "`ibstat` and `ibdiagnet` on both ends; NCCL_DEBUG=INFO says which cards NCCL takes"
+    for result in judged(ways, found):
+        yield replace(result, cure=cure if result.cure else "")
+
+
 # ---- collectives -------------------------------------------------------------------------------------------------
 @check("collectives", size="usual", seconds=900, alone=True)
 async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
@@ -112,15 +139,23 @@ async def collectives(hosts: Hosts) -> AsyncIterator[Result]:
         yield of_sweep(host, measured, found)
 
 
-async def _sweep(hosts: Hosts, found: Meeting, ranks: Mapping[str, int], backend: str) -> dict[str, Facts]:
+async def _sweep(
+    hosts: Hosts,
+    found: Meeting,
+    ranks: Mapping[str, int],
+    backend: str,
+    games: list[list[tuple[int, int]]] | None = None,
+) -> dict[str, Facts]:
     first = next(iter(ranks))
     each: dict[str, Facts] = {}
     for host, count in ranks.items():
         before = sum(facts["ranks"] for facts in each.values())
         each[host] = {"first": before, "ranks": count, "interface": found.interface[host]}
     what: Facts = {"world": sum(ranks.values()), "address": found.address[first], "port": found.store}
-    sizes: Facts = {"backend": backend, "payloads": list(PAYLOADS[backend]), "longest": LONGEST}
-    return await hosts.ask("collectives.sweep", 180 + what["world"] * 0.05, each, **what, **sizes)
+    sizes: Facts = {"backend": backend, "payloads": list(PAYLOADS[backend]), "longest": LONGEST, "games": games}
+    return await hosts.ask(
+        "collectives.sweep", 180 + what["world"] * 0.05 + 5 * len(games or []), each, **what, **sizes
+    )
 
 
 def _gpus(hosts: Hosts) -> bool:

@@ -22,6 +22,7 @@ FEW, MANY = 7, 63  # rounds at most, of the usual size and of --full: every pair
 
 # For estimates alone. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
 LOGIN, ORDER, IMPORT, MEET = 1.5, 0.2, 8.0, 0.02
+NCCL_ROUND = 2.0  # both ways, the connections of a pair included
 
 
 def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
@@ -86,6 +87,12 @@ def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage
     for name, games in todo.items():
         words = f"{MEASURED:g} s each way, {STREAMS} streams"
         yield Stage("network", name, len(games), sum(map(len, games)) * 2 * STREAMS, words, len(games) * each)
+    if size == "full" and backend == "nccl":
+        todo["pairs by NCCL"] = full
+        links = 2 * sum(map(len, full)) * ranks // hosts
+        yield Stage(
+            "network", "pairs by NCCL", len(full), links, "1 s at most each way", IMPORT + len(full) * NCCL_ROUND
+        )
     sweep = PAYLOADS[backend]
     # Gloo connects every rank with every other one; NCCL's rings and trees take a few neighbours of each.
     connections = ranks * (ranks - 1) // 2 if backend == "gloo" else 4 * ranks

@@ -283,6 +283,24 @@ def test_nvlink_has_floors_too_and_a_host_is_held_against_the_others():
     assert of_inside("node1", of("NVIDIA L40S", 0.1, 8, 1), 60.0).level == "red"
 
 
+def test_a_slow_card_of_the_fabric_is_found_by_pairs_over_nccl():
+    names = ("node1", "node2", "node3")
+    rate = {name: 40.0 if name == "node2" else 3000.0 for name in names}
+    faults = {
+        host: {
+            "figures": ROWS,
+            "device": "NVIDIA H100 80GB HBM3",
+            "error": "",
+            "received": [[number, min(rate[other], rate[host])] for number, other in enumerate(names) if other != host],
+        }
+        for host in names
+    }
+    found = results("pairs by NCCL", recorded(names, gpus=8, slots=8, faults=faults))
+    assert [found[host].level for host in names] == ["green", "red", "green"]
+    assert "ibstat" in found["node2"].cure
+    assert {one.level for one in results("pairs by NCCL", recorded(names)).values()} == {"grey"}
+
+
 def test_nvlink_of_each_host_by_itself():
     rows = {"figures": [["all_reduce", 2**30, 0.004]], "device": "NVIDIA H100 80GB HBM3", "error": ""}
     hosts = recorded(
@@ -344,5 +362,5 @@ def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, capsys)
 
 def test_all_checks_of_the_network_say_what_they_read():
     assert all("Threshold" in check.__doc__ or "As pairs" in check.__doc__ for check in (
-        network.pairs, network.every_pair, network.collectives, network.inside, network.waiting,
+        network.pairs, network.every_pair, network.pairs_by_nccl, network.collectives, network.inside, network.waiting,
     ))  # fmt: skip
