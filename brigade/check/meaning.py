@@ -50,7 +50,7 @@ def say(wanted: Wanted, measured: Measured) -> Said | str:
 
 def _say(wanted: Wanted, measured: Measured) -> Said:
     from ..planner.choice.estimate import estimate
-    from ..planner.choice.strategies import CHOICES
+    from ..planner.choice.strategies import CHOICES, runs
     from ..planner.costs.hardware import gpu
     from ..planner.costs.network import LINE_SHARE
 
@@ -62,7 +62,8 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     def others() -> "Iterator[tuple[str, Job]]":
         yield own, job
         for choice in (choice for choice in CHOICES if choice.name in BESIDE and not job.axes):
-            if choice.name != own:
+            may_hang = job.shape.experts and choice.engine == "zero" and choice.stage == 3  # lint: recipe-moe-zero3
+            if choice.name != own and not may_hang and runs(choice, optim=job.optimizer, method=job.method, bf16=True):
                 plain = replace(job, shard=0, hpz=0, offload="", quantised=False)
                 yield choice.name, replace(plain, engine=choice.engine, stage=choice.stage)
 
@@ -88,7 +89,7 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
 def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
     """The recipe on these hosts, or the usual model; and its strategy's name."""
     from ..planner.choice.job import Job
-    from ..planner.choice.job_of_recipe import STRATEGIES, job_of
+    from ..planner.choice.job_of_recipe import KINDS, STRATEGIES, job_of
     from ..planner.models.find_model import named_shape
 
     ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
@@ -102,7 +103,7 @@ def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
         return usual, "ZeRO-3"
     strategy = wanted.job.strategy
     job = job_of(wanted.job.settings, link, strategy, wanted.slots, kind)
-    return job, STRATEGIES.get(strategy.name, strategy.name)
+    return job, STRATEGIES.get(strategy.name) or KINDS.get(strategy.kind, strategy.name)
 
 
 def _kind(measured: Measured) -> str:
