@@ -50,11 +50,11 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
 
     written, shapes = models.as_json(config), prove.shapes_of(settings)
     proof, note = proofs.read(proofs.key(written, shapes, proofs.device(world.local_rank)))
-    named = settings.recipe.model.attn_implementation
-    if named != "auto":  # the user's word; but a proof that it is wrong is no secret
-        row = (proof or {"paths": {}})["paths"].get(named, {})
+    for name in asked_for(settings):  # the user's word counts; but a proof that it is wrong is no secret
+        row = (proof or {"paths": {}})["paths"].get(name, {})
         if row.get("status") == "wrong":
-            _say(world, f"warning: {named} does not compute what eager does on {device}: {row['why']}")
+            _say(world, f"warning: {name} does not compute what eager in fp32 does on {device}: {row['why']}")
+    if settings.recipe.model.attn_implementation != "auto":
         return None
     if note:
         _say(world, note)
@@ -73,6 +73,14 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
         if proofs.write(proof) is None:
             _say(world, f"the proof cannot be kept in {proofs.folder()}: each run makes it again")
     return in_order(prove.of_attention(proof), proof)
+
+
+def asked_for(settings: Settings) -> list[str]:
+    """The paths that a recipe names."""
+    model, training = settings.recipe.model, settings.recipe.training
+    dtype = "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
+    kernels = ["liger"] * training.use_liger_kernel + ["compiled"] * training.torch_compile
+    return [model.attn_implementation, training.optim, dtype, *kernels]
 
 
 def in_order(times: dict[str, float], proof: Row) -> dict[str, float]:

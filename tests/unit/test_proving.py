@@ -304,11 +304,15 @@ def test_what_the_user_names_is_taken_and_a_proof_against_it_is_told(load, on, m
     on(A100)
     proof = proof_of(A100, varlen=1.0)
     proof["paths"]["flash_attention_2"] = {"kind": "attention", "status": "wrong", "why": "logits are off by 3.0e-01"}
+    proof["paths"]["liger"] = {"kind": "liger", "status": "wrong", "why": "gradients are off by 4.0e-01"}
     proofs.write(proof)
-    calls, settings = made(proof), load(*RUN, model={"attn_implementation": "flash_attention_2"})
+    named = {"model": {"attn_implementation": "flash_attention_2"}, "training": {"use_liger_kernel": True}}
+    calls, settings = made(proof), load(*RUN, **named)
     auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
-    assert "warning: flash_attention_2 does not compute what eager does" in (said := capsys.readouterr().err)
-    assert "3.0e-01" in said and not calls and settings.proven == {}
+    said = capsys.readouterr().err
+    assert "warning: flash_attention_2 does not compute" in said and "3.0e-01" in said
+    assert "warning: liger does not compute" in said and "4.0e-01" in said
+    assert not calls and settings.proven == {}
 
 
 def test_all_ranks_take_what_every_device_has_proven():
