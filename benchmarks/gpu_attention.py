@@ -21,9 +21,6 @@ SHAPE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 256, "intermediate_si
          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.1}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {"qwen3": {}, "mistral": {"sliding_window": 48}}  # tokens that a layer sees
 PRECISIONS = ("bf16", "autocast")
-# Tokens of each sample, on both sides of the kernels' tiles of 64 and 128; and which samples make each row.
-LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
-PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
 # How far the packed samples may be off, in differences that rounding alone makes: eager attention's in the same precision,
 # each sample alone. Two and three, as FlashAttention's own tests allow (tests/test_flash_attn.py).
 LOGITS_FACTOR, GRADIENTS_FACTOR = 2, 3
@@ -32,19 +29,10 @@ SEED = 3
 
 # ---- models and samples ------------------------------------------------------------------------------------------------
 def samples() -> list[Row]:
-    """Random samples with masked parts, as a store of prepared data gives them."""
-    import numpy as np
+    """The samples by which a device proves its kernels (brigade/kernels/models.py)."""
+    from brigade.kernels import models
 
-    from brigade.data.store import IGNORED
-
-    draw = np.random.default_rng(SEED)
-    found = []
-    for length in LENGTHS:
-        ids = draw.integers(3, SHAPE["vocab_size"], length)
-        labels = np.where(draw.random(length) < 0.6, ids, IGNORED)
-        labels[0], labels[1] = IGNORED, ids[1]  # the first is predicted from nothing; each sample has one label
-        found.append({"input_ids": ids.astype(np.int32), "labels": labels, "lengths": np.array([length])})
-    return found
+    return models.samples(SHAPE["vocab_size"])
 
 
 def build(family: str, how: str, precision: str, device: Any) -> Any:
@@ -68,21 +56,19 @@ def build(family: str, how: str, precision: str, device: Any) -> Any:
 
 def batch_of(some: list[Row], how: str, device: Any) -> Row:
     """The samples packed into rows, end to end, as train.py's collator gives them to a model."""
-    import numpy as np
-    import torch
+    from brigade.data.collate import ABOUT
+    from brigade.kernels import models
 
-    from brigade.data.collate import ABOUT, Collate
-    from brigade.model.attention import NEEDS_CUMULATIVE_LENGTHS
-
-    rows = [{key: np.concatenate([some[i][key] for i in members]) for key in some[0]} for members in PACKED]
-    batch = Collate(0, padding_free=True, packed=True, cumulative=how in NEEDS_CUMULATIVE_LENGTHS)((rows, None))
+    batch = models.batch(some, models.PACKED, how, device)
     del batch[ABOUT]
-    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+    return batch
 
 
 # ---- what is compared --------------------------------------------------------------------------------------------------
 def logits_of(model: Any, batch: Row) -> list[Any]:
     """The logits of each sample of a packed batch."""
+    from brigade.kernels.models import LENGTHS
+
     inputs = {key: value for key, value in batch.items() if key not in ("labels", "shift_labels", "logits_to_keep")}
     return list(model(**inputs, use_cache=False).logits[0].detach().float().split(LENGTHS))
 
@@ -105,18 +91,11 @@ def together(model: Any, some: list[Row], how: str, device: Any) -> tuple[list[A
 
 def alone(model: Any, some: list[Row], device: Any) -> tuple[list[Any], Row]:
     """The same of samples that never meet: no position ids, no masks, no cumulative lengths."""
-    import torch
+    from contextlib import nullcontext
 
-    from brigade.data.store import IGNORED
+    from brigade.kernels import compare
 
-    supervised = sum(int((sample["labels"] != IGNORED).sum()) for sample in some)
-    logits = []
-    for sample in some:
-        ids, labels = (torch.tensor(sample[key], dtype=torch.long, device=device) for key in ("input_ids", "labels"))
-        found = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        (torch.nn.functional.cross_entropy(found[:-1], labels[1:], reduction="sum") / supervised).backward()
-        logits.append(found.detach())
-    return logits, _gradients(model)
+    return compare.alone(model, some, device, nullcontext())
 
 
 def _gradients(model: Any) -> Row:
@@ -144,8 +123,9 @@ def moved(model: Any, some: list[Row], how: str, device: Any) -> float:
 
 
 def _difference(ours: Any, theirs: Any) -> float:
-    """Relative to the largest element: small elements are sums of large ones."""
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+    from brigade.kernels import compare
+
+    return compare.difference(ours, theirs)
 
 
 def _worst(ours: tuple[list[Any], Row], theirs: tuple[list[Any], Row]) -> tuple[float, float]:

@@ -77,6 +77,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
         hostfile = fault.hostfile or str(cluster.hostfile(slots))
         launch = (
             f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher {fault.launcher} --silence 15"
+            " --no_check"  # what the checks find before a launch is in preflight.py
         )
         where = f"--log_dir {folder / 'logs'} --output_dir {fault.output or folder / 'run'}"
         train = TRAIN.format(fault.steps, fault.save_steps)
@@ -138,6 +139,10 @@ FAULTS: dict[str, Fault] = {
                          strikes.occupy_port, repair=strikes.free_port, words="--master_port 29511"),
     "port-blocked": Fault("a firewall drops the port", (r"error: node2", r"cannot reach node1 on port 29500", r"10\.77\.0\.1"), 2,
                           strikes.block_port),
+    "firewall": Fault("a firewall opens port 29500 alone", (
+        r"error: 2 ranks on node1, node2 met at the rendezvous, and did not reach each other within 5 s",
+        r"cure: .*open all TCP ports between the hosts"),
+                      arrange=strikes.firewall, words=f"--start_timeout {LATER}"),
     "other-clone": Fault("a host has another clone", (r"error: node2", r"another clone than on node1"), 2, strikes.other_clone,
                          repair=strikes.same_clone),
     "raises": Fault("a rank raises", (r"error: node2, rank 1 failed first", r"ValueError: the third step fails on this rank"),

@@ -7,11 +7,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from . import check_same, check_storage
+from . import check_network, check_reach, check_same, check_storage
 from .cluster import Cluster
 from .injected import Injected
 
-INJECTED: list[Injected] = [*check_same.INJECTED, *check_storage.INJECTED]
+INJECTED: list[Injected] = [
+    *check_reach.INJECTED,
+    *check_same.INJECTED,
+    *check_storage.INJECTED,
+    *check_network.INJECTED,
+]
 RECIPE = "recipes/tiny/full.yaml"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from brigade.distributed import stop
 
 from .cluster import PROJECT, Cluster
+from .host import in_network
 
 
 @dataclass
@@ -94,6 +95,15 @@ def free_port(cluster: Cluster) -> None:
 
 def block_port(cluster: Cluster) -> None:
     cluster["node1"].block(29500, "in")
+
+
+def firewall(cluster: Cluster) -> None:
+    """No host lets anybody in on the ports that gloo chooses from; what answers its own questions comes in."""
+    rules = """add table inet testbed
+        add chain inet testbed input { type filter hook input priority 0; }
+        add rule inet testbed input tcp dport 30000-65535 tcp flags & (syn | ack) == syn drop"""
+    for host in cluster:
+        in_network(host.pid, "nft", "-f", "-", lines=rules)
 
 
 def other_clone(cluster: Cluster) -> None:

@@ -50,7 +50,7 @@ def say(wanted: Wanted, measured: Measured) -> Said | str:
 
 def _say(wanted: Wanted, measured: Measured) -> Said:
     from ..planner.choice.estimate import estimate
-    from ..planner.choice.strategies import CHOICES
+    from ..planner.choice.strategies import CHOICES, runs
     from ..planner.costs.hardware import gpu
     from ..planner.costs.network import LINE_SHARE
 
@@ -62,9 +62,10 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     def others() -> "Iterator[tuple[str, Job]]":
         yield own, job
         for choice in (choice for choice in CHOICES if choice.name in BESIDE and not job.axes):
-            spread = {"engine": choice.engine, "stage": choice.stage, "shard": 0, "hpz": 0}
-            if choice.name != own:
-                yield choice.name, replace(job, **spread, offload="", quantised=False)
+            may_hang = job.shape.experts and choice.engine == "zero" and choice.stage == 3  # lint: recipe-moe-zero3
+            if choice.name != own and not may_hang and runs(choice, optim=job.optimizer, method=job.method, bf16=True):
+                plain = replace(job, shard=0, hpz=0, offload="", quantised=False)
+                yield choice.name, replace(plain, engine=choice.engine, stage=choice.stage)
 
     found = {name: estimate(one, device) for name, one in others()}
     fits = {name: one for name, one in found.items() if one.fits or name == own}
@@ -72,7 +73,7 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     first, *rest = (f"{name} waits {share:.0%}" for name, share in shares.items())
     others_wait = "; " + ", ".join(words.replace(" waits", "") for words in rest) if rest else ""
     about = f"by the planner: {job.shape.name}, {job.title}, {job.tokens_per_step:,} tokens per step on {job.gpus} {job.gpu}"
-    sentence = f"at this bandwidth ({figure(measured.rate, 2)} GB/s) {first} of each step{others_wait} ({about})"
+    sentence = f"at this bandwidth ({measured.rate:.3g} GB/s) {first} of each step{others_wait} ({about})"
     fastest = min(fits, key=lambda name: fits[name].time.total)
     gain = fits[own].time.total / fits[fastest].time.total
     cure = "more sequences per step (global_batch_size) for each exchange, or a faster network"
@@ -88,7 +89,7 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
 def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
     """The recipe on these hosts, or the usual model; and its strategy's name."""
     from ..planner.choice.job import Job
-    from ..planner.choice.job_of_recipe import STRATEGIES, job_of
+    from ..planner.choice.job_of_recipe import KINDS, STRATEGIES, job_of
     from ..planner.models.find_model import named_shape
 
     ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
@@ -102,7 +103,7 @@ def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
         return usual, "ZeRO-3"
     strategy = wanted.job.strategy
     job = job_of(wanted.job.settings, link, strategy, wanted.slots, kind)
-    return job, STRATEGIES.get(strategy.name, strategy.name)
+    return job, STRATEGIES.get(strategy.name) or KINDS.get(strategy.kind, strategy.name)
 
 
 def _kind(measured: Measured) -> str:

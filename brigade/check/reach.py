@@ -1,1 +1,250 @@
 """Whether hosts find and reach each other."""
+
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from ..errors.console import counted
+from ..launch.launchers import DEFAULT_PORT
+from . import interfaces as choice
+from .hosts import Facts, Hosts
+from .pairs import Pair, blame, one_way, partners
+from .registry import check
+from .results import NotHere, Result, most_common, sound, unknown
+
+ADDRESSES = 4  # of one host that are tried, real interfaces before bridges
+PORTS, MANY = (8, 4), 16  # ports of the ephemeral range that each host opens; fewer on more hosts than that
+OPEN = "let the hosts of a job reach each other on all TCP ports"
+
+
+def _looks(hosts: Hosts) -> Any:
+    """One question for several checks: names, interfaces, and the way to the first host."""
+    return hosts.ask(
+        "reach.look", names=list(hosts.wanted.slots), towards=_addresses(hosts).get(next(iter(hosts.hello), ""), [])
+    )
+
+
+def _need_two(hosts: Hosts) -> None:
+    """Raises NotHere for one host, which has nobody to reach."""
+    if len(hosts.wanted.slots) == 1:
+        raise NotHere
+
+
+def _addresses(hosts: Hosts) -> dict[str, list[str]]:
+    """host -> addresses under which the others may reach it, those of bridges and containers last; of the interface that the
+    user names, where one is named."""
+    named = hosts.wanted.environment.get("NCCL_SOCKET_IFNAME") or hosts.wanted.environment.get("GLOO_SOCKET_IFNAME")
+    found = {}
+    for host, hello in hosts.hello.items():
+        own: dict[str, str] = hello.get("addresses", {})
+        real = sorted(own, key=lambda address: choice.is_virtual(own[address]))
+        chosen = [address for address in real if named and choice.takes(named, own[address])]
+        found[host] = (chosen or real)[:ADDRESSES]
+    return found
+
+
+@check("names")
+async def names(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads, on each host, the addresses of all hosts' names (getaddrinfo), and who the hosts are. Threshold: each name leads to
+    an address of that very host, and no two names to one host. `launch` goes by addresses, so a wrong name is a warning; another
+    launcher's --master_addr and DeepSpeed's ssh need the name (ml-engineering: names that are the loopback)."""
+    _need_two(hosts)
+    facts, machines = await _looks(hosts), {}
+    for host, hello in hosts.hello.items():
+        machines.setdefault(hello.get("machine") or host, []).append(host)
+    for host, found in facts.items():
+        twins = machines[hosts.hello[host].get("machine") or host]
+        if twins[0] != host:
+            problem, why = f"it is the same machine as {twins[0]}", "its ranks would take the same devices twice"
+            yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
+            continue
+        wrong = [(name, what) for name in facts if name != host and (what := _wrong(hosts, name, found))]
+        if not wrong:
+            yield sound(host, "resolve")
+        else:
+            name, what = wrong[0]
+            more = f" (and {counted(len(wrong) - 1, 'more name')})" if len(wrong) > 1 else ""
+            why = (
+                "`launch` goes by addresses; deepspeed and torchrun, given this name, would wait for each other in vain"
+            )
+            cure = f"ssh {host}, then correct the line of {name} in /etc/hosts, or its DNS entry"
+            yield Result(host, "yellow", "wrong names", None, f"{name} {what} here{more}", why, cure)
+
+
+def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
+    """What is wrong with another host's name here, or ""."""
+    if not (addresses := found["resolved"].get(name)):
+        return f"has no address ({found['unresolved'].get(name, 'no answer')})"
+    if loopback := next((address for address in addresses if choice.is_loopback(address)), None):
+        return f"is {loopback}, the loopback,"
+    its = hosts.hello[name].get("addresses", {})
+    if its and not set(addresses) & set(its):
+        return f"is {addresses[0]}, which is not an address of {name},"
+    return ""
+
+
+@check("interface")
+async def interface(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, the interfaces that are up, the way to the first host, and the address of
+    the host's own name. Threshold: what NCCL (src/misc/socket.cc, ncclFindInterfaces) and gloo (torch, ProcessGroupGloo.cpp,
+    createDefaultDevice) take is no bridge, no loopback, and leads to the other hosts. `launch` sets both variables to the
+    interface that does, so what they would take without it is a warning."""
+    _need_two(hosts)
+    for host, found in (await _looks(hosts)).items():
+        variables = found["variables"] | dict(hosts.wanted.environment)
+        usual, gpus = found["leads"] or "eth0", bool(hosts.hello[host].get("gpus"))
+        for name in choice.VARIABLES:
+            if name in hosts.wanted.environment and (problem := choice.named_wrongly(name, variables[name], found)):
+                why = "every rank gets this variable, and would wait for the others in vain"
+                yield Result(
+                    host,
+                    "red",
+                    "wrong variable",
+                    None,
+                    f"{name}={variables[name]}: {problem}",
+                    why,
+                    f"export {name}={usual}",
+                )
+                break
+        else:
+            taken = {"GLOO_SOCKET_IFNAME": choice.of_gloo(found, variables)}
+            if gpus:
+                taken["NCCL_SOCKET_IFNAME"] = choice.of_nccl(found, variables)
+            wrong = {name: problem for name, its in taken.items() if (problem := choice.unfit(its, found))}
+            if not wrong:
+                yield sound(host, "fit")
+                continue
+            problem = "; ".join(f"without {name} {problem}" for name, problem in wrong.items())
+            why = (
+                "`launch` sets these variables itself; ranks of deepspeed or torchrun would wait for each other in vain"
+            )
+            cure = f"for those two: export {' '.join(f'{name}={usual}' for name in wrong)} on {host}"
+            yield Result(host, "yellow", "needs a variable", None, problem, why, cure)
+
+
+# ---- ports and packets -------------------------------------------------------------------------------------------
+def _listening(
+    hosts: Hosts, token: str, count: int, master: int | None = None
+) -> AbstractAsyncContextManager[dict[str, Facts]]:
+    first = next(iter(hosts.hello), None)
+    each = {host: {"host": host, "master": master if host == first else None} for host in hosts.hello}
+    return hosts.hold("ports.listen", 10, each, token=token, count=count)
+
+
+def _targets(hosts: Hosts, listening: dict[str, Facts], token: str) -> tuple[dict[str, list[str]], dict[str, Facts]]:
+    """(host -> whom it tries, the questions to each host)"""
+    addresses, tried = _addresses(hosts), partners(listening)
+    doors = {
+        host: {
+            "addresses": addresses[host] or [host],
+            "ports": [*([facts["master"]] if "master" in facts else []), *facts["ports"]],
+            "datagrams": facts["datagrams"],
+        }
+        for host, facts in listening.items()
+    }  # fmt: skip
+    return tried, {
+        host: {"host": host, "token": token, "targets": {other: doors[other] for other in others}}
+        for host, others in tried.items()
+    }
+
+
+@check("ports", seconds=60)
+async def ports(hosts: Hosts) -> AsyncIterator[Result]:
+    """Connects each host with each other one, up to 64 of them, beyond with 16: to port 29500 of the first, and to ports
+    all over the range from which gloo and NCCL get theirs (net.ipv4.ip_local_port_range). Threshold: all are reached within
+    5 s, three tries of TCP. A firewall that opens 29500 alone lets ranks meet and then wait in silence for ten minutes."""
+    count = 0 if len(hosts.wanted.slots) == 1 else PORTS[len(hosts.hello) > MANY]
+    token = secrets.token_hex(8)
+    async with _listening(hosts, token, count, DEFAULT_PORT) as listening:
+        tried, questions = _targets(hosts, listening, token)
+        found = await hosts.ask("ports.connect", 40, questions) if count else {}
+        failed: dict[Pair, dict[str, str]] = {
+            (host, other): why for host, facts in found.items() for other, why in facts["failed"].items()
+        }
+        both_ways = {host for host, other in failed if (other, host) in failed}
+        asked = [host for host in listening if host in both_ways or "master" in listening[host]]
+        controls = {host: {"control": listening[host]["control"]} for host in asked}
+        # Asked of the first host in any case: the port is free again when this has answered, for launch to take it.
+        heard = {host: facts["heard"] for host, facts in (await hosts.ask("ports.heard", 10, controls)).items()}
+    tried = {host: [other for other in others if other in listening] for host, others in tried.items() if host in found}
+    incoming, outgoing = blame(tried, one_way(failed, heard))
+    why = "gloo and NCCL choose ports of the whole range: ranks would meet, and then wait for each other in silence"
+    for host, facts in listening.items():
+        where = f"{OPEN}: ssh {host} 'sudo nft list ruleset' shows what drops them; in a cloud, its security group"
+        if sources := incoming.get(host):
+            closed = [failed[source, host] for source in sources]
+            problem = f"{_some(sources)} cannot reach it on {_ports(closed, facts)}"
+            yield Result(host, "red", "closed", None, problem, why, where)
+        if targets := outgoing.get(host):
+            closed = [failed[host, target] for target in targets]
+            problem = (
+                f"it cannot reach {_some(targets)}, which others reach, on {_ports(closed, listening[targets[0]])}"
+            )
+            yield Result(host, "red", "cannot get out", None, problem, why, where)
+        if host not in incoming and host not in outgoing:
+            if "taken" in facts:
+                problem = f"port {DEFAULT_PORT} is in use by {facts['taken']}"
+                reason = "deepspeed and torchrun meet there; `launch` takes a free port instead, unless --master_port names it"
+                cure = f"end that process on {host}, or give another --master_port"
+                yield Result(host, "yellow", f"{DEFAULT_PORT} in use", None, problem, reason, cure)
+            else:
+                yield sound(host, "all open" if count else f"{DEFAULT_PORT} is free")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {counted(len(names) - 3, 'more host')}" if len(names) > 3 else "")
+
+
+def _ports(failed: Iterable[dict[str, str]], facts: Facts) -> str:
+    """The ports that were not reached, in words, and why not."""
+    closed: dict[int, str] = {}
+    for one in failed:
+        closed |= {int(port): why for port, why in one.items()}
+    reason = Counter(closed.values()).most_common(1)[0][0]
+    high = sorted(port for port in closed if port in facts["ports"])
+    words = [f"port {port}" for port in closed if port not in high]
+    if high:
+        shown = ", ".join(map(str, high[:3])) + (", ..." if len(high) > 3 else "")
+        first, last = facts["range"]
+        words.append(f"{len(high)} of {len(facts['ports'])} ports tried of {first}-{last} ({shown})")
+    return f"{' and '.join(words)}: {reason}"
+
+
+@check("packets", seconds=30)
+async def packets(hosts: Hosts) -> AsyncIterator[Result]:
+    """Sends datagrams as long as the interface's MTU, which nobody may divide (IP_PMTUDISC_PROBE), between the same pairs as
+    `ports`. Threshold: the MTU is that of most hosts, and they arrive. Where ends differ TCP agrees on the smaller size: a
+    warning. Where the network between equal ends drops them, TCP hangs on the first long message, without an error (RFC 2923)."""
+    _need_two(hosts)
+    looks, token = await _looks(hosts), secrets.token_hex(8)
+    async with _listening(hosts, token, 0) as listening:
+        tried, questions = _targets(hosts, listening, token)
+        found = await hosts.ask("ports.packets", 20, questions)
+    sent = {(host, other): one for host, facts in found.items() for other, one in facts["sent"].items()}
+    short = {pair for pair, one in sent.items() if one["arrived"] == "short"}
+    mtus = {host: mtu for host, facts in looks.items() if (mtu := choice.mtu(facts))}
+    usual = most_common(mtus) if mtus else 0
+    odd = {host for host, mtu in mtus.items() if mtu != usual}
+    tried = {host: others for host, others in tried.items() if host in found}
+    incoming, outgoing = blame(tried, {pair for pair in short if not odd & set(pair)})
+    for host in found:
+        arrived = {one["arrived"] for pair, one in sent.items() if host in pair}
+        if host in odd:
+            problem = f"{looks[host]['leads']} has MTU {mtus[host]}, elsewhere it is {usual}"
+            problem += ", and full-size packets are lost" if any(host in pair for pair in short) else ""
+            why = "TCP has to take the smaller packets on every connection to it; RoCE and datagrams just lose theirs"
+            cure = f"ssh {host} sudo ip link set {looks[host]['leads']} mtu {usual}"
+            yield Result(host, "yellow", f"MTU {mtus[host]}", None, problem, why, cure)
+        elif others := [*incoming.get(host, ()), *outgoing.get(host, ())]:
+            way = "from" if host in incoming else "to"
+            problem = f"packets of {mtus.get(host, usual)} bytes {way} {_some(others)} are lost, short ones arrive"
+            why = "connections open, and then hang on the first long message"
+            cure = "raise the MTU of the switch or tunnel on the way, or lower it on all hosts: "
+            cure += f"sudo ip link set {looks[host]['leads']} mtu 1400"
+            yield Result(host, "red", "lost", None, problem, why, cure)
+        elif arrived == {"none"}:
+            yield unknown(host, "no datagram gets through, short ones neither: a firewall may drop UDP")
+        else:
+            yield sound(host, f"{usual} bytes" if usual else "arrive")

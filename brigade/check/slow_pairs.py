@@ -1,10 +1,15 @@
-"""From the rates of pairs of hosts: which host is slow, or which link alone."""
+"""From the rates of pairs of hosts: which host is slow, or which link alone, and what is said of it."""
 
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .results import Level, thresholds
+from ..errors.console import figure
+from .meeting import HANG, PORTS, Meeting
+from .results import Level, Result, sound, thresholds
+
+SLOWEST = "all ranks wait for the slowest one in every collective: the whole run gets this host's speed"
+TCP = 20.0  # Gbit/s that these streams are expected to reach, whatever the card can do
 
 BUSY = 0.5  # share of the time from which on an end's processor, and not the network, may have bounded a rate
 
@@ -23,8 +28,8 @@ Ways = Mapping[tuple[str, str], Way]  # (sender, receiver)
 
 @dataclass
 class Blame:
-    """usual: median Gbit/s of all ways; sends, receives: host -> its own median, of hosts that are slow in that direction with
-    most others; links: slow ways between hosts that are not"""
+    """usual: Gbit/s of a sound way, see usual_rate(); sends, receives: host -> its own median, of hosts that are slow in that
+    direction with most others; links: slow ways between hosts that are not"""
 
     usual: float
     sends: dict[str, float] = field(default_factory=dict)
@@ -45,11 +50,21 @@ def level(way: Way, usual: float) -> Level:
     return thresholds()["pair_rate"].level(way.gbit / usual)
 
 
+def usual_rate(ways: Ways) -> float:
+    """The median of all ways. Of less than five hosts the median of each host's best one: a slow host has two thirds of the ways
+    of three, and half of those of four."""
+    fine = {pair: way.gbit for pair, way in ways.items() if not way.error}
+    hosts = list(dict.fromkeys(host for pair in ways for host in pair))
+    if len(hosts) < 5:
+        best = [max((gbit for pair, gbit in fine.items() if host in pair), default=0.0) for host in hosts]
+        return statistics.median(best) if best else 0.0
+    return statistics.median(fine.values()) if fine else 0.0
+
+
 def blame(ways: Ways) -> Blame:
     """A host is slow in one direction where most of its ways in it are, of two at least. A slow way of a host that is not is a
     slow link: with two hosts nobody can say whose fault it is."""
-    fine = [way.gbit for way in ways.values() if not way.error]
-    found = Blame(statistics.median(fine) if fine else 0.0)
+    found = Blame(usual_rate(ways))
     slow = {pair for pair, way in ways.items() if level(way, found.usual) != "green"}
     for end, guilty in ((0, found.sends), (1, found.receives)):
         for host in dict.fromkeys(pair[end] for pair in ways):
@@ -95,3 +110,78 @@ def gravest(ways: Ways, host: str, end: int, usual: float) -> Level:
 
 def errors(ways: Ways, pairs: Iterable[tuple[str, str]]) -> list[str]:
     return list(dict.fromkeys(ways[pair].error for pair in pairs if ways[pair].error))
+
+
+def judged(ways: Ways, found: Meeting) -> list[Result]:
+    """What the rates say of each host that was met."""
+    said = blame(ways)
+    results = []
+    for host in (host for host in found.address if host not in found.lost):
+        mean = typical(ways, host)
+        if host in said.hosts:
+            results.append(_slow_host(host, ways, found, said.usual, host in said.sends, host in said.receives))
+        elif links := [pair for pair in said.links if pair[0] == host]:
+            results.append(_slow_links(host, links, ways, said.usual))
+        elif (own := _against_own_speed(host, ways, found)) is not None:
+            results.append(own)
+        else:
+            results.append(sound(host, f"{figure(mean, 1)} Gbit/s", mean))
+    return results
+
+
+def _slow_host(host: str, ways: Ways, found: Meeting, usual: float, sends: bool, receives: bool) -> Result:
+    interface = found.interface[host] or "its interface"
+    look = f"ssh {host} 'ethtool {interface}; tc qdisc show dev {interface}'"
+    cure = f"{look}: are speed and limits those of the others? then its cable and its port of the switch"
+    parts, its_level, why, value = [], "yellow", SLOWEST, f"{figure(typical(ways, host), 2)} Gbit/s"
+    for end, does, here in ((0, "sends", sends), (1, "receives", receives)):
+        if not here:
+            continue
+        own = [pair for pair in ways if pair[end] == host]
+        rate, why_not = statistics.median(ways[pair].gbit for pair in own), errors(ways, own)
+        if why_not and not rate:
+            parts.append(
+                f"{'cannot connect to' if end == 0 else 'takes no connections from'} most hosts ({why_not[0]})"
+            )
+            why, cure, value = HANG, PORTS, "not reached"
+        else:
+            parts.append(f"{does} at {figure(rate, 2)} Gbit/s")
+        its_level = "red" if gravest(ways, host, end, usual) == "red" else its_level
+    problem = f"it {' and '.join(parts)}; {figure(usual, 2)} are usual here"
+    return Result(
+        host, "red" if its_level == "red" else "yellow", value, typical(ways, host) or None, problem, why, cure
+    )
+
+
+def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: float) -> Result:
+    worst = min(links, key=lambda pair: ways[pair].gbit)
+    way, back = ways[worst], ways.get((worst[1], worst[0]))
+    to = worst[1]
+    what = f"cannot send to {to} ({way.error})" if way.error else f"sends to {to} at {figure(way.gbit, 2)} Gbit/s"
+    more = f", and to {len(links) - 1} more so" if len(links) > 1 else ""
+    other = f"; {to} sends back at {figure(back.gbit, 2)}" if back and not back.error else ""
+    problem = f"it {what}{more}{other}; {figure(usual, 2)} are usual here, and both have it with others"
+    if len(ways) == 2:
+        problem = f"it {what}{other}; with two hosts nobody can say which one is slow"
+    why = "a ring of ranks that takes this link runs at its speed"
+    cure = f"look at the way between the two: `tracepath {to}` on {host}, limits per address (`tc filter`, firewalls), switches"
+    red = any(level(ways[pair], usual) == "red" for pair in links)
+    return Result(host, "red" if red else "yellow", f"slow to {to}", None, problem, why, cure)
+
+
+def _against_own_speed(host: str, ways: Ways, found: Meeting) -> Result | None:
+    """Where a card knows its speed, its best pair has to come near to it."""
+    own = [way for pair, way in ways.items() if host in pair and not way.error]
+    speed = found.speed(host)
+    if not own or not speed or any(way.busy > BUSY for way in own):
+        return None
+    best = max(way.gbit for way in own)
+    found_level = thresholds()["link_speed"].level(best / min(speed, TCP))
+    if found_level == "green":
+        return None
+    interface = found.interface[host]
+    problem = f"its best pair reaches {figure(best, 2)} Gbit/s, and {interface} says it has {speed:g}"
+    cure = (
+        f"is {interface} the one that should be taken? else look at `ethtool {interface}` on {host} and at the switch"
+    )
+    return Result(host, found_level, f"{figure(best, 2)} of {speed:g} Gbit/s", best, problem, SLOWEST, cure)

@@ -5,6 +5,7 @@ import secrets
 import statistics
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from ..errors import UserError
 from ..errors.console import figure
@@ -142,12 +143,17 @@ def _kept(job: Job) -> int:
 
 
 def checkpoint_bytes(job: Job) -> float | None:
-    """Bytes of a checkpoint of this recipe by the planner; None where no formula covers it."""
+    """Bytes of a checkpoint of this recipe by the planner; None where no formula covers it. In fp32 as in bf16, for which alone
+    there are formulas: weights and states are written in fp32 by both."""
     from ..planner.choice.job_of_recipe import job_of
     from ..planner.costs.host_memory import host
 
+    settings, recipe = job.settings, job.settings.recipe
+    if not recipe.training.fp16:
+        half = recipe.training.model_copy(update={"bf16": True})
+        settings = replace(settings, recipe=recipe.model_copy(update={"training": half}))
     try:
-        return host(job_of(job.settings, strategy=job.strategy, slots=job.hosts)).checkpoint
+        return host(job_of(settings, strategy=job.strategy, slots=job.hosts)).checkpoint
     except UserError:
         return None
 
@@ -160,7 +166,7 @@ async def rates(hosts: Hosts) -> AsyncIterator[Result]:
     asked = {
         "directory": str(job.output_dir.absolute()),
         "token": secrets.token_hex(8),
-        "seconds": SECONDS,
+        "duration": SECONDS,
         "most": MOST,
     }
     found = await hosts.ask("storage.rate", 40, each={host: {"host": host} for host in hosts.hello}, **asked)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors.console import counted, figure
+from ..errors.console import counted
 from ..launch.rendezvous import AT_ONCE
 from .registry import SIZES, Size, checks
 
@@ -22,6 +22,7 @@ FEW, MANY = 7, 63  # rounds at most, of the usual size and of --full: every pair
 
 # For estimates alone. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
 LOGIN, ORDER, IMPORT, MEET = 1.5, 0.2, 8.0, 0.02
+NCCL_ROUND = 2.0  # both ways, the connections of a pair included
 
 
 def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
@@ -86,6 +87,12 @@ def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage
     for name, games in todo.items():
         words = f"{MEASURED:g} s each way, {STREAMS} streams"
         yield Stage("network", name, len(games), sum(map(len, games)) * 2 * STREAMS, words, len(games) * each)
+    if size == "full" and backend == "nccl":
+        todo["pairs by NCCL"] = full
+        links = 2 * sum(map(len, full)) * ranks // hosts
+        yield Stage(
+            "network", "pairs by NCCL", len(full), links, "1 s at most each way", IMPORT + len(full) * NCCL_ROUND
+        )
     sweep = PAYLOADS[backend]
     # Gloo connects every rank with every other one; NCCL's rings and trees take a few neighbours of each.
     connections = ranks * (ranks - 1) // 2 if backend == "gloo" else 4 * ranks
@@ -111,7 +118,7 @@ def figures(rows: Sequence[tuple[str, int, float]], ranks: int, backend: str, de
         own = {
             payload: 1e-9 * bus_bandwidth(name, payload, seconds, ranks) for n, payload, seconds in rows if n == name
         }
-        cells = (figure(own[payload], 2) if payload in own else "-" for payload in payloads)
+        cells = (f"{own[payload]:.3g}" if payload in own else "-" for payload in payloads)
         drawn.add_row(name.replace("_", "-"), *cells)
     return drawn
 

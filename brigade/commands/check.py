@@ -223,7 +223,7 @@ def _show(outcome: "Outcome") -> None:
 
 def _measured(wanted: "Wanted") -> None:
     """What was measured over all hosts together, which no host's cell can hold."""
-    from ..check.network import Sweep
+    from ..check.bandwidth import Sweep
     from ..check.sweep import figures
     from ..errors.console import console
 

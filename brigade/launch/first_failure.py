@@ -29,7 +29,8 @@ class Failure:
 
     at: seconds on the launching host's clock when it was heard
     kind: "lost" (host), "signal", "reported" (the rank said why), "exit", "launcher" (it ended, or started no rank),
-    "hang", "unfinished" (all ended well, but train.py did not), "follows" (a rank stopped because of another's failure)
+    "hang", "rendezvous" (ranks met, but do not reach each other), "unfinished" (all ended well, but train.py did not), "follows"
+    (a rank stopped because of another's failure)
     code: exit code, negative for a signal; text: what is known
     """
 
@@ -42,7 +43,7 @@ class Failure:
 
     def in_words(self) -> str:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
-        if self.kind in ("unfinished", "hang"):
+        if self.kind in ("unfinished", "hang", "rendezvous"):
             return self.text
         if self.kind == "follows":
             return f"{where} stopped because another rank failed first, but it is not known which"
@@ -56,6 +57,8 @@ class Failure:
         """What may help. tail: the last lines of the rank or launcher."""
         if any(_FULL.search(line) for line in (*tail, self.text)):
             return f"make room: a disk of {self.host} is full, or your quota of it; `df -h` there names it"
+        if self.kind == "rendezvous":
+            return str(CURES["rendezvous"])
         cures: dict[str, str] = CURES["signals"] if self.kind == "signal" else {}
         return cures.get(_signal(self.code or 0), "").replace("HOST", self.host) or None
 
@@ -123,7 +126,7 @@ class Judge:
         self.reached_end = self.stopping = False
         self.stopped, self.grace, self._gone = "", GRACE, False
         self.since = time.monotonic()  # of the start; then of the first rank's readiness
-        self._one_waits = False
+        self._one_waits, self._all_wait_since = False, 0.0
         self._silent_since: float | None = None
         self._records = ""  # where ranks keep their stacks and collectives once they are silent
 
@@ -212,10 +215,11 @@ class Judge:
                 self.on_lost(channel, f"nothing heard of it for {channel.patience:.0f} s (link cut, or switched off)")
 
     def check_start(self) -> None:
-        """Ranks that hang on their way to the rendezvous would keep all others waiting for ten minutes.
+        """Ranks that hang on their way to the rendezvous, or at it, would keep all others waiting for ten minutes.
 
         Late is who is later than the first by start_timeout. Until one is ready, all may be slow, and nobody is to blame.
         """
+        self._check_rendezvous()
         limit = self.start_timeout if self._one_waits else max(READY, self.start_timeout)
         late = [rank for rank, one in self.ranks.items() if one.stage in ("", "started") and one.exit is None]
         if self.failures or not late or time.monotonic() - self.since < limit:
@@ -225,6 +229,20 @@ class Judge:
         names, host = f"rank {', '.join(map(str, late[:8]))}", self.ranks[late[0]].host
         text = f"{names} did not get to the rendezvous within {limit:.0f} s (--start_timeout)"
         self._fail("hang", self._channel(late[0]), f"{host}, rank {late[0]} failed first: {text}", late[0])
+
+    def _check_rendezvous(self) -> None:
+        """All ranks are there, and some do not get through it: they find the master port, and not each other (a firewall)."""
+        waiting = [rank for rank, one in self.ranks.items() if one.stage == "waiting" and one.exit is None]
+        if not waiting or self.failures or any(one.stage in ("", "started") for one in self.ranks.values()):
+            self._all_wait_since = 0.0
+            return
+        self._all_wait_since = self._all_wait_since or time.monotonic()
+        if time.monotonic() - self._all_wait_since < self.start_timeout:
+            return
+        hosts = list(dict.fromkeys(self.ranks[rank].host for rank in waiting))
+        text = f"{counted(len(waiting), 'rank')} on {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)} met at the rendezvous, "
+        text += f"and did not reach each other within {self.start_timeout:.0f} s (--start_timeout)"
+        self._fail("rendezvous", self._channel(waiting[0]), text, waiting[0])
 
     def check_hang(self) -> None:
         """A run hangs when each rank is silent for longer than its own steps explain, or one that is stopped is.

@@ -27,9 +27,9 @@ BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size")
 def choose(settings: Settings, config: Any) -> tuple[str, str]:
     """The implementation to load the model with on this host, and why in a few words ("" where it was asked for).
 
-    auto: on a CPU varlen where the model's attention allows it; on a GPU FlashAttention 2 where it is installed, else
-    SDPA, or varlen where rows are divided over ranks. eager for models without SDPA (gpt-oss). Raises UserError for varlen where
-    it would compute something else.
+    auto: on a CPU varlen where the model's attention allows it; on a GPU the fastest that is proven there (docs/kernels.md), and
+    without a proof FlashAttention 2 where it is installed, else SDPA, or varlen where rows are divided over ranks. eager for
+    models without SDPA (gpt-oss). Raises UserError for varlen where it would compute something else.
     """
     import transformers
     from transformers.utils import is_flash_attn_2_available
@@ -47,6 +47,9 @@ def choose(settings: Settings, config: Any) -> tuple[str, str]:
         raise UserError(settings.place("attn_implementation"), problem, "use auto or eager")
     if wanted != "auto":
         return wanted, ""
+    for name in settings.proven:
+        if not (lacking and name == VARLEN) and (name in NEEDS_CUMULATIVE_LENGTHS or not settings.rows_in_parts):
+            return name, "the fastest that is proven here"
     if no_sdpa:
         return "eager", "the model has no SDPA"
     if not torch.cuda.is_available():

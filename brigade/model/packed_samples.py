@@ -46,9 +46,14 @@ def layout(settings: Settings, config: Any) -> tuple[bool, bool, str]:
 def method(settings: Settings, config: Any) -> tuple[str, str]:
     """(LENGTHS, POSITIONS, MASKS or NOTHING, for the attention that the run computes; why it is NOTHING)."""
     how, _ = attention.choose(settings, config)
+    return method_of(config, how, settings.recipe.model.trust_remote_code)
+
+
+def method_of(config: Any, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
+    """method() of a named attention."""
     key = how, config.to_json_string(use_diff=False)
     if key not in _KNOWN:
-        _KNOWN[key] = _try(config, how, settings.recipe.model.trust_remote_code)
+        _KNOWN[key] = _try(config, how, trust_remote_code)
     return _KNOWN[key]
 
 

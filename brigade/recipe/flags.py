@@ -30,6 +30,8 @@ class Settings:
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     overridden: one line per recipe value that a flag replaced
     rows_in_parts: whether the strategy divides rows over ranks (set once it is chosen)
+    proven: attention that agrees with eager on every device of this run -> milliseconds, the fastest first (set by
+        kernels/auto.py before the model is built; empty: nothing is known, or no GPU)
     argv: the flags as they were given, without what a launcher puts between them
     """
 
@@ -43,6 +45,7 @@ class Settings:
     overridden: list[str] = field(default_factory=list)
     argv: list[str] = field(default_factory=list)
     rows_in_parts: bool = False
+    proven: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -71,8 +71,8 @@ class ModelSection(Section):
     attn_implementation: Literal[
         "auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"
-    """auto: varlen on a CPU, FlashAttention 2 on a GPU where it is installed, else sdpa (docs/speed.md). varlen: scaled dot
-    products sample by sample, so that packed samples cost no attention to each other."""
+    """auto: varlen on a CPU; on a GPU the fastest that is proven there (docs/kernels.md), else FlashAttention 2 where it is
+    installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
     rope_parameters: dict[str, Any] | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""

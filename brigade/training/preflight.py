@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import upstream
 from ..cluster import World
+from ..distributed import ranks
 from ..errors import UserError
 from ..errors.console import counted
 from ..model import packed_samples
@@ -55,6 +56,16 @@ def check(run: Run, config: Any) -> Batch:
 
         checks.check(run, config, batch)
     return batch
+
+
+def settle_kernels(run: Run, config: Any) -> None:
+    """Which attention `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
+    import torch
+
+    if any(ranks.gather(torch.cuda.is_available())):
+        from ..kernels import auto
+
+        auto.settle(run.settings, config, run.world)
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:

@@ -42,6 +42,36 @@ def test_that_no_rank_starts_is_found_too(judge):
     assert judge.failures[0].kind == "hang"
 
 
+def test_ranks_that_meet_and_do_not_reach_each_other_count_for_the_start_too(judge):
+    """A firewall that opens the master port alone: issue 17 saw 552 s of silence, and a cure for another fault."""
+    for rank, channel in enumerate(judge.channels):
+        judge.on_rank(channel, rank, pid=rank, stage="waiting")
+    judge.check_start()
+    NOW[0] += 4
+    judge.check_start()
+    assert not judge.failures
+    NOW[0] += 2
+    judge.check_start()
+    (failure,) = judge.failures
+    assert failure.kind == "rendezvous"
+    assert "2 ranks on node0, node1 met at the rendezvous" in failure.in_words()
+    assert "all TCP ports" in failure.cure([])
+
+
+def test_who_comes_late_to_the_rendezvous_gives_the_others_time_anew(judge):
+    judge.on_rank(judge.channels[0], 0, pid=1, stage="waiting")
+    NOW[0] += 4
+    judge.on_rank(judge.channels[1], 1, pid=2, stage="waiting")
+    judge.check_start()
+    NOW[0] += 4
+    judge.check_start()
+    for rank, channel in enumerate(judge.channels):
+        judge.on_rank(channel, rank, stage="joined")
+    NOW[0] += 60
+    judge.check_start()
+    assert not judge.failures
+
+
 # ---- stopped from outside ----------------------------------------------------------------------------------------
 def test_ranks_that_were_stopped_have_not_failed_in_whatever_order_it_is_heard(judge):
     first, second = judge.channels

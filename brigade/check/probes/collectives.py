@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 TIMES = 7  # of which the median counts; fewer where one takes long
+PAIR_TIMES = 3  # of which the best counts: a pair that is slow is slow each time
 SPENT = 0.6  # seconds at most for the repetitions of one payload
-SETTLE, EACH = 30.0, 0.05  # seconds that an operation, or the group's start, may take, and more for each rank
+MEET = 90.0  # seconds that ranks wait for each other at first: torch is imported from slow file systems too
+SETTLE, EACH = 20.0, 0.05  # seconds that an operation, or the group's start, may take then, and more for each rank
 
 
 def sweep(
@@ -21,15 +23,17 @@ def sweep(
     backend: str,
     payloads: list[int],
     longest: float,
+    games: list[list[list[int]]] | None = None,
 ) -> dict[str, Any]:
     """Times of all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
     the GPU of its number under "nccl".
 
     longest: seconds that one operation is expected to take at most; larger payloads are left out
+    games: rounds of pairs of hosts, each with `ranks` ranks, that afterwards send to each other, one direction after the other
     Returns figures: [collective, bytes, seconds] of the slowest of this host's ranks; device: what they ran on; error: why it
-    ended early, or "".
+    ended early, or ""; received: [number of a host, Gbit/s from it to all of this host's ranks together].
     """
-    how = (world, address, port, interface, backend, payloads, longest)
+    how = (world, address, port, interface, backend, payloads, longest, games or [], ranks)
     if ranks == 1:
         found = [_rank(first, 0, *how)]
     else:
@@ -41,7 +45,10 @@ def sweep(
     slowest = [
         [*rows[0][:2], max(row[2] for row in rows)] for rows in zip(*(one["figures"] for one in found), strict=False)
     ]
-    return {"figures": slowest, "device": found[0]["device"], "error": error}
+    received = [
+        [rows[0][0], sum(row[1] for row in rows)] for rows in zip(*(one["received"] for one in found), strict=False)
+    ]
+    return {"figures": slowest, "device": found[0]["device"], "error": error, "received": received}
 
 
 def _rank(
@@ -54,6 +61,8 @@ def _rank(
     backend: str,
     payloads: list[int],
     longest: float,
+    games: list[list[list[int]]],
+    per_host: int,
 ) -> dict[str, Any]:
     for name in ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if interface:
@@ -66,18 +75,66 @@ def _rank(
         torch.cuda.set_device(local)
         device, named = torch.device("cuda", local), torch.cuda.get_device_name(local)
     figures: list[list[Any]] = []
+    received: list[list[Any]] = []
+    told = {"figures": figures, "device": named, "received": received}
     try:
         patience = timedelta(seconds=SETTLE + EACH * world)
-        store = dist.TCPStore(address, port, world, rank == 0, patience, wait_for_workers=False)
+        store = dist.TCPStore(address, port, world, rank == 0, timedelta(seconds=MEET), wait_for_workers=False)
+        store.set(f"rank {rank}", "here")
+        store.wait([f"rank {other}" for other in range(world)])
+        store.set_timeout(patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
         for name in COLLECTIVES:
             _sweep_one(name, world, payloads, longest, device, figures)
+        if games:
+            _play(games, divmod(rank, per_host), per_host, _payload(figures, longest, device), device, received)
         dist.barrier()
         dist.destroy_process_group()
     except Exception as error:  # whatever torch, gloo or NCCL say
         words = " ".join(str(error).split())
-        return {"figures": figures, "device": named, "error": f"{type(error).__name__}: {words}"[:400]}
-    return {"figures": figures, "device": named, "error": ""}
+        return told | {"error": f"{type(error).__name__}: {words}"[:400]}
+    return told | {"error": ""}
+
+
+def _payload(figures: list[list[Any]], longest: float, device: Any) -> int:
+    """The largest payload that, from each rank to all others, took the slowest rank a quarter of `longest` at most."""
+    import torch
+    import torch.distributed as dist
+
+    own = [[payload, seconds] for name, payload, seconds in figures if name == "all_to_all"]
+    times = torch.tensor([seconds for _, seconds in own], device=device)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    short = [payload for (payload, _), seconds in zip(own, times.tolist(), strict=True) if seconds <= longest / 4]
+    return int(max(short, default=own[0][0]))
+
+
+def _play(
+    games: list[list[list[int]]],
+    place: tuple[int, int],
+    per_host: int,
+    payload: int,
+    device: Any,
+    received: list[list[Any]],
+) -> None:
+    """Each rank of a host sends to the rank of the same number on the host's partner, all pairs of a round at the same time. Adds
+    [partner, Gbit/s] to `received`, the best of a few times. place: (host, number of the rank on it)"""
+    import torch
+    import torch.distributed as dist
+
+    host, local = place
+    buffer = torch.ones(payload // 4, device=device)
+    for pairs in games:
+        partner = next((a + b - host for a, b in pairs if host in (a, b)), None)
+        for lower_sends in (True, False):
+            dist.barrier()
+            if partner is None:
+                continue
+            sends, other = (host < partner) == lower_sends, partner * per_host + local
+            move = (lambda: dist.send(buffer, other)) if sends else (lambda: dist.recv(buffer, other))  # noqa: B023
+            _timed(move, device)  # the first one connects
+            best = min(_timed(move, device) for _ in range(PAIR_TIMES))
+            if not sends:
+                received.append([partner, payload * 8e-9 / best])
 
 
 def _sweep_one(

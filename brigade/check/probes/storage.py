@@ -68,8 +68,8 @@ def rooms(directories: list[str]) -> dict[str, Any]:
     return {directory: room(directory) for directory in directories}
 
 
-def rate(directory: str, token: str, host: str, seconds: float, most: int) -> dict[str, Any]:
-    """Write a file for so many seconds, or `most` bytes, bring it to the disk, and read it past the memory's copy.
+def rate(directory: str, token: str, host: str, duration: float, most: int) -> dict[str, Any]:
+    """Write a file for `duration` seconds, or `most` bytes, bring it to the disk, and read it past the memory's copy.
 
     written, read: bytes per second; error: why it cannot be written. The file is removed.
     """
@@ -81,11 +81,11 @@ def rate(directory: str, token: str, host: str, seconds: float, most: int) -> di
         where.mkdir(parents=True, exist_ok=True)
         with file.open("wb", buffering=0) as out:
             began = time.monotonic()
-            while size < most and time.monotonic() - began < seconds:
+            while size < most and time.monotonic() - began < duration:
                 size += out.write(block)
             os.fsync(out.fileno())
             written = size / (time.monotonic() - began)
-        return {"written": written, **_read(file, seconds)}
+        return {"written": written, **_read(file, duration)}
     except OSError as error:
         return {"error": error.strerror or str(error)}
     finally:

@@ -1,0 +1,85 @@
+"""Hosts find each other, by the addresses that ranks take, before anything is measured between them."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from ..launch.rendezvous import candidates
+from .hosts import Facts, Hosts
+from .results import Result
+
+HANG = "ranks that do not reach each other wait until a timeout ends the run"
+PORTS = "open all ports between the hosts, both ways: gloo and NCCL choose from /proc/sys/net/ipv4/ip_local_port_range"
+
+
+@dataclass
+class Meeting:
+    """Hosts that found each other.
+
+    address, interface: of each, on its way to the first one; port: on which it listens; lost: host -> why it is not among them
+    store: a port of the first host for torch's store; links: interface -> speed, of each; fabric: Gbit/s of RDMA ports, of each
+    """
+
+    token: str
+    address: dict[str, str] = field(default_factory=dict)
+    interface: dict[str, str] = field(default_factory=dict)
+    port: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    store: int = 0
+    links: dict[str, Facts] = field(default_factory=dict)
+    fabric: dict[str, float] = field(default_factory=dict)
+
+    def speed(self, host: str) -> float | None:
+        """Gbit/s of the card itself, where it is one and knows."""
+        link = self.links[host].get(self.interface[host], {})
+        return link["speed"] / 1000 if link.get("real") and link.get("speed") else None
+
+
+@asynccontextmanager
+async def meet(hosts: Hosts) -> AsyncIterator[Meeting]:
+    """All hosts listen; each finds the first one by an address that the others use too, as ranks do (launch/rendezvous.py)."""
+    found = Meeting(secrets.token_hex(8))
+    async with hosts.hold("network.serve", 20, token=found.token) as serving:
+        names = list(serving)
+        found.port = {host: facts["port"] for host, facts in serving.items()}
+        found.links = {host: facts["links"] for host, facts in serving.items()}
+        found.fabric = {host: facts["fabric"] for host, facts in serving.items()}
+        if names:
+            found.store = serving[names[0]]["free"]
+            await _find(hosts, names, found)
+        yield found
+
+
+async def _find(hosts: Hosts, names: list[str], found: Meeting) -> None:
+    first, *others = names
+    own: dict[str, str] = hosts.hello[first].get("addresses", {})
+    tried = await _ways(hosts, others, candidates(first, own), found.port[first], found.token)
+    reached = {
+        address: [host for host in others if "peer" in tried.get(host, {}).get(address, {})]
+        for address in candidates(first, own)
+    }
+    chosen = max(reached, key=lambda address: len(reached[address]), default="")
+    found.address[first], found.interface[first] = "127.0.0.1", "lo"
+    for host in others:
+        answer = tried.get(host, {}).get(chosen, {})
+        if "peer" in answer:
+            found.address[host], found.interface[host] = answer["own"], answer["interface"]
+            found.address[first], found.interface[first] = answer["peer"], own.get(answer["peer"], "")
+        else:
+            why = answer.get("error") or hosts.failed.get(host, "no answer")
+            found.lost[host] = f"it cannot connect to {first} on port {found.port[first]}: {why}"
+    if len(others) > 1 and len(found.lost) == len(others):  # then it is the first one's fault
+        found.lost = {
+            first: f"no host can connect to it on port {found.port[first]}: {next(iter(found.lost.values()))}"
+        }
+
+
+async def _ways(hosts: Hosts, asked: list[str], addresses: list[str], port: int, token: str) -> dict[str, Facts]:
+    each: dict[str, Facts] = {host: {} for host in asked}
+    return await hosts.ask("network.way", 15, each, addresses=addresses, port=port, token=token) if asked else {}
+
+
+def lost(found: Meeting) -> list[Result]:
+    """What there is to say of hosts that are not among them."""
+    return [Result(host, "red", "not met", None, problem, HANG, PORTS) for host, problem in found.lost.items()]

@@ -1,0 +1,88 @@
+"""Which kernels are right on this device, and how fast.
+
+    python -m brigade.kernels recipes/qwen3-8b/full.yaml         # a table, and the proof that later runs use
+    python -m brigade.kernels recipes/qwen3-8b/full.yaml --json  # the same as JSON (docs/kernels.md)
+
+Run it on a host with the environment that training uses. Exit code: 0, 1 where a path computes something else or breaks, 2 for a
+mistake in the recipe.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ..errors import UserError
+from ..recipe import flags
+from . import paths
+
+STYLES = {"proven": "green", "slower": "green", "wrong": "bold red", "failed": "red", "absent": "dim"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    text = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m brigade.kernels", description=text, allow_abbrev=False)
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="default: recipes/tiny/full.yaml")
+    parser.add_argument("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="the GPU's index (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the proof as JSON")
+    options, more = parser.parse_known_args(argv)
+    try:
+        return run(options, more)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace, more: list[str]) -> int:
+    """more: flags of train.py, which go before the recipe's own keys."""
+    from ..model.location import load_config
+    from . import models, proofs, prove
+
+    settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])
+    config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
+    _check_device(options.device)
+    proof = prove.on_this_host(config, shapes, options.quick, index=options.device)
+    kept = proofs.write(proof) if prove.of_attention(proof) else None
+    if options.json:
+        print(json.dumps(proof, indent=1))
+    else:
+        show(proof)
+        print(f"kept in {kept}" if kept else "not kept: no attention is proven, or the cache cannot be written")
+    return 1 if any(row["status"] in (paths.WRONG, paths.FAILED) for row in proof["paths"].values()) else 0
+
+
+def _check_device(index: int) -> None:
+    import torch
+
+    count = max(1, torch.cuda.device_count())
+    if not 0 <= index < count:
+        raise UserError("flag --device", f"there is no GPU {index} here", f"name one from 0 to {count - 1}")
+
+
+def show(proof: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..errors.console import console
+
+    device, shapes = proof["key"]["device"], proof["key"]["shapes"]
+    print(f"{device['name']}, driver {device['driver']}; {proof['key']['attention']}; {shapes['dtype']}, max_length "
+          f"{shapes['max_length']}, micro-batch {shapes['micro_batch']}{', packed' * shapes['packing']}")  # fmt: skip
+    table = Table("what", "path", "", "ms", "largest error / allowed", "why", box=None, pad_edge=False)
+    for name, row in proof["paths"].items():
+        parts = {key: (off, row["allowed"][key]) for key, off in row.get("errors", {}).items() if row["allowed"][key]}
+        worst = max(parts, key=lambda key: parts[key][0] / parts[key][1], default=None)
+        error = f"{worst} {parts[worst][0]:.1e} / {parts[worst][1]:.1e}" if worst else ""
+        time = "" if row.get("ms") is None else f"{row['ms']:.2f}"
+        why = row.get("why") or ("only its logits: it has no backward pass on a CPU" if row.get("forward_only") else "")
+        chosen = name in proof["fastest"].values()
+        status = Text(row["status"], style=STYLES[row["status"]])
+        table.add_row(row["kind"], Text(name, style="bold" if chosen else ""), status, time, error, Text(why))
+    console().print(table)
+    taken = ", ".join(f"{kind} {name}" for kind, name in proof["fastest"].items())
+    print(f"fastest that are proven: {taken or 'none'}; in {proof['seconds']} s")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

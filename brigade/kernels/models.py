@@ -1,0 +1,209 @@
+"""The models and samples that paths are proven and timed with: a recipe's architecture, made small, or one layer of each kind."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from .. import upstream
+from ..data.collate import ABOUT, Collate
+from ..data.store import IGNORED
+from ..errors import first_line
+from ..model import attention, packed_samples
+from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
+from ..model.tiny import TINY, shrink
+
+Row = dict[str, Any]
+# Tokens of each sample, on both sides of the kernels' tiles of 64 and 128; and which samples make each row.
+LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
+PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
+SEED = 3
+# What a tiny model would hide: a window longer than its samples, a cap far above its scores. An attention that leaves a part
+# out is far off with these.
+SHARPENED = {"sliding_window": 48, "attn_logit_softcapping": 1.0, "attention_chunk_size": 64}
+OWN_CODE = "brigade_own_code"  # the key of a config whose class is not Transformers'
+# Head sizes of the model itself: kernels depend on them.
+HEADS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Of several samples in a row that is filled, and of a row alone, in parts of max_length: lengths differ as in chats.
+SHARES, ALONE = (0.4, 0.05, 0.3, 0.1, 0.15), (1.0, 0.4, 0.7, 0.2)
+
+
+def layer_kinds(config: Row) -> list[str] | None:
+    """One layer of each kind that the model has, two at least; None where its config names no kinds."""
+    kinds = list(dict.fromkeys(config.get("layer_types") or []))
+    return (kinds * 2)[: max(2, len(kinds))] or None
+
+
+def for_proof(config: Row) -> Row:
+    """The architecture with few, narrow layers, but with the head size and the grouping of heads that it has."""
+    kinds = layer_kinds(config)
+    tiny = shrink(config, layers=len(kinds or "12"))
+    heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    size = head_size(config)
+    if heads:
+        ratio = heads // (shared or heads)
+        tiny["num_attention_heads"] = wanted = max(4, 2 * ratio) if ratio <= 8 else ratio
+        if shared:
+            tiny["num_key_value_heads"] = wanted // ratio
+        if size:
+            tiny["hidden_size"] = wanted * size if not config.get("head_dim") else wanted * 32
+    if config.get("head_dim"):
+        tiny["head_dim"] = config["head_dim"]
+    if config.get("n_embd") and size:  # GPT-2's names
+        tiny["n_embd"] = TINY["n_head"] * size
+    tiny |= {key: config[key] for key in HEADS if config.get(key)}
+    if config.get("rope_parameters") and config.get(
+        "max_position_embeddings"
+    ):  # stretched positions have to fit into it
+        tiny["max_position_embeddings"] = config["max_position_embeddings"]
+    tiny |= {key: value for key, value in SHARPENED.items() if config.get(key)}
+    if kinds:
+        tiny["layer_types"] = kinds
+    if any(
+        config.get(key) for key in EXPERTS
+    ):  # all of them: a choice that rounding turns would hide every other error
+        tiny["num_experts_per_tok"] = TINY["num_experts"]
+    tiny |= {key: 0.0 for key, value in config.items() if "drop" in key and isinstance(value, float)}
+    return tiny | {"initializer_range": 0.1, "vocab_size": 512}
+
+
+def for_timing(config: Row) -> Row:
+    """Layers of the recipe's own widths, one of each kind, with few tokens in the vocabulary and few experts."""
+    kinds = layer_kinds(config)
+    count = len(kinds) if kinds else 1
+    keys = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    few: Row = {key: TINY[key] for key in (*EXPERTS, "num_experts_per_tok", "n_group", "topk_group") if config.get(key)}
+    few |= {key: count for key in ("num_hidden_layers", "n_layer") if config.get(key)}
+    few |= {"layer_types": kinds} if kinds else {}
+    few |= {"first_k_dense_replace": 0} if config.get("first_k_dense_replace") else {}
+    left_out = ("quantization_config", "dtype", "torch_dtype", "architectures", "_name_or_path", "transformers_version")
+    return {key: value for key, value in config.items() if key not in left_out} | few | {key: TINY[key] for key in keys}
+
+
+def unsupported(config: Row, name: str, row: Row) -> str:
+    """Why the model's own class does not take an attention, "" where it does; row: of paths.yaml."""
+    known = described(config)
+    model = upstream.model_class(known)
+    lacks = [what for what in row.get("wants", ()) if not upstream.supports(model, what)]
+    if name == attention.VARLEN:
+        lacks += [key for key in attention.BEYOND_VARLEN if config.get(key)]
+    return f"the model has {'no ' + lacks[0] if lacks[0] in row['wants'] else lacks[0]}" if lacks else ""
+
+
+def head_size(config: Row) -> int | None:
+    """Of queries and keys, None where the config does not tell."""
+    width = config.get("hidden_size") or config.get("n_embd")
+    heads = config.get("num_attention_heads") or config.get("n_head")
+    return config.get("head_dim") or (width // heads if width and heads else None)
+
+
+def described(config: Row) -> Any:
+    """A new config object: a model writes its attention into it."""
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    return AutoConfig.for_model(config["model_type"], **values)
+
+
+def family(config: Row) -> str:
+    """What a kernel depends on, in words: "qwen3, head size 128, 32 heads to 8, sliding window"."""
+    heads, shared = config.get("num_attention_heads") or config.get("n_head"), config.get("num_key_value_heads")
+    words = [str(config.get("model_type")), f"head size {head_size(config)}"]
+    words += [f"{heads} heads to {shared}" if shared and shared != heads else f"{heads} heads"]
+    words += [key.replace("_", " ") for key in SHARPENED if config.get(key)]
+    words += ["sinks"] * (config.get("model_type") == "gpt_oss")
+    return ", ".join(words)
+
+
+def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) -> Any:
+    """A model of random weights, in training mode. exact: the same on every device and in every dtype, because bf16 has them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    if not exact:
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(described(config), attn_implementation=how, dtype=dtype).train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        weights = AutoModelForCausalLM.from_config(described(config), attn_implementation="eager", dtype=torch.float32)
+        # Norms begin as ones, and hide what they do.
+        drawn = {
+            name: (value + 0.05 * torch.randn_like(value)).bfloat16() if value.is_floating_point() else value
+            for name, value in weights.state_dict().items()
+        }
+    model = AutoModelForCausalLM.from_config(described(config), attn_implementation=how, dtype=dtype)
+    model.load_state_dict(drawn)
+    return model.to(device).train()
+
+
+def samples(vocabulary: int, lengths: Any = LENGTHS) -> list[Row]:
+    """Random samples with masked parts, as a store of prepared data gives them."""
+    draw = np.random.default_rng(SEED)
+    found = []
+    for length in lengths:
+        ids = draw.integers(3, vocabulary, length)
+        labels = np.where(draw.random(length) < 0.6, ids, IGNORED)
+        labels[0], labels[1] = IGNORED, ids[1]  # the first is predicted from nothing; each sample has one label
+        found.append({"input_ids": ids.astype(np.int32), "labels": labels, "lengths": np.array([length])})
+    return found
+
+
+def batch(some: list[Row], rows: Any, how: str, device: Any, as_a_run: bool = False) -> Row:
+    """These samples packed into rows as train.py's collator gives them to a model.
+
+    rows: the numbers of the samples in each; as_a_run: padded where a run would pad them, else always end to end
+    """
+    import torch
+
+    joined = [{key: np.concatenate([some[i][key] for i in members]) for key in some[0]} for members in rows]
+    several = any(len(members) > 1 for members in rows)
+    squares = as_a_run and how not in SAMPLE_BY_SAMPLE
+    collate = Collate(0, True, several, cumulative=how in NEEDS_CUMULATIVE_LENGTHS, squares=squares)
+    made = collate((joined, None))
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in made.items()}
+
+
+def forward(model: Any, inputs: Row, told_by: str, labels: bool) -> Any:
+    """A forward pass as the Trainer makes it. told_by: packed_samples.LENGTHS, POSITIONS or MASKS; labels: for the loss."""
+    about = inputs[ABOUT]
+    left_out = (ABOUT,) if labels else (ABOUT, "labels", "shift_labels", "logits_to_keep")
+    given = {key: value for key, value in inputs.items() if key not in left_out}
+    if told_by == packed_samples.MASKS and "attention_mask" not in given:
+        given["attention_mask"] = packed_samples.masks(model.config, given["position_ids"], model.dtype)
+    if labels:
+        given["num_items_in_batch"] = about.supervised
+    known = END_TO_END.set(about.end_to_end)
+    try:
+        return model(**given, use_cache=False)
+    finally:
+        END_TO_END.reset(known)
+
+
+def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[int]]]:
+    """(samples, their numbers in each row) that fill a micro-batch as the recipe's own do."""
+    longest, count = shapes["max_length"], shapes["micro_batch"]
+    parts = SHARES if shapes["packing"] else (None,)
+    lengths = [max(2, int(longest * (share or ALONE[row % len(ALONE)]))) for row in range(count) for share in parts]
+    rows = [list(range(row * len(parts), (row + 1) * len(parts))) for row in range(count)]
+    return samples(vocabulary, lengths), rows
+
+
+def as_json(config: Any) -> Row:
+    """A config object's own values, of its texts' part, as JSON has them."""
+    text = config.get_text_config()
+    found = json.loads(json.dumps(text.to_dict() | {"model_type": text.model_type}, default=str))
+    return found if type(text).__module__.startswith("transformers.") else found | {OWN_CODE: type(text).__name__}
+
+
+def unprovable(config: Row) -> str:
+    """Why no path of this model can be compared, "" where it can. config: of as_json()"""
+    if config.get(OWN_CODE):
+        return f"{config[OWN_CODE]} has code of its own (trust_remote_code), which no proof runs"
+    try:
+        known = described(config)
+    except (ValueError, KeyError) as error:
+        return f"Transformers cannot build it from its config: {first_line(error)}"
+    found, why = packed_samples.method_of(known, "eager")
+    return f"packed samples of this model see each other: {why}" if found == packed_samples.NOTHING else ""

@@ -1,0 +1,159 @@
+"""Proofs that were made on this host, kept in the user's cache: one file for a device, its driver, all versions, a model's
+attention and the recipe's shapes. A proof that differs from this host in any of them is not used."""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..data.cache import cache_directory
+from ..errors import first_line
+from . import models
+
+Row = dict[str, Any]
+FORMAT = 1
+PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel", "bitsandbytes", "triton")
+DRIVER = Path("/proc/driver/nvidia/version")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+HERE = Path(__file__).parent
+CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of ours:
+OURS = ("attention.py", "cpu_attention.py", "packed_samples.py")
+
+
+def folder() -> Path:
+    return cache_directory() / "kernels"
+
+
+def device(index: int = 0) -> Row:
+    """{"type": "cuda" or "cpu", "name", "capability", "driver", "cuda"} of this process's device of that index."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"type": "cpu", "name": processor(), "capability": None, "driver": platform.release(), "cuda": None}
+    major, minor = torch.cuda.get_device_capability(index)
+    return {
+        "type": "cuda",
+        "name": torch.cuda.get_device_name(index),
+        "capability": major + minor / 10,
+        "driver": driver(),
+        "cuda": torch.version.cuda or f"ROCm {getattr(torch.version, 'hip', None)}",
+    }
+
+
+def processor() -> str:
+    """The CPU's own name, as Linux has it."""
+    text = ""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+@functools.cache
+def driver() -> str:
+    """The version of NVIDIA's kernel module; where nothing tells it, a name for the time since the host was booted."""
+    with suppress(OSError):
+        if found := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text()):
+            return found[1]
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split()
+        if told:
+            return told[0]
+    with suppress(OSError):
+        return f"unknown, since boot {BOOT.read_text().strip()}"
+    return "unknown"
+
+
+@functools.cache
+def versions() -> Row:
+    """Of the packages whose kernels are proven, and of our own code ("code": a digest)."""
+    found: Row = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    files = [HERE / name for name in CODE] + [HERE.parent / "model" / name for name in OURS]
+    return found | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
+
+
+def key(config: Row, shapes: Row, device: Row) -> Row:
+    """What a proof holds for. config: of models.as_json(); shapes: of prove.shapes_of()"""
+    layer = json.dumps(models.for_timing(config), sort_keys=True, default=str)
+    return {
+        "format": FORMAT,
+        "device": device,
+        "versions": versions(),
+        "attention": models.family(config),
+        "layers": hashlib.sha256(layer.encode()).hexdigest()[:16],
+        "shapes": shapes,
+    }
+
+
+def path_of(key: Row) -> Path:
+    return folder() / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
+
+
+def read(key: Row) -> tuple[Row | None, str]:
+    """(the proof for this key or None; what a user has to know of a file that is not used, or "")."""
+    file = path_of(key)
+    try:
+        proof = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, _other(key)
+    except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        return None, f"the proof in {file} cannot be read ({first_line(error)}) and is not used"
+    if not _is_whole(proof):
+        return None, f"{file} is not a whole proof and is not used"
+    if proof["key"] != key:
+        return None, f"{file} is the proof of something else ({_difference(proof['key'], key)}) and is not used"
+    return proof, ""
+
+
+def write(proof: Row) -> Path | None:
+    """Keep a proof; the last of several writers wins, and a reader sees a whole one. None where nothing can be written there."""
+    file = path_of(proof["key"])
+    aside = file.with_name(f".{file.name}-{platform.node()}-{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
+        aside.replace(file)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        return None
+    return file
+
+
+def _is_whole(proof: Any) -> bool:
+    if not isinstance(proof, dict) or not all(
+        isinstance(proof.get(name), dict) for name in ("key", "paths", "fastest")
+    ):
+        return False
+    return all(isinstance(row, dict) and {"status", "kind"} <= row.keys() for row in proof["paths"].values())
+
+
+def _other(key: Row) -> str:
+    """Which proof of the same attention and shapes is there, made with another driver, device or version."""
+    same = ("attention", "layers", "shapes")
+    for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
+        with suppress(OSError, ValueError):
+            proof = json.loads(file.read_text(encoding="utf-8"))
+            if _is_whole(proof) and all(proof["key"].get(name) == key[name] for name in same):
+                return f"the proof in {file} is of other things ({_difference(proof['key'], key)}) and is not used"
+    return ""
+
+
+def _difference(theirs: Row, ours: Row) -> str:
+    """ "driver 550.54.14, now 570.86.10", of the first two."""
+    flat = [{**key.get("device", {}), **key.get("versions", {}), **key} for key in (theirs, ours)]
+    names = [name for name in flat[1] if name not in ("device", "versions") and flat[0].get(name) != flat[1][name]]
+    return ", ".join(f"{name} {flat[0].get(name)}, now {flat[1][name]}" for name in names[:2]) or "unlike this host"

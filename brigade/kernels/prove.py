@@ -1,0 +1,219 @@
+"""Prove the paths that a host has, and time those that agree: docs/kernels.md.
+
+Paths are tried in a process of their own (worker.py), which is started again without the path that ended it.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from ..recipe.files import REPOSITORY
+from ..recipe.flags import Settings
+from . import models, paths, proofs
+from .paths import ABSENT, ATTENTION, FAILED, PROVEN, SLOWER
+
+Row = dict[str, Any]
+QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # of a first run, which waits for it (issue 17)
+FULL = {"seconds": 1200.0, "path": 180.0, "rounds": 20}  # flex and compiled layers wait for a compiler
+CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
+NOT_FOR_A_CHILD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def shapes_of(settings: Settings) -> Row:
+    """What of a recipe decides how fast a kernel is, beyond the model: {"dtype", "max_length", "micro_batch", "packing"}."""
+    training, data = settings.recipe.training, settings.recipe.data
+    micro = training.per_device_train_batch_size
+    return {
+        "dtype": "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
+        "max_length": data.max_length,
+        "micro_batch": 1 if micro == "auto" else micro,  # one row is enough to see which is faster
+        "packing": data.packing,
+    }
+
+
+def on_this_host(
+    config: Row,
+    shapes: Row,
+    quick: bool = False,
+    rows: dict[str, Row] | None = None,
+    index: int = 0,
+    limits: Row | None = None,
+) -> Row:
+    """Prove and time all paths on one device of this host. Nothing is written; see proofs.write().
+
+    config: the model's config.json, of its texts' part (models.as_json of a config object); shapes: of shapes_of()
+    quick: only what `auto` chooses among, within QUICK["seconds"]; rows: another table of paths; index: of the GPU
+    limits: instead of QUICK or FULL: seconds in all, seconds for a path's call, rounds of timing
+
+    Returns, for JSON: {"key": what it holds for, "quick", "seconds", "made": seconds since 1970, "fastest": {kind: path},
+    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only"}}}; what was found.
+    status: proven (agrees, and none of its kind is faster), slower (agrees, but another is faster), wrong (its errors are beyond
+    what is allowed), failed (it crashed, hung or raised), absent (this host cannot run it)
+    ms: milliseconds of a forward and backward pass, or of an optimizer's step; None: not timed
+    """
+    began = time.monotonic()
+    device = proofs.device(index)
+    rows = {name: row for name, row in (rows or paths.table()).items() if row.get("quick") or not quick}
+    found: dict[str, Row] = {}
+    no_model = models.unprovable(config)
+    for name, row in rows.items():
+        why = paths.lacking(row, device, shapes["dtype"])
+        if row["kind"] != paths.OPTIMIZER:
+            why = why or no_model or models.unsupported(config, name, row)
+        found[name] = {"kind": row["kind"], "status": ABSENT, "why": why} if why else {"kind": row["kind"]}
+    job = {
+        "config": config,
+        "shapes": shapes,
+        "rows": rows,
+        "device": f"cuda:{index}" if device["type"] == "cuda" else "cpu",
+    }
+    _drive(job, found, (limits or (QUICK if quick else FULL)), began)
+    return {
+        "key": proofs.key(config, shapes, device),
+        "quick": quick,
+        "seconds": round(time.monotonic() - began, 1),
+        "made": int(time.time()),
+        "fastest": judge(rows, found),
+        "paths": found,
+    }
+
+
+def judge(rows: dict[str, Row], found: dict[str, Row]) -> dict[str, str]:
+    """{kind: the fastest path that agrees}; those that another beats become "slower" in `found`.
+
+    A path without a time is behind all that have one."""
+    fastest: dict[str, str] = {}
+    for kind in dict.fromkeys(row["kind"] for row in rows.values()):
+        right = [name for name in rows if rows[name]["kind"] == kind and found[name]["status"] == PROVEN]
+        right = [name for name in right if may_be_timed(found[name])]
+        timed = [name for name in right if found[name].get("ms") is not None]
+        if not right:
+            continue
+        best = min((found[name]["ms"] for name in timed), default=None)
+        first = [name for name in timed if best is not None and found[name]["ms"] <= CLOSE * best]
+        fastest[kind] = (first or right)[0]
+        for name in timed:
+            if name not in first:
+                found[name] |= {"status": SLOWER, "why": f"{found[name]['ms'] / best:.2f}x the time of {fastest[kind]}"}
+        for name in right:
+            if timed and name not in timed:
+                found[name] |= {"status": SLOWER, "why": found[name].get("why") or "it agrees, but was not timed"}
+    return fastest
+
+
+def may_be_timed(row: Row) -> bool:
+    """Whether a path can be taken or left: a dtype is the recipe's choice, and some have no backward pass here."""
+    return row["kind"] != paths.DTYPE and not row.get("forward_only")
+
+
+def of_attention(proof: Row) -> dict[str, float]:
+    """{path: milliseconds} of the attention that agrees and that `auto` may take; infinite where it was not timed."""
+    rows = paths.table()
+    return {
+        name: row["ms"] if row.get("ms") is not None else float("inf")
+        for name, row in proof["paths"].items()
+        if row["kind"] == ATTENTION
+        and row["status"] in (PROVEN, SLOWER)
+        and may_be_timed(row)
+        and rows.get(name, {}).get("auto")
+    }
+
+
+# ---- the process in which it happens -----------------------------------------------------------------------------------
+def _drive(job: Row, found: dict[str, Row], limits: Row, began: float) -> None:
+    """Start workers until every path has an answer or the time is over."""
+    end = began + limits["seconds"]
+    for _ in range(2 * len(found) + 2):  # each ends one path at least
+        if time.monotonic() >= end:
+            break
+        todo = [name for name, row in found.items() if "status" not in row]
+        agreed = [name for name, row in found.items() if row.get("status") == PROVEN and may_be_timed(row)]
+        if _work(job | {"prove": todo, "time": agreed, "rounds": limits["rounds"]}, found, limits["path"], end):
+            break
+    for row in found.values():
+        if "status" not in row:
+            row |= {"status": FAILED, "why": f"not reached within {limits['seconds']:.0f} s"}
+
+
+def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
+    """One worker, until it ends or has to be ended; whether there is nothing left to do."""
+    environment = {key: value for key, value in os.environ.items() if key not in NOT_FOR_A_CHILD}
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "brigade.kernels.worker"],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    events: queue.Queue[Row | None] = queue.Queue()
+    said: list[str] = []
+    threads = [threading.Thread(target=_listen, args=(worker.stdout, events), daemon=True)]
+    threads.append(threading.Thread(target=lambda: said.extend(worker.stderr or []), daemon=True))
+    for thread in threads:
+        thread.start()
+    current, ready = None, False
+    try:
+        assert worker.stdin
+        try:
+            worker.stdin.write(json.dumps(job))
+            worker.stdin.close()
+        except BrokenPipeError:
+            pass  # it is gone, and its last words tell why
+        while True:
+            left = end - time.monotonic()
+            try:  # imports are not the first path's fault
+                event = events.get(timeout=max(0.0, min(left, patience) if ready else left))
+            except queue.Empty:
+                if current and left > 0:
+                    found[current] |= {"status": FAILED, "why": f"no answer within {patience:.0f} s", "ms": None}
+                return left <= 0
+            if event is None:
+                break
+            ready = ready or "ready" in event
+            if "end" in event:
+                return True
+            if "begin" in event:
+                current = event["begin"]
+            elif "path" in event:
+                current = None
+                found[event["path"]] |= {key: value for key, value in event.items() if key not in ("path", "stage")}
+                if found[event["path"]]["status"] == FAILED:
+                    found[event["path"]].pop("ms", None)
+    finally:
+        worker.kill()
+        worker.wait()
+        for thread in threads:
+            thread.join()
+    last = next((line.strip() for line in reversed(said) if line.strip()), "")[:160]
+    if current:  # it died in the middle of it
+        code = worker.returncode
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        found[current] |= {
+            "status": FAILED,
+            "why": f"the process ended {how}" + (f": {last}" if last else ""),
+            "ms": None,
+        }
+        return False
+    if not ready:  # no path's fault: the next worker would end in the same way
+        for row in found.values():
+            if "status" not in row:
+                row |= {"status": FAILED, "why": f"the process that tries it does not start: {last}"}
+        return True
+    return False
+
+
+def _listen(stream: Any, events: "queue.Queue[Row | None]") -> None:
+    for line in stream:
+        try:
+            events.put(json.loads(line))
+        except ValueError:
+            continue
+    events.put(None)

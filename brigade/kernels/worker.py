@@ -1,0 +1,238 @@
+"""The process in which paths are tried: a kernel that crashes or hangs takes this process with it and no other.
+
+It reads a job (JSON) from its standard input, and writes an event (JSON, a line each) before and after whatever may fail:
+{"ready": true}, {"begin": path, "stage": "prove" or "time"}, {"path", "stage", ...results}, {"end": true}. After a path that
+failed or computed something else it ends: such a kernel may have written where it should not.
+
+job: config, shapes, device ("cuda:0"), rows {path: row}, prove [paths], time [paths that agreed before], rounds
+"""
+
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..distributed.supervised import PR_SET_PDEATHSIG
+from . import paths
+from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER
+
+Row = dict[str, Any]
+
+
+class Worker:
+    def __init__(self, job: Row, tell: Callable[[Row], None]) -> None:
+        self.job, self.tell, self.rows = job, tell, job["rows"]
+        self.config, self.shapes, self.device = job["config"], job["shapes"], job["device"]
+        self.agreed: list[str] = list(job["time"])
+        self._proof: Any = None
+
+    def run(self) -> None:
+        from ..errors import first_line
+
+        for stage, work in (("prove", self.prove), ("time", self.time)):
+            try:
+                if not work():
+                    return
+            except Exception as error:  # whatever a kernel raises
+                why = f"{type(error).__name__}: {first_line(error)}"
+                self.tell({"path": self.current, "stage": stage, "status": paths.FAILED, "why": why})
+                return
+        self.tell({"end": True})
+
+    def begin(self, path: str, stage: str) -> Row:
+        self.current = path
+        self.tell({"begin": path, "stage": stage})
+        return self.rows[path]
+
+    # ---- does it compute the same? ---------------------------------------------------------------------------------
+    def prove(self) -> bool:
+        """Whether all agreed, and none has changed this process."""
+        for path in self.job["prove"]:
+            row = self.begin(path, "prove")
+            if row.get("register"):
+                paths.called(row["register"])
+            found = {OPTIMIZER: self._optimizer, DTYPE: self._dtype}.get(row["kind"], self._model)(path, row)
+            status = paths.WRONG if found["why"] else paths.PROVEN
+            self.tell({"path": path, "stage": "prove", "status": status, **found})
+            if found["why"] or row.get("patches"):
+                return False
+            if row["kind"] != DTYPE and not found.get("forward_only"):
+                self.agreed.append(path)
+        return True
+
+    @property
+    def proof(self) -> Any:
+        from . import compare, models
+
+        if self._proof is None:
+            self._proof = compare.Proof(models.for_proof(self.config), self.shapes["dtype"], self.device)
+        return self._proof
+
+    def _model(self, path: str, row: Row) -> Row:
+        how = path if row["kind"] == ATTENTION else "eager"
+        forward_only = self.device == "cpu" and bool(row.get("no_backward_on_cpu"))
+        found = self.proof.compare(self._change(path), how, self._told(how), backward=not forward_only)
+        return found | {"forward_only": True} if forward_only else found
+
+    def _optimizer(self, path: str, row: Row) -> Row:
+        from . import steps
+
+        off = steps.error(steps.optimizer, path, self.device)
+        beyond = f"three steps are off by {off:.1e} of their change, {row['limit']:.0e} is allowed"
+        why = "" if off <= row["limit"] else beyond
+        return {"errors": {"step": off}, "allowed": {"step": row["limit"]}, "why": why}
+
+    def _dtype(self, path: str, row: Row) -> Row:
+        """Eager in a dtype against eager in the next wider one: fp32 against fp64 on a CPU, halves against fp32 here."""
+        import contextlib
+
+        from . import compare, models
+
+        config, on = models.for_proof(self.config), self.device
+        some = models.samples(config["vocab_size"])
+        scale = compare.SCALE if path == "fp16" else 1.0
+        wider, where = ("fp64", "cpu") if path == "fp32" else ("fp32", on)
+        halves = []
+        for dtype, device, factor in ((path, on, scale), (wider, where, 1.0)):
+            model = models.build(config, "eager", compare.dtype_of(dtype), device)
+            logits, gradients = compare.alone(model, some, device, contextlib.nullcontext(), factor)
+            halves.append(([each.cpu() for each in logits], {key: value.cpu() for key, value in gradients.items()}))
+        found = compare.errors(*halves)
+        allowed = row["roundoffs"] * compare.ROUNDOFF[path]
+        off = {key: found[key] for key in ("logits", "gradients")}
+        result = {"errors": off, "allowed": dict.fromkeys(off, allowed)}
+        return result | {"why": compare.in_words(result)}
+
+    def _change(self, path: str) -> Callable[[Any], Any]:
+        """What makes of a model the one of a path."""
+
+        def change(model: Any) -> Any:
+            if path == LIGER:
+                from transformers.integrations.liger import apply_liger_kernel
+
+                apply_liger_kernel(model, None)
+            elif path == "compiled":
+                from ..model.load import compile_layers
+
+                compile_layers(model)
+            return model
+
+        return change
+
+    def _told(self, how: str) -> str:
+        """How a model with this attention learns where samples begin. One that learns it in no way is not tried."""
+        from ..model import attention, packed_samples
+        from . import models
+
+        if how in attention.NEEDS_CUMULATIVE_LENGTHS:
+            return packed_samples.LENGTHS
+        return packed_samples.method_of(models.described(self.config), "eager")[0]
+
+    # ---- how fast is it? -------------------------------------------------------------------------------------------
+    def time(self) -> bool:
+        """Attention first: the other kinds are timed with the fastest. Liger last: what it patches stays so."""
+        fastest = "eager"
+        for kind in (ATTENTION, LAYERS, OPTIMIZER, LIGER):
+            names = [name for name in self.rows if name in self.agreed and self.rows[name]["kind"] == kind]
+            names = [name for name in names if not self.rows[name].get("last")] or names
+            if len(names) < 2:
+                fastest = names[0] if names and kind == ATTENTION else fastest
+                continue
+            if kind == LIGER:
+                names.sort(key=lambda name: bool(self.rows[name].get("patches")))
+            rounds = [[name] for name in names] if kind == LIGER else [names]
+            found: dict[str, float] = {}
+            for some in rounds:
+                found |= self._time(some, self._calls(kind, some, fastest))
+            for name, milliseconds in found.items():
+                self.tell({"path": name, "stage": "time", "ms": milliseconds})
+            if kind == ATTENTION:
+                fastest = min(found, key=lambda name: found[name])
+        return True
+
+    def _calls(self, kind: str, names: list[str], fastest: str) -> dict[str, Callable[[], None]]:
+        """One call to time for each path: a forward and backward pass, or a step."""
+        from . import compare, models, steps
+
+        config, dtype = models.for_timing(self.config), compare.dtype_of(self.shapes["dtype"])
+        calls: dict[str, Callable[[], None]] = {}
+        model = None
+        for name in names:
+            self.begin(name, "time")
+            if self.rows[name].get("register"):
+                paths.called(self.rows[name]["register"])
+            how = name if kind == ATTENTION else fastest
+            if model is None or kind in (LIGER, LAYERS):
+                model = self._change(name)(models.build(config, how, dtype, self.device, exact=False))
+            if kind == OPTIMIZER:
+                sizes = [tuple(value.shape) for value in model.parameters()]
+                calls[name] = steps.timed(name, sizes, self.device)
+            else:
+                calls[name] = self._pass(model, how, kind == ATTENTION)
+        return calls
+
+    def _pass(self, model: Any, how: str, switch: bool) -> Callable[[], None]:
+        """A forward and a backward pass of `model`; switch: it has another attention meanwhile."""
+        from . import models
+
+        some, rows = models.timed_samples(self.shapes, model.config.vocab_size)
+        inputs, told_by = models.batch(some, rows, how, self.device, as_a_run=True), self._told(how)
+
+        def call() -> None:
+            if switch:
+                model.set_attn_implementation(how)
+            models.forward(model, inputs, told_by, labels=True).loss.backward()
+            model.zero_grad(set_to_none=True)
+
+        return call
+
+    def _time(self, names: list[str], calls: dict[str, Callable[[], None]]) -> dict[str, float]:
+        """Milliseconds, medians of rounds in which all take their turn; the first round of each warms up."""
+        found: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(self.job["rounds"] + 1):
+            for name in names:
+                self.begin(name, "time")
+                self._wait()
+                began = time.perf_counter()
+                calls[name]()
+                self._wait()
+                if number:
+                    found[name].append(1000 * (time.perf_counter() - began))
+        return {name: statistics.median(values) for name, values in found.items()}
+
+    def _wait(self) -> None:
+        if self.device != "cpu":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
+
+def main() -> None:
+    events = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no event
+
+    def tell(event: Row) -> None:
+        events.write(json.dumps(event) + "\n")
+        events.flush()
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # who waits for it is gone: so is it
+    job = json.load(sys.stdin)
+    import torch
+
+    if job["device"] != "cpu":
+        torch.cuda.set_device(job["device"])
+    from . import compare, models  # noqa: F401  before the first path's time begins
+
+    tell({"ready": True})
+    Worker(job, tell).run()
+    events.flush()
+    os._exit(0)  # a broken kernel's destructors may hang
+
+
+if __name__ == "__main__":
+    main()

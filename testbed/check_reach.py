@@ -1,0 +1,135 @@
+"""Faults of reach that `python -m brigade check` has to find: logins, names, interfaces, ports, packets."""
+
+from collections.abc import Callable
+from functools import partial
+
+from . import strikes
+from .cluster import Cluster
+from .host import in_network
+from .injected import Injected
+
+ABOVE = "30000-65535"  # where a firewall that knows port 29500 alone is closed
+OPENING = "tcp flags & (syn | ack) == syn"  # the first packet of a connection, and no answer
+
+
+def _off(cluster: Cluster) -> None:
+    cluster["node2"].power_off()
+
+
+def _on(cluster: Cluster) -> None:
+    cluster["node2"].boot()
+
+
+def _restore(cluster: Cluster) -> None:
+    cluster["node2"].restore()
+
+
+def _hangs_at_login(cluster: Cluster) -> None:
+    """As where a home directory's server does not answer."""
+    keys = cluster["node2"].directory / "ssh" / "authorized_keys"
+    keys.write_text('command="sleep 600" ' + (cluster.home / ".ssh" / "id_ed25519.pub").read_text())
+
+
+def _logs_in(cluster: Cluster) -> None:
+    strikes.right_key(cluster)
+    cluster["node2"].kill("sleep 600")
+
+
+def _names(name: str, address: str) -> Callable[[Cluster], None]:
+    """node2's own /etc/hosts says that `name` is `address`."""
+
+    def arrange(cluster: Cluster) -> None:
+        lines = (cluster.directory / "etc_hosts").read_text().splitlines()
+        kept = [line for line in lines if name not in line.split()]
+        own = cluster["node2"].directory / "etc_hosts"
+        own.write_text("\n".join([*kept, f"{address} {name}"]) + "\n")
+        cluster["node2"].bind(own, "/etc/hosts")
+
+    return arrange
+
+
+def _right_names(cluster: Cluster) -> None:
+    cluster["node2"].unbind("/etc/hosts")
+
+
+def _drops(host: str, chain: str, packets: str) -> Callable[[Cluster], None]:
+    """A host's firewall drops these packets; chain: "input" or "output"."""
+
+    def arrange(cluster: Cluster) -> None:
+        rules = f"""add table inet testbed
+            add chain inet testbed {chain} {{ type filter hook {chain} priority 0; }}
+            add rule inet testbed {chain} {packets} drop"""
+        in_network(cluster[host].pid, "nft", "-f", "-", lines=rules)
+
+    return arrange
+
+
+def _unblock(cluster: Cluster) -> None:
+    for host in cluster:
+        host.unblock()
+
+
+def _one_direction(cluster: Cluster) -> None:
+    cluster["node3"].block_from(cluster["node2"])
+
+
+def _occupy(cluster: Cluster) -> None:
+    program = "import signal,socket; s=socket.create_server(('',29500)); signal.pause()"
+    cluster["node1"].popen(["python3", "-c", program])
+    while cluster["node1"].run(": < /dev/tcp/127.0.0.1/29500", check=False).returncode:
+        pass
+
+
+def _free(cluster: Cluster) -> None:
+    cluster["node1"].kill("29500")
+
+
+def _ip(words: str, cluster: Cluster) -> None:
+    for line in words.split("; "):
+        in_network(cluster["node2"].pid, "ip", *line.split())
+
+
+def _other_interface(cluster: Cluster) -> None:
+    """GLOO_SOCKET_IFNAME suits all hosts but one, whose card has another name."""
+    cluster["node1"].environment(GLOO_SOCKET_IFNAME="eth0")
+    _ip("link set eth0 down; link set eth0 name ens5; link set ens5 up", cluster)
+
+
+def _same_interface(cluster: Cluster) -> None:
+    cluster["node1"].environment()
+    _ip("link set ens5 down; link set ens5 name eth0; link set eth0 up", cluster)
+
+
+INJECTED = [
+    Injected("powered-off", "a host is switched off", _off, "node2", "login", r"timed out|No route", _on),
+    Injected("link-cut", "a host's link is cut", strikes.cut_node2, "node2", "login", r"timed out|No route", _restore),
+    Injected("wrong-key", "a host refuses the ssh key", strikes.other_key, "node2", "login", r"Permission denied",
+             strikes.right_key),
+    Injected("hangs-at-login", "a host lets us in and then says nothing", _hangs_at_login, "node2", "login",
+             r"did not answer within \d+ s", _logs_in),
+    Injected("own-name-is-loopback", "a host's own name is 127.0.1.1, as Debian writes it", _names("node2", "127.0.1.1"), "node2",
+             "interface", r"the loopback is taken: node2 is 127\.0\.1\.1", _right_names, "yellow"),
+    Injected("name-is-loopback", "another host's name is the loopback", _names("node1", "127.0.0.1"), "node2", "names",
+             r"node1 is 127\.0\.0\.1, the loopback", _right_names, "yellow"),
+    Injected("name-is-unknown", "a host does not know another one's name", _names("node1", "# nobody is"), "node2", "names",
+             r"node1 has no address", _right_names, "yellow"),
+    Injected("port-taken", "another process has port 29500", _occupy, "node1", "ports",
+             r"port 29500 is in use by process \d+ \(python3", _free, "yellow"),
+    Injected("port-blocked", "a firewall drops port 29500", _drops("node1", "input", "tcp dport 29500"), "node1", "ports",
+             r"node2, node3 cannot reach it on port 29500: no answer", _unblock),
+    Injected("firewall", "a firewall opens port 29500 alone", _drops("node2", "input", f"tcp dport {ABOVE} {OPENING}"), "node2",
+             "ports", r"node1, node3 cannot reach it on \d+ of \d+ ports tried of \d+-\d+", _unblock),
+    Injected("cannot-get-out", "a firewall drops what a host sends to high ports",
+             _drops("node2", "output", f"tcp dport {ABOVE} {OPENING}"), "node2", "ports",
+             r"it cannot reach node1, node3, which others reach", _unblock),
+    Injected("one-direction", "what one host sends to another is dropped there", _one_direction, "node3", "ports",
+             r"node2 cannot reach it on", _unblock),
+    Injected("small-mtu", "a host's card has MTU 1400", partial(_ip, "link set eth0 mtu 1400"), "node2", "packets",
+             r"eth0 has MTU 1400, elsewhere it is 1500, and full-size packets are lost",
+             partial(_ip, "link set eth0 mtu 1500"), "yellow"),
+    Injected("lost-packets", "datagrams of more than 1,400 bytes are lost on the way to a host",
+             _drops("node2", "input", "meta l4proto udp ip length > 1400"), "node2", "packets",
+             r"packets of 1500 bytes from node1, node3 are lost, short ones arrive", _unblock),
+    Injected("other-interface", "GLOO_SOCKET_IFNAME names a card that one host calls by another name", _other_interface, "node2",
+             "interface", r"GLOO_SOCKET_IFNAME=eth0: no such interface .* ens5", _same_interface),
+]  # fmt: skip

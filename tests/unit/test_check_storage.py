@@ -1,0 +1,207 @@
+"""What check says of disks and clocks, from recorded facts; and what its probes do to a directory."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from brigade.check import storage
+from brigade.check.hosts import Recorded, Wanted
+from brigade.check.probes import storage as probes
+from brigade.check.registry import checks
+from brigade.check.results import NotHere
+from brigade.check.run import judge
+from brigade.launch.job import make
+from brigade.recipe.files import REPOSITORY
+
+HOSTS = {"node1": 1, "node2": 1, "node3": 1}
+GIB = 2**30
+
+
+def judged(name, answers, flags=(), recipe="recipes/tiny/full.yaml"):
+    """host -> result of one check"""
+    check = next(check for check in checks() if check.name == name)
+    job = recipe and make(recipe, list(flags), None, dict(HOSTS))
+    return {result.host: result for result in asyncio.run(judge(check, Recorded(Wanted(dict(HOSTS), job), answers)))}
+
+
+def levels(found):
+    return [found[host].level for host in HOSTS]
+
+
+# ---- clocks ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("offset", "level"),
+    [(0, "green"), (0.3, "green"), (0.8, "yellow"), (61, "red"), (-61, "red"), (86400 * 365, "red")],
+)
+def test_a_clock_that_is_off_is_named(offset, level):
+    now = time.time()
+    facts = {"node1": {"time": now}, "node2": {"time": now + offset}, "node3": {"time": now}}
+    found = judged("clock", {"storage.clock": facts})
+    assert levels(found) == ["green", level, "green"]
+    if offset in (61, -61):
+        assert f"{'ahead of' if offset > 0 else 'behind'} the others'" in found["node2"].problem
+
+
+def test_when_our_own_clock_is_off_no_host_is_blamed():
+    facts = {host: {"time": time.time() - 5000} for host in HOSTS}
+    assert levels(judged("clock", {"storage.clock": facts})) == ["green"] * 3
+
+
+# ---- the output directory ----------------------------------------------------------------------------------------
+def outputs(sees, **errors):
+    left = {host: {"error": errors[host]} if host in errors else {} for host in HOSTS}
+    return {"storage.note": left, "storage.notes": {host: {"seen": list(seen)} for host, seen in sees.items()}}
+
+
+ALL, OWN = {host: list(HOSTS) for host in HOSTS}, {host: [host] for host in HOSTS}
+ZERO = ["--ds_config", "ds_configs/zero3.json"]
+
+
+def test_a_shared_directory_is_sound():
+    found = judged("output directory", outputs(ALL), ZERO)
+    assert levels(found) == ["green"] * 3
+    assert found["node1"].value == "shared"
+
+
+def test_directories_of_their_own_are_sound_under_ddp_and_lose_shards_under_zero():
+    found = judged("output directory", outputs(OWN))
+    assert levels(found) == ["green"] * 3
+    assert "whole checkpoints" in found["node1"].value
+    found = judged("output directory", outputs(OWN), ZERO)
+    assert levels(found) == ["green", "red", "red"]
+    assert "zero3 writes a part of each checkpoint" in found["node2"].why
+
+
+@pytest.mark.parametrize("flags", [[], ZERO])
+def test_one_host_that_does_not_share_is_named(flags):
+    some = {"node1": ["node1", "node3"], "node2": ["node2"], "node3": ["node1", "node3"]}
+    found = judged("output directory", outputs(some), flags)
+    assert levels(found) == ["green", "red", "green"]
+    assert "is not what node1 sees there" in found["node2"].problem
+
+
+def test_the_first_host_may_be_the_odd_one():
+    some = {"node1": ["node1"], "node2": ["node2", "node3"], "node3": ["node2", "node3"]}
+    assert levels(judged("output directory", outputs(some), ZERO)) == ["red", "green", "green"]
+
+
+def test_a_directory_that_cannot_be_written_is_named_and_the_others_are_judged():
+    sees = {host: ["node1", "node3"] for host in ("node1", "node3")}
+    found = judged("output directory", outputs(sees, node2="Read-only file system"), ZERO)
+    assert levels(found) == ["green", "red", "green"]
+    assert "Read-only file system" in found["node2"].problem
+
+
+def test_without_a_recipe_there_is_no_row():
+    check = next(check for check in checks() if check.name == "output directory")
+    hosts = Recorded(Wanted(dict(HOSTS)), {})
+    with pytest.raises(NotHere):
+        asyncio.run(judge(check, hosts))
+
+
+# ---- room --------------------------------------------------------------------------------------------------------
+def rooms(output=500 * GIB, cache=50 * GIB, tmp=50 * GIB, recipe="recipes/tiny/full.yaml", flags=()):
+    where = str(make(recipe, list(flags), None, dict(HOSTS)).output_dir.absolute())
+    sound = {"/tmp": 50 * GIB, "~/.cache/brigade": 50 * GIB, where: 900 * GIB}
+    odd = {"/tmp": tmp, "~/.cache/brigade": cache, where: output}
+    facts = {host: {path: {"free": free, "size": 1000 * GIB, "disk": 1} for path, free in of.items()}
+             for host, of in {"node1": sound, "node2": odd, "node3": sound}.items()}  # fmt: skip
+    return judged("room", {"storage.rooms": facts}, flags, recipe)
+
+
+def test_disks_with_room_are_sound():
+    assert levels(rooms()) == ["green"] * 3
+
+
+@pytest.mark.parametrize(
+    ("disks", "level", "says"),
+    [
+        ({"cache": GIB}, "yellow", "~/.cache/brigade has 1.0 GiB free"),
+        ({"cache": 0}, "red", "~/.cache/brigade has 0.0 GiB"),
+        ({"tmp": GIB // 1000}, "red", "/tmp has"),
+        ({"output": GIB}, "yellow", "has 1.0 GiB free"),
+        ({"output": GIB // 25}, "red", "a checkpoint of this recipe takes 0.03"),
+    ],
+)
+def test_a_disk_without_room_is_named(disks, level, says):
+    found = rooms(**disks)
+    assert levels(found) == ["green", level, "green"]
+    assert says.replace("0.03", "0.0") in found["node2"].problem
+
+
+def test_the_room_that_is_needed_is_the_planners_of_this_recipe():
+    """Qwen3-8B in full: 8.19 B weights with AdamW's states, 107 GiB; two of them have to fit, and three stay."""
+    large = "recipes/qwen3-8b/full.yaml"
+    assert levels(rooms(output=200 * GIB, recipe=large))[1] == "red"
+    assert levels(rooms(output=300 * GIB, recipe=large))[1] == "yellow"
+    assert levels(rooms(output=600 * GIB, recipe=large))[1] == "green"
+
+
+def test_the_same_recipe_needs_the_same_room_in_fp32():
+    fp32, bf16 = (make("recipes/tiny/full.yaml", ["--bf16", flag], None, dict(HOSTS)) for flag in ("false", "true"))
+    assert storage.checkpoint_bytes(fp32) == storage.checkpoint_bytes(bf16) > 1e7
+
+
+# ---- rates -------------------------------------------------------------------------------------------------------
+def rates(written, flags=(), recipe="recipes/tiny/full.yaml", **more):
+    facts = {host: {"written": of, "read": 2 * of, "direct": True} for host, of in zip(HOSTS, written, strict=True)}
+    return judged("write and read", {"storage.rate": facts | more}, flags, recipe)
+
+
+def test_a_slow_disk_is_named():
+    assert levels(rates([1e9, 0.9e9, 1.1e9])) == ["green"] * 3
+    assert levels(rates([1e9, 0.4e9, 1e9])) == ["green", "yellow", "green"]
+    assert levels(rates([1e9, 0.05e9, 1e9])) == ["green", "red", "green"]
+
+
+def test_the_seconds_of_a_checkpoint_count_all_hosts_where_all_write():
+    """114.7 GB at 0.3 GB/s of each of three hosts under ZeRO-3."""
+    found = rates([0.3e9] * 3, ZERO, "recipes/qwen3-8b/full.yaml")
+    assert "a checkpoint in 127" in found["node1"].value
+    assert levels(rates([0.1e9] * 3, ZERO, "recipes/qwen3-8b/full.yaml")) == ["yellow"] * 3
+
+
+def test_a_disk_that_fails_is_named():
+    found = rates([1e9] * 3, node2={"error": "Input/output error"})
+    assert levels(found) == ["green", "red", "green"]
+
+
+# ---- the probes --------------------------------------------------------------------------------------------------
+def test_notes_are_seen_and_leave_nothing(tmp_path):
+    where = str(tmp_path / "new" / "deep")
+    one, two = (probes.note(where, "token", host) for host in ("a", "b"))
+    assert "error" not in next(one) | next(two)
+    assert sorted(probes.notes(where, "token", 2)["seen"]) == ["a", "b"]
+    assert probes.notes(where, "another", 0)["seen"] == []
+    two.close()
+    one.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rate_is_measured_and_leaves_nothing(tmp_path):
+    facts = probes.rate(str(tmp_path / "new"), "token", "a", 0.2, 2**23)
+    assert facts["written"] > 0
+    assert facts["read"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
+    """SIGTERM, as an agent sends it when nobody listens any more."""
+    order = '{"probe": "storage.note", "arguments": {"directory": "%s", "token": "t", "host": "a"}}\n' % (
+        tmp_path / "x"
+    )
+    command = [sys.executable, "-m", "brigade.check.probe"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **pipes) as process:
+        process.stdin.write(order)
+        process.stdin.flush()
+        assert "free" in process.stdout.readline()
+        assert list(tmp_path.iterdir())
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+    assert list(tmp_path.iterdir()) == []
