@@ -1,56 +1,65 @@
-"""What `check` measures with torch: two hosts of two ranks each on this machine, with gloo."""
+"""What `check` measures with torch: two ranks on this machine, with gloo, as one host's and as two hosts'."""
 
 import json
 import subprocess
 import sys
-
-import pytest
+from contextlib import contextmanager
 
 from brigade.check import sweep
 from brigade.check.probes import collectives, network
 
-ORDER = {"ranks": 2, "world": 4, "address": "127.0.0.1", "interface": "lo", "backend": "gloo", "longest": 5.0}
+ORDER = {"world": 2, "address": "127.0.0.1", "interface": "lo", "backend": "gloo", "longest": 5.0}
 
 
-@pytest.fixture(scope="module")
-def swept():
-    """What each host answers."""
+@contextmanager
+def port():
     serving = network.serve("token")
-    more = {"port": next(serving)["free"], "payloads": [2**12, 2**16, 2**40], "games": sweep.rounds(2, 10)}
-    hosts = []
-    for first in (0, 2):
-        order = {"probe": "collectives.sweep", "arguments": ORDER | more | {"first": first}}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        hosts.append(subprocess.Popen([sys.executable, "-m", "brigade.check.probe"], **pipes))
-        hosts[-1].stdin.write(json.dumps(order) + "\n")
-        hosts[-1].stdin.flush()
     try:
-        yield [json.loads(host.stdout.readline()) for host in hosts]
+        yield next(serving)["free"]
     finally:
         serving.close()
-        for host in hosts:
-            host.kill()
-            host.communicate()
 
 
-def test_every_collective_over_every_payload_that_is_not_too_long(swept):
-    for facts in swept:
-        assert facts["error"] == ""
-        assert facts["device"] == "CPU"
-        expected = [[name, payload] for name in sweep.BUS for payload in (2**12, 2**16)]
-        assert [row[:2] for row in facts["figures"]] == expected
-        assert all(0 < row[2] < 60 for row in facts["figures"])
+def is_whole(facts):
+    """Every collective over every payload that is not too long."""
+    assert facts["error"] == ""
+    assert facts["device"] == "CPU"
+    assert [row[:2] for row in facts["figures"]] == [
+        [name, payload] for name in sweep.BUS for payload in (2**12, 2**16)
+    ]
+    assert all(0 < row[2] < 60 for row in facts["figures"])
 
 
-def test_each_host_received_from_its_partner(swept):
-    for number, facts in enumerate(swept):
+def test_two_hosts_sweep_and_send_to_each_other():
+    hosts = []
+    with port() as free:
+        for number in (0, 1):
+            more = {"first": number, "ranks": 1, "port": free, "payloads": [2**12, 2**16, 2**40]}
+            arguments = ORDER | more | {"games": sweep.rounds(2, 10)}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            hosts.append(subprocess.Popen([sys.executable, "-m", "brigade.check.probe"], **pipes))
+            hosts[-1].stdin.write(json.dumps({"probe": "collectives.sweep", "arguments": arguments}) + "\n")
+            hosts[-1].stdin.flush()
+        try:
+            answers = [json.loads(host.stdout.readline()) for host in hosts]
+        finally:
+            for host in hosts:
+                host.kill()
+                host.communicate()
+    for number, facts in enumerate(answers):
+        is_whole(facts)
         ((sender, gbit),) = facts["received"]
         assert sender == 1 - number
         assert gbit > 0
 
 
+def test_two_ranks_of_one_host():
+    with port() as free:
+        is_whole(collectives.sweep(first=0, ranks=2, port=free, payloads=[2**12, 2**16, 2**40], **ORDER))
+
+
 def test_what_failed_is_said_and_nothing_hangs(monkeypatch):
     monkeypatch.setattr(collectives, "MEET", 0.5)
-    found = collectives.sweep(0, 1, 2, "127.0.0.1", 0, "lo", "gloo", [2**12], 5.0)
+    found = collectives.sweep(first=0, ranks=1, port=0, payloads=[2**12], **ORDER)
     assert found["figures"] == []
     assert "rank 1" in found["error"] or "imeout" in found["error"]
