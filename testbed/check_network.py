@@ -60,9 +60,9 @@ def takes_nothing(cluster: Cluster) -> None:
     in_network(cluster["node2"].pid, "nft", "-f", "-", lines=rules)
 
 
-FAULTS = [
+INJECTED = [
     Injected(
-        "a host at a tenth of the bandwidth",
+        "tenth-of-bandwidth",
         "node2's link has 50 Mbit/s in both directions, those of the others 500",
         one_slow,
         "node2",
@@ -70,9 +70,10 @@ FAULTS = [
         r"it sends at 0\.0\d+ Gbit/s and receives at 0\.0\d+ Gbit/s",
         uneven,
         size="usual",
+        words="--only pairs",
     ),
     Injected(
-        "a host that sends at a tenth",
+        "sends-slowly",
         "node2 sends at 50 Mbit/s and receives at 500, as the others do",
         only_sends_slowly,
         "node2",
@@ -80,9 +81,10 @@ FAULTS = [
         r"it sends at 0\.0\d+ Gbit/s; 0\.[34]\d+ are usual",
         uneven,
         size="usual",
+        words="--only pairs",
     ),
     Injected(
-        "a slow link in one direction",
+        "slow-link",
         "node1 sends to node3 at 50 Mbit/s; all other pairs, and the way back, have 500",
         slow_link("node1", "node3"),
         "node1",
@@ -90,9 +92,10 @@ FAULTS = [
         r"it sends to node3 at 0\.0\d+ Gbit/s; node3 sends back at 0\.[34]\d+",
         uneven,
         size="usual",
+        words="--only pairs",
     ),
     Injected(
-        "a host that takes no connections",
+        "takes-no-connections",
         "node2 drops what others open to its ports from 1024 up; its own connections work, so the ranks meet, and then hang",
         takes_nothing,
         "node2",
@@ -100,5 +103,6 @@ FAULTS = [
         r"it takes no connections from most hosts \(no answer within 3 s\)",
         Cluster.heal,
         size="usual",
+        words="--only pairs",
     ),
 ]

@@ -80,6 +80,7 @@ def misses(fault: Injected, attempt: Attempt) -> str:
         result["host"]: (row["name"], result["problem"])
         for row in attempt.found["checks"]
         for result in row["results"]
-        if result["level"] == "red" and result["host"] != fault.host
+        if result["host"] != fault.host
+        and result["level"] in (("red", "yellow") if row["name"] == fault.check else ("red",))
     }
     return f"that the other hosts are sound; it says {others}" if others else ""
