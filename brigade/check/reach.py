@@ -14,7 +14,7 @@ from .pairs import Pair, blame, one_way, partners
 from .registry import check
 from .results import NotHere, Result, most_common, sound, unknown
 
-ADDRESSES = 4  # of one host that are tried, real interfaces before bridges
+ADDRESSES = 5  # of one host that are tried
 PORTS, MANY = (8, 4), 16  # ports of the ephemeral range that each host opens; fewer on more hosts than that
 OPEN = "let the hosts of a job reach each other on all TCP ports"
 
@@ -33,16 +33,19 @@ def _need_two(hosts: Hosts) -> None:
 
 
 def _addresses(hosts: Hosts) -> dict[str, list[str]]:
-    """host -> addresses under which the others may reach it, those of bridges and containers last; of the interface that the
-    user names, where one is named."""
-    named = hosts.wanted.environment.get("NCCL_SOCKET_IFNAME") or hosts.wanted.environment.get("GLOO_SOCKET_IFNAME")
+    """host -> its own addresses, those of bridges and containers last; where the user names an interface, those of that one."""
+    named = _named(hosts)
     found = {}
     for host, hello in hosts.hello.items():
         own: dict[str, str] = hello.get("addresses", {})
         real = sorted(own, key=lambda address: choice.is_virtual(own[address]))
-        chosen = [address for address in real if named and choice.takes(named, own[address])]
-        found[host] = (chosen or real)[:ADDRESSES]
+        found[host] = [address for address in real if named and choice.takes(named, own[address])] or real
     return found
+
+
+def _named(hosts: Hosts) -> str:
+    variables = hosts.wanted.environment
+    return variables.get("NCCL_SOCKET_IFNAME") or variables.get("GLOO_SOCKET_IFNAME") or ""
 
 
 @check("names")
@@ -133,19 +136,21 @@ def _listening(
     return hosts.hold("ports.listen", 10, each, token=token, count=count)
 
 
-def _targets(hosts: Hosts, listening: dict[str, Facts], token: str) -> tuple[dict[str, list[str]], dict[str, Facts]]:
-    """(host -> whom it tries, the questions to each host)"""
-    addresses, tried = _addresses(hosts), partners(listening)
-    doors = {
-        host: {
-            "addresses": addresses[host] or [host],
-            "ports": [*([facts["master"]] if "master" in facts else []), *facts["ports"]],
-            "datagrams": facts["datagrams"],
-        }
-        for host, facts in listening.items()
-    }  # fmt: skip
+def _targets(
+    hosts: Hosts, looks: dict[str, Facts], listening: dict[str, Facts], token: str
+) -> tuple[dict[str, list[str]], dict[str, Facts]]:
+    """(host -> whom it tries, the questions to each host). As launch does it: by the name's address first, which ssh found."""
+    own, named, tried = _addresses(hosts), _named(hosts), partners(listening)
+    ports = {host: [*filter(None, [facts.get("master")]), *facts["ports"]] for host, facts in listening.items()}
+
+    def door(host: str, other: str) -> Facts:
+        by_name = [] if named else looks.get(host, {}).get("resolved", {}).get(other, [])
+        addresses = [*(address for address in by_name if not choice.is_loopback(address)), *own[other]]
+        few = list(dict.fromkeys(addresses))[:ADDRESSES]
+        return {"addresses": few or [other], "ports": ports[other], "datagrams": listening[other]["datagrams"]}
+
     return tried, {
-        host: {"host": host, "token": token, "targets": {other: doors[other] for other in others}}
+        host: {"host": host, "token": token, "targets": {other: door(host, other) for other in others}}
         for host, others in tried.items()
     }
 
@@ -156,9 +161,9 @@ async def ports(hosts: Hosts) -> AsyncIterator[Result]:
     all over the range from which gloo and NCCL get theirs (net.ipv4.ip_local_port_range). Threshold: all are reached within
     5 s, three tries of TCP. A firewall that opens 29500 alone lets ranks meet and then wait in silence for ten minutes."""
     count = 0 if len(hosts.wanted.slots) == 1 else PORTS[len(hosts.hello) > MANY]
-    token = secrets.token_hex(8)
+    looks, token = await _looks(hosts) if count else {}, secrets.token_hex(8)
     async with _listening(hosts, token, count, DEFAULT_PORT) as listening:
-        tried, questions = _targets(hosts, listening, token)
+        tried, questions = _targets(hosts, looks, listening, token)
         found = await hosts.ask("ports.connect", 40, questions) if count else {}
         failed: dict[Pair, dict[str, str]] = {
             (host, other): why for host, facts in found.items() for other, why in facts["failed"].items()
@@ -220,7 +225,7 @@ async def packets(hosts: Hosts) -> AsyncIterator[Result]:
     _need_two(hosts)
     looks, token = await _looks(hosts), secrets.token_hex(8)
     async with _listening(hosts, token, 0) as listening:
-        tried, questions = _targets(hosts, listening, token)
+        tried, questions = _targets(hosts, looks, listening, token)
         found = await hosts.ask("ports.packets", 20, questions)
     sent = {(host, other): one for host, facts in found.items() for other, one in facts["sent"].items()}
     short = {pair for pair, one in sent.items() if one["arrived"] == "short"}

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)")
     port, seconds = numeric("master_port", 1, below=65536), numeric("start_timeout", 1, float)
     add("--master_port", type=port, metavar="PORT", help="on the first host (default: 29500, or a free one)")
-    late = "how long the last rank may be later than the first"
+    late = "how long the last rank may be later than the first, and then how long they may take to reach each other"
     add("--start_timeout", type=seconds, default=300, metavar="SECONDS", help=late)
     add("--log_dir", type=Path, metavar="DIR", help="of the logs (default: outputs/logs/RECIPE-STRATEGY/TIME)")
     tries = (

@@ -214,6 +214,22 @@ def test_where_one_direction_is_closed_the_end_that_hears_nothing_is_named():
     assert found["node3"][1].startswith("node2 cannot reach it")
 
 
+def test_a_host_with_many_cards_is_tried_by_its_names_address_first():
+    """Its own may be those of eight networks that lead elsewhere."""
+    cards = {f"10.{number}.0.1": f"ib{number}" for number in range(8)} | {"172.17.0.1": "docker0"}
+    hello = {host: {"addresses": cards} for host in NODES}
+    looks, listen = {"node1": look("node1")}, {host: listening(host) for host in NODES}
+
+    def addresses(**environment):
+        recorded = Recorded(Wanted(dict.fromkeys(NODES, 1), environment=environment), {}, hello)
+        return reach._targets(recorded, looks, listen, "token")[1]["node1"]["targets"]["node2"]["addresses"]
+
+    assert addresses() == ["10.0.0.2", "10.0.0.1", "10.1.0.1", "10.2.0.1", "10.3.0.1"]
+    assert addresses(NCCL_SOCKET_IFNAME="ib7") == ["10.7.0.1"]
+    looks["node1"]["resolved"]["node2"] = ["127.0.0.1"]
+    assert addresses()[0] == "10.0.0.1"
+
+
 # ---- packets -------------------------------------------------------------------------------------------------------
 def packets(arrived, **own):
     """arrived: (from, to) -> what, where it is not all"""

@@ -19,7 +19,7 @@ from .reach import family_of, interfaces
 
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PROBE = 10, 23, 3  # linux/in.h, linux/in6.h: never divide, ask no cache
 CONNECTING = 5.0  # seconds: three tries of TCP
-AT_ONCE = 256  # connections that one host opens at a time
+AT_ONCE = 64  # ports that one host tries at a time, each under a few addresses: an open file each
 RETRIES, PAUSE = 4, 0.25  # of a datagram, and seconds between them
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
