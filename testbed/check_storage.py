@@ -1,7 +1,10 @@
 """Faults of disks and clocks that `python -m brigade check` has to find."""
 
+import shutil
+
 from .cluster import Cluster
 from .injected import Injected
+from .storage import own_data
 
 PRIVATE = "/run/check"  # a directory of each host's own
 
@@ -34,6 +37,20 @@ def _shared_again(cluster: Cluster) -> None:
     (cluster.shared / "output").rmdir()
 
 
+def _without_data(cluster: Cluster) -> None:
+    """Files to train on in a directory that all hosts share, and that a disk of node3's own hides from it."""
+    own_data(cluster)
+    (cluster.shared / "data").mkdir(exist_ok=True)
+    for name in ("train", "heldout"):
+        (cluster.shared / f"{name}.jsonl").rename(cluster.shared / "data" / f"{name}.jsonl")
+    cluster["node3"].run(f"mount -t tmpfs tmpfs {cluster.shared}/data")
+
+
+def _with_data(cluster: Cluster) -> None:
+    cluster["node3"].run(f"umount {cluster.shared}/data")
+    shutil.rmtree(cluster.shared / "data")
+
+
 def _late(cluster: Cluster) -> None:
     cluster["node2"].clock("-61s")
 
@@ -51,6 +68,8 @@ INJECTED = [
              words=f"{ZERO} --output_dir SHARED/output/run"),
     Injected("disk-nearly-full", "the output's disk has no room for two checkpoints", _FULL.arrange, "node2", "room",
              r"GiB free; a checkpoint of this recipe takes", _FULL.heal, words=f"--output_dir {PRIVATE}/run"),
+    Injected("missing-data", "a file to train on is missing", _without_data, "node3", "paths", r"data/train\.jsonl", _with_data,
+             words="--train_file SHARED/data/train.jsonl --validation_file SHARED/data/heldout.jsonl --dataset_name null"),
     Injected("read-only", "the output's disk is read-only", _READ_ONLY.arrange, "node3", "output directory",
              r"Read-only file system", _READ_ONLY.heal, words=f"--output_dir {PRIVATE}/run"),
 ]  # fmt: skip

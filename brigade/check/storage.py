@@ -14,6 +14,7 @@ from .hosts import Facts, Hosts
 from .registry import check
 from .results import NotHere, Result, gravest, sound, thresholds
 
+CACHE = "~/.cache/brigade"
 SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
 
 
@@ -50,9 +51,8 @@ async def output(hosts: Hosts) -> AsyncIterator[Result]:
     or each its own alone, under a strategy that keeps whole checkpoints on each host (distributed/shared_directory.py)."""
     job = _job(hosts)
     directory, token = str(job.output_dir.absolute()), secrets.token_hex(8)
-    async with hosts.hold(
-        "storage.note", each={h: {"host": h} for h in hosts.hello}, directory=directory, token=token
-    ) as left:
+    asked = await _with_missing(hosts, directory)
+    async with hosts.hold("storage.note", each=asked, directory=directory, token=token) as left:
         wrote = [host for host, facts in left.items() if "error" not in facts]
         seen = await hosts.ask(
             "storage.notes", 15, each={h: {} for h in wrote}, directory=directory, token=token, wanted=len(wrote)
@@ -87,15 +87,28 @@ async def output(hosts: Hosts) -> AsyncIterator[Result]:
         yield Result(host, "red", "not shared", None, problem, why, cure)
 
 
+async def _rooms(hosts: Hosts) -> dict[str, Facts]:
+    """One question for several checks, asked before any of them makes a directory."""
+    job = hosts.wanted.job
+    output = [str(job.output_dir.absolute())] if job else []
+    return await hosts.ask("storage.rooms", directories=["/tmp", CACHE, *output])
+
+
+async def _with_missing(hosts: Hosts, directory: str) -> dict[str, Facts]:
+    """Host -> its name, and what of a directory's path it lacks, for the probes that write there and leave nothing."""
+    rooms = await _rooms(hosts)
+    return {host: {"host": host, "missing": found[directory]["missing"]} for host, found in rooms.items()}
+
+
 @check("room", seconds=30)
 async def room(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads how much this user may still write to the disks of the output directory, the cache and /tmp. Threshold: disk_room,
     cache_room and tmp_room of thresholds.yaml; for the output also two checkpoints (a new one is whole before an old one goes;
     their size is the planner's, costs/host_memory.py), and a warning below what the recipe keeps."""
-    job, cache = hosts.wanted.job, "~/.cache/brigade"
-    directories = {"/tmp": "tmp_room", cache: "cache_room"}
+    job = hosts.wanted.job
+    directories = {"/tmp": "tmp_room", CACHE: "cache_room"}
     output = str(job.output_dir.absolute()) if job else ""
-    found = await hosts.ask("storage.rooms", directories=[*directories, *filter(None, [output])])
+    found = await _rooms(hosts)
     need, keeps = (checkpoint_bytes(job), _kept(job)) if job else (None, 1)
     for host, rooms in found.items():
         results = [_room(host, directory, name, rooms[directory]["free"]) for directory, name in directories.items()]
@@ -163,13 +176,9 @@ async def rates(hosts: Hosts) -> AsyncIterator[Result]:
     """Writes a file into the output directory from all hosts at once for two seconds, brings it to the disk and reads it back.
     Threshold: disk_rate of thresholds.yaml, of the median host's; checkpoint_seconds for a checkpoint of this recipe."""
     job = _job(hosts)
-    asked = {
-        "directory": str(job.output_dir.absolute()),
-        "token": secrets.token_hex(8),
-        "duration": SECONDS,
-        "most": MOST,
-    }
-    found = await hosts.ask("storage.rate", 40, each={host: {"host": host} for host in hosts.hello}, **asked)
+    directory = str(job.output_dir.absolute())
+    asked = {"directory": directory, "token": secrets.token_hex(8), "duration": SECONDS, "most": MOST}
+    found = await hosts.ask("storage.rate", 40, each=await _with_missing(hosts, directory), **asked)
     good = {host: facts for host, facts in found.items() if "error" not in facts}
     middle = statistics.median(facts["written"] for facts in good.values()) if good else 0.0
     need = checkpoint_bytes(job)
@@ -178,13 +187,13 @@ async def rates(hosts: Hosts) -> AsyncIterator[Result]:
     seconds = need / together if need is not None and together else None
     for host, facts in found.items():
         if host not in good:
-            cure = f"ssh {host} and try it there: touch {asked['directory']}/x"
+            cure = f"ssh {host} and try it there: touch {directory}/x"
             yield Result(
                 host,
                 "red",
                 "fails",
                 None,
-                f"{asked['directory']}: {facts['error']}",
+                f"{directory}: {facts['error']}",
                 "no checkpoint could be saved",
                 cure,
             )

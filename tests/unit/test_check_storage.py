@@ -1,6 +1,7 @@
 """What check says of disks and clocks, from recorded facts; and what its probes do to a directory."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,10 @@ GIB = 2**30
 def judged(name, answers, flags=(), recipe="recipes/tiny/full.yaml"):
     """host -> result of one check"""
     check = next(check for check in checks() if check.name == name)
-    job = recipe and make(recipe, list(flags), None, dict(HOSTS))
+    job = make(recipe, list(flags), None, dict(HOSTS))
+    room = {"free": 900 * GIB, "size": 1000 * GIB, "missing": []}
+    rooms = dict.fromkeys(("/tmp", "~/.cache/brigade", str(job.output_dir.absolute())), room)
+    answers = {"storage.rooms": dict.fromkeys(HOSTS, rooms)} | answers
     return {result.host: result for result in asyncio.run(judge(check, Recorded(Wanted(dict(HOSTS), job), answers)))}
 
 
@@ -109,7 +113,7 @@ def rooms(output=500 * GIB, cache=50 * GIB, tmp=50 * GIB, recipe="recipes/tiny/f
     where = str(make(recipe, list(flags), None, dict(HOSTS)).output_dir.absolute())
     sound = {"/tmp": 50 * GIB, "~/.cache/brigade": 50 * GIB, where: 900 * GIB}
     odd = {"/tmp": tmp, "~/.cache/brigade": cache, where: output}
-    facts = {host: {path: {"free": free, "size": 1000 * GIB, "disk": 1} for path, free in of.items()}
+    facts = {host: {path: {"free": free, "size": 1000 * GIB, "missing": []} for path, free in of.items()}
              for host, of in {"node1": sound, "node2": odd, "node3": sound}.items()}  # fmt: skip
     return judged("room", {"storage.rooms": facts}, flags, recipe)
 
@@ -174,17 +178,19 @@ def test_a_disk_that_fails_is_named():
 # ---- the probes --------------------------------------------------------------------------------------------------
 def test_notes_are_seen_and_leave_nothing(tmp_path):
     where = str(tmp_path / "new" / "deep")
-    one, two = (probes.note(where, "token", host) for host in ("a", "b"))
+    missing = probes.room(where)["missing"]
+    assert len(missing) == 2
+    one, two = (probes.note(where, "token", host, missing) for host in ("a", "b"))
     assert "error" not in next(one) | next(two)
     assert sorted(probes.notes(where, "token", 2)["seen"]) == ["a", "b"]
     assert probes.notes(where, "another", 0)["seen"] == []
+    one.close()  # the first that came is the first to go: the other's file is still there
     two.close()
-    one.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rate_is_measured_and_leaves_nothing(tmp_path):
-    facts = probes.rate(str(tmp_path / "new"), "token", "a", 0.2, 2**23)
+    facts = probes.rate(str(tmp_path / "new"), "token", "a", [str(tmp_path / "new")], 0.2, 2**23)
     assert facts["written"] > 0
     assert facts["read"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -192,9 +198,8 @@ def test_a_rate_is_measured_and_leaves_nothing(tmp_path):
 
 def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
     """SIGTERM, as an agent sends it when nobody listens any more."""
-    order = '{"probe": "storage.note", "arguments": {"directory": "%s", "token": "t", "host": "a"}}\n' % (
-        tmp_path / "x"
-    )
+    arguments = {"directory": str(tmp_path / "x"), "token": "t", "host": "a", "missing": [str(tmp_path / "x")]}
+    order = json.dumps({"probe": "storage.note", "arguments": arguments}) + "\n"
     command = [sys.executable, "-m", "brigade.check.probe"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **pipes) as process:

@@ -19,13 +19,13 @@ def clock() -> dict[str, Any]:
     return {"time": time.time()}
 
 
-def note(directory: str, token: str, host: str) -> Iterator[dict[str, Any]]:
+def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[dict[str, Any]]:
     """Leave a file in a directory, which is made where it is missing, until this is released. Then all is as it was.
 
+    missing: of room(), asked before any host made one; the host that leaves last removes them
     error: why it cannot be written; free, size: bytes of its disk
     """
     where = Path(directory)
-    made = [path for path in (where, *where.parents) if not path.exists()]
     file = where / f"{NOTE}{token}-{host}"
     facts: dict[str, Any] = {}
     try:
@@ -38,9 +38,14 @@ def note(directory: str, token: str, host: str) -> Iterator[dict[str, Any]]:
     finally:
         with suppress(OSError):
             file.unlink(missing_ok=True)
-        for path in made:
-            with suppress(OSError):  # somebody else has put something there
-                path.rmdir()
+        _remove(missing)
+
+
+def _remove(directories: list[str]) -> None:
+    """Directories that were not there before: the deepest first, and only empty ones. Somebody else may be there."""
+    for path in directories:
+        with suppress(OSError):
+            Path(path).rmdir()
 
 
 def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
@@ -56,11 +61,12 @@ def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
 
 
 def room(directory: str) -> dict[str, Any]:
-    """Bytes that this user may still write where a directory is, or would be; of how many; and the disk's number."""
+    """Bytes that this user may still write where a directory is, or would be; of how many; what of its path is missing."""
     path = Path(directory).expanduser()
+    missing = [str(folder) for folder in (path, *path.parents) if not folder.exists()]
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     disk = os.statvfs(there)
-    return {"free": disk.f_bavail * disk.f_frsize, "size": disk.f_blocks * disk.f_frsize, "disk": there.stat().st_dev}
+    return {"free": disk.f_bavail * disk.f_frsize, "size": disk.f_blocks * disk.f_frsize, "missing": missing}
 
 
 def rooms(directories: list[str]) -> dict[str, Any]:
@@ -68,13 +74,12 @@ def rooms(directories: list[str]) -> dict[str, Any]:
     return {directory: room(directory) for directory in directories}
 
 
-def rate(directory: str, token: str, host: str, duration: float, most: int) -> dict[str, Any]:
+def rate(directory: str, token: str, host: str, missing: list[str], duration: float, most: int) -> dict[str, Any]:
     """Write a file for `duration` seconds, or `most` bytes, bring it to the disk, and read it past the memory's copy.
 
     written, read: bytes per second; error: why it cannot be written. The file is removed.
     """
     where = Path(directory)
-    made = [path for path in (where, *where.parents) if not path.exists()]
     file, size = where / f"{RATE}{token}-{host}", 0
     block = os.urandom(BLOCK)  # a file system that compresses would write zeros at once
     try:
@@ -91,9 +96,7 @@ def rate(directory: str, token: str, host: str, duration: float, most: int) -> d
     finally:
         with suppress(OSError):
             file.unlink(missing_ok=True)
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
+        _remove(missing)
 
 
 def _read(file: Path, seconds: float) -> dict[str, Any]:
