@@ -22,11 +22,12 @@ STYLES = {"proven": "green", "slower": "green", "wrong": "bold red", "failed": "
 def main(argv: list[str] | None = None) -> int:
     text = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m brigade.kernels", description=text, allow_abbrev=False)
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="default: recipes/tiny/full.yaml")
     parser.add_argument("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="the GPU's index (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the proof as JSON")
+    parser.usage = "python -m brigade.kernels [RECIPE] [--quick] [--device N] [--json] [flags of train.py]"
     options, more = parser.parse_known_args(argv)
+    options.recipe = more.pop(0) if more and not more[0].startswith("-") else None
     try:
         return run(options, more)
     except UserError as error:

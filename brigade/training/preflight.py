@@ -63,7 +63,7 @@ def settle_kernels(run: Run, config: Any) -> None:
     import torch
 
     if any(ranks.gather(torch.cuda.is_available())):
-        from ..kernels import auto
+        from ..kernels import auto  # not at the top: a run on a CPU proves nothing
 
         auto.settle(run.settings, config, run.world)
 
@@ -117,25 +117,10 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
             yield "fp16", problem, "use bf16, or fp32 (neither)"
     if training.bf16 and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         yield "bf16", f"{torch.cuda.get_device_name()} has no bf16", "use fp16, or fp32 (neither)"
-    attention = model.attn_implementation
-    if attention.startswith("flash_attention"):
-        from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+    if model.attn_implementation.startswith("fl"):  # flash_attention_2 and 3, flex_attention
+        from ..kernels import named
 
-        package, there = "pip install flash-attn", is_flash_attn_2_available
-        if attention.endswith("3"):
-            package, there = (
-                "install flash-attn-3, from hopper/ of Dao-AILab/flash-attention",
-                is_flash_attn_3_available,
-            )
-        if not gpu:
-            yield "attn_implementation", f"{attention} needs a GPU, and this host has none", "use sdpa or eager"
-        if not (training.bf16 or training.fp16):
-            problem = f"{attention} computes in bf16 or fp16, but the recipe says fp32"
-            yield "attn_implementation", problem, "set bf16, or use sdpa"
-        if not there():
-            yield "attn_implementation", f"{attention} is not installed on this host", f"{package}, or use sdpa"
-    if attention == "flex_attention" and not gpu:
-        yield "attn_implementation", "flex_attention has no backward pass on a CPU", "use sdpa or eager"
+        yield from named.lacking(settings, gpu)
     packages: list[Mistake] = [
         ("report_to", package, ", or remove it from report_to") for package in training.report_to
     ]

@@ -421,14 +421,15 @@ def test_what_crashes_hangs_or_raises_loses_itself_alone():
     names = ("raises", "crashes", "hangs", "ignores_borders", "slow")
     rows = own("varlen") | {name: faulty_kernels.row(name, patches=name == "slow") for name in names}
     rows |= own("sdpa", "eager", "adamw_torch")
-    proof = prove.on_this_host(config(), SHAPES, rows=rows, limits={"seconds": 500.0, "path": 20.0, "rounds": 3})
+    proof = prove.on_this_host(config(), SHAPES, rows=rows, limits={"seconds": 500.0, "path": 30.0, "rounds": 5})
     found = proof["paths"]
     told = {name: row["status"] for name, row in found.items()}
     assert told.pop("varlen") in ("proven", "slower") and told.pop("sdpa") in ("proven", "slower")
     assert told == {"raises": "failed", "crashes": "failed", "hangs": "failed", "ignores_borders": "wrong", "slow": "slower",
                     "eager": "slower", "adamw_torch": "proven"}  # fmt: skip
     assert "illegal memory access" in found["raises"]["why"] and "signal 11" in found["crashes"]["why"]
-    assert "no answer within 20 s" in found["hangs"]["why"]
+    assert not any(row["why"].startswith("the process") for name, row in found.items() if name != "crashes"), found
+    assert "no answer within 30 s" in found["hangs"]["why"]
     assert proof["fastest"]["attention"] in ("varlen", "sdpa") and proof["fastest"]["optimizer"] == "adamw_torch"
     assert found["slow"]["ms"] > found["sdpa"]["ms"] and json.loads(json.dumps(proof)) == proof
     assert proofs.write(proof) and proofs.read(proof["key"]) == (proof, "")
