@@ -81,6 +81,7 @@ def serve() -> None:
 
 def _import_all() -> None:
     import bitsandbytes  # noqa: F401
+    import cpuinfo
     import datasets  # noqa: F401
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
@@ -93,8 +94,12 @@ def _import_all() -> None:
 
     import brigade.model.adapters
     import brigade.training.summary
-    import brigade.training.trainer  # noqa: F401
+    import brigade.training.trainer
+    import brigade.upstream.cpu_facts
     import train  # noqa: F401
+
+    brigade.upstream.cpu_facts.ask_once()
+    cpuinfo.get_cpu_info()  # for all ranks
 
 
 def _group(job: dict[str, Any]) -> int:

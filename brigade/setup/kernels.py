@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from ..upstream import locks
+from ..upstream import cpu_facts, locks
 
 BUILDERS = {
     "ShareMemCommBuilder": "deepspeed_shm_comm: collectives of ranks on one host",
@@ -51,6 +51,7 @@ def main() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     cache()
     locks.end_with_their_holder()
+    cpu_facts.ask_once()
     wanted = BUILDERS | (WITH_LIBAIO if ctypes.util.find_library("aio") else {})
     print(f"Compiling {len(wanted)} of DeepSpeed's CPU kernels (once; two to four minutes) ...", flush=True)
     with ProcessPoolExecutor(max_workers=2) as pool:

@@ -45,6 +45,7 @@ DEFINED = {
         "fsdp2_prepare_model",
     ],
     "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
+    "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/module_inject/layers.py": ["_partition_sizes", "GatherFromTensorParallelRegion", "VocabParallelLinear"],
     "deepspeed/utils/groups.py": [
