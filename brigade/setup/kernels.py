@@ -6,7 +6,8 @@ DeepSpeed compiles them at first use into torch's extension cache, under the eye
 With a GPU nothing is compiled: what a run there needs depends on its strategy.
 
 The cache is the virtual environment's own: kernels are compiled against its headers, and two environments that share one
-cache compile each other's kernels away. Whoever compiles holds a lock file there for which torch waits without end
+cache compile each other's kernels away. So do two names of one environment, as where `.venv` is a link: the names of the headers
+are in the compiler's command. Whoever compiles holds a lock file there for which torch waits without end
 (torch/utils/file_baton.py); upstream/locks.py sees to it that a killed process leaves none.
 """
 
@@ -27,9 +28,12 @@ WITH_LIBAIO = {"AsyncIOBuilder": "async_io: offload to NVMe"}
 
 
 def cache() -> Path:
-    """Torch's extension cache for this process and its children: what the user set, else the virtual environment's own."""
-    if "TORCH_EXTENSIONS_DIR" not in os.environ and sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
-        os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix) / "torch_extensions")
+    """Torch's extension cache for this process and its children: what the user set, else the virtual environment's own, one for
+    each of its names."""
+    prefix = Path(sys.prefix)
+    if "TORCH_EXTENSIONS_DIR" not in os.environ and sys.prefix != sys.base_prefix and os.access(prefix, os.W_OK):
+        name = "" if prefix.resolve() == prefix else str(prefix).strip("/").replace("/", "-")
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(prefix / "torch_extensions" / name)
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")).expanduser()
 
 

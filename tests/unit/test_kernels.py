@@ -68,12 +68,21 @@ def test_where_nobody_can_tell_only_an_old_lock_goes(lock, whose, monkeypatch):
     assert FileBaton(lock).try_acquire()
 
 
-def test_each_virtual_environment_has_its_own_cache(monkeypatch):
+def test_each_virtual_environment_has_its_own_cache(monkeypatch, tmp_path):
+    tmp_path = tmp_path.resolve()
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "link").symlink_to("environment")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/somewhere")
     assert kernels.cache() == Path("/somewhere")  # the user's word
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    assert kernels.cache() == Path(sys.prefix) / "torch_extensions"
+    assert kernels.cache() == tmp_path / "environment" / "torch_extensions"
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(kernels.cache())  # for torch, and for the ranks
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "link"))
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    assert kernels.cache().resolve().parent == tmp_path / "environment" / "torch_extensions", (
+        "the headers' names differ"
+    )
 
 
 def test_the_cpu_is_looked_at_once_whoever_asks_and_however_often(monkeypatch):
