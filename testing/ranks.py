@@ -83,10 +83,12 @@ def _import_all() -> None:
     import bitsandbytes  # noqa: F401
     import cpuinfo
     import datasets  # noqa: F401
-    import deepspeed  # noqa: F401
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     import peft  # noqa: F401
+    import pytorch_optimizer  # noqa: F401
     import tensorboard.compat.proto  # noqa: F401
     import torch.distributed.fsdp
+    import torch.utils.cpp_extension
     import torch.utils.tensorboard  # noqa: F401
     import transformers.generation
     import transformers.integrations.deepspeed
