@@ -81,11 +81,14 @@ def serve() -> None:
 
 def _import_all() -> None:
     import bitsandbytes  # noqa: F401
+    import cpuinfo
     import datasets  # noqa: F401
-    import deepspeed  # noqa: F401
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     import peft  # noqa: F401
+    import pytorch_optimizer  # noqa: F401
     import tensorboard.compat.proto  # noqa: F401
     import torch.distributed.fsdp
+    import torch.utils.cpp_extension
     import torch.utils.tensorboard  # noqa: F401
     import transformers.generation
     import transformers.integrations.deepspeed
@@ -93,8 +96,12 @@ def _import_all() -> None:
 
     import brigade.model.adapters
     import brigade.training.summary
-    import brigade.training.trainer  # noqa: F401
+    import brigade.training.trainer
+    import brigade.upstream.cpu_facts
     import train  # noqa: F401
+
+    brigade.upstream.cpu_facts.ask_once()
+    cpuinfo.get_cpu_info()  # for all ranks
 
 
 def _group(job: dict[str, Any]) -> int:

@@ -77,6 +77,8 @@ def check_weights(trainer: Any, guard: Any) -> None:
 def error(what: str, trainer: Any, step: int, samples: str = "", cure: str = "") -> UserError:
     """What ends the run at a step."""
     run = trainer.run
+    if trainer.saving:
+        trainer.saving.let_finish()  # the newest one may be on its way
     kept = runs.whole_checkpoints(run.directory)
     newest = f"{kept[max(kept)]} is from before" if kept else "there is no checkpoint from before"
     precision = ", bf16 instead of fp16" if run.settings.recipe.training.fp16 else ""

@@ -47,16 +47,18 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
       without it every DeepSpeed build dies.
     - DeepSpeed asks for MPI when a lone process names no rank; FSDP and ZeRO on one process need a group of one.
     - A lock in the cache of compiled kernels that a killed run left behind would hold this one up for ever.
+    - DeepSpeed asks several times what the CPU can do, and an answer takes a second.
     """
     import torch
 
     clear_accelerate_variables()
     if strategy.is_deepspeed:
         from ..setup import kernels
-        from ..upstream import locks
+        from ..upstream import cpu_facts, locks
 
         kernels.cache()
         locks.end_with_their_holder()
+        cpu_facts.ask_once()
     upstream.forget_earlier_run()
     beside = str(Path(sys.executable).parent)
     if beside not in os.environ.get("PATH", "").split(os.pathsep):

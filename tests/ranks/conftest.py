@@ -1,8 +1,13 @@
 """What the tests of ranks share: groups that run the cases which the selected tests ask for, and no others."""
 
 import gc
+import json
+import sys
 
 import pytest
+
+from testing.ranks import REPOSITORY
+from testing.train_command import HOST, MESSAGE_LINES, broken, chats
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +40,57 @@ def imports_are_collected_once():
 
     gc.collect()
     gc.freeze()
+
+
+# ---- train.main in this process: importing the stack once ----------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path):
+    """A directory with chats, the same with a broken third line, and a ds_config that contradicts the recipe."""
+    chats(tmp_path / "good.jsonl")
+    broken(tmp_path / "broken.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text('{"model_type": "bert"}')
+    config = json.loads((REPOSITORY / "ds_configs/zero2.json").read_text())
+    (tmp_path / "clip.json").write_text(json.dumps(config | {"gradient_clipping": 0.5}))
+    return tmp_path
+
+
+@pytest.fixture
+def main(folder, monkeypatch):
+    """train.main in `folder` on a host without a GPU; an error after the model was begun fails the test."""
+    import torch
+
+    import brigade.distributed.ranks
+    import train
+
+    def too_late(error, *_):
+        raise AssertionError(f"told only after the model was begun: {error!r}") from error
+
+    monkeypatch.chdir(folder)
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR"):
+        monkeypatch.setenv(key, "")  # so that it is restored whatever train.main sets
+        monkeypatch.delenv(key)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(brigade.distributed.ranks, "fail", too_late)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return train.main
+
+
+@pytest.fixture
+def told(main, capfd):
+    """told(*flags): what train.main says of a mistake with these flags; it must leave before the model is built."""
+
+    def call(*flags: str) -> str:
+        flags = flags if "--output_dir" in flags else (*flags, "--output_dir", "run")
+        with pytest.raises(SystemExit) as left:
+            main([*flags])
+        said = capfd.readouterr()
+        lines = said.err.splitlines()
+        assert left.value.code == 2, said.err
+        assert len(lines) <= MESSAGE_LINES and lines[0].startswith(f"error on {HOST}, rank 0 of 1: "), said.err
+        assert lines[-1].startswith("  cure: ") and said.err.count("error on") == 1, said.err
+        assert not said.out
+        return said.err
+
+    return call

@@ -10,8 +10,8 @@ import pytest
 
 from brigade.distributed import ranks
 from testing.ranks import REPOSITORY, run_ranks
+from testing.train_command import ranks_part
 from tests.ranks import agreeing
-from tests.ranks.test_bad_input import ranks_part
 
 
 @pytest.mark.slow

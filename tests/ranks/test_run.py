@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerCallback
 
 import train
-from brigade.checkpoint import choosing, manifest
+from brigade.checkpoint import choosing, manifest, saving
 from brigade.cluster import World
 from brigade.distributed import ranks
 from brigade.errors import UserError
@@ -395,6 +396,19 @@ def test_a_run_that_became_nan_stops_and_keeps_what_was_good(ruined, told, kept,
     def fail(error, *_):
         raise error
 
+    awaited, bring, let_finish = threading.Event(), saving.Saving._brought, saving.Saving.let_finish
+
+    def on_its_way(self, job):
+        """A checkpoint in the background that is whole only once somebody waits for it."""
+        assert awaited.wait(60)
+        return bring(self, job)
+
+    def wait_for_it(self):
+        awaited.set()
+        let_finish(self)
+
+    monkeypatch.setattr(saving.Saving, "_brought", on_its_way)
+    monkeypatch.setattr(saving.Saving, "let_finish", wait_for_it)
     monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
     with pytest.raises(UserError) as caught:
         train.main([*flags, "--output_dir", str(tmp_path)], callbacks=(Ruin(ruined),))

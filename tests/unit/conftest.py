@@ -10,7 +10,10 @@ import yaml
 from hypothesis import HealthCheck, settings
 
 from brigade.errors import UserError
+from brigade.lint.report import lint
 from brigade.recipe import flags
+from brigade.strategy import Strategy, choose
+from testing.strategies import world
 
 # The same examples everywhere: a test that passed fails for what has changed since, not by its luck. New ones are looked for with
 # HYPOTHESIS_PROFILE=search.
@@ -59,6 +62,22 @@ def write_json(tmp_path):
 
 
 @pytest.fixture
+def pick(load):
+    """pick("--ds_config", ...): the strategy of such a command on `size` ranks, started with environment `env`."""
+
+    def call(*argv, size=2, env=None, **sections) -> Strategy:
+        return choose(load(*argv, **sections), world(size), env or {})
+
+    return call
+
+
+@pytest.fixture
+def pick_config(pick, write_json):
+    """pick_config({...}): the strategy of a ds_config file with that content."""
+    return lambda config, **sections: pick("--ds_config", write_json(config), **sections)
+
+
+@pytest.fixture
 def mistake():
     """mistake(function, *arguments): the message of the UserError that the call must raise, held to its form."""
 
@@ -71,5 +90,20 @@ def mistake():
         assert all(line.partition(": ")[2] if ": " in line else line.strip() for line in lines), message
         assert all(len(line) < 1000 for line in lines), message
         return message
+
+    return call
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """check({"name": text or document}): lint's report on these files, named together, from their own directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(files, named=None):
+        for name, content in files.items():
+            if isinstance(content, dict):
+                content = json.dumps(content) if name.endswith(".json") else yaml.safe_dump(content)
+            Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return lint(list(files) if named is None else named)
 
     return call

@@ -6,11 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import cpuinfo
 import pytest
 from torch.utils.file_baton import FileBaton
 
 from brigade.setup import kernels
-from brigade.upstream import locks
+from brigade.upstream import cpu_facts, locks
 
 
 @pytest.fixture
@@ -67,9 +68,31 @@ def test_where_nobody_can_tell_only_an_old_lock_goes(lock, whose, monkeypatch):
     assert FileBaton(lock).try_acquire()
 
 
-def test_each_virtual_environment_has_its_own_cache(monkeypatch):
+def test_each_virtual_environment_has_its_own_cache(monkeypatch, tmp_path):
+    tmp_path = tmp_path.resolve()
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "link").symlink_to("environment")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/somewhere")
     assert kernels.cache() == Path("/somewhere")  # the user's word
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    assert kernels.cache() == Path(sys.prefix) / "torch_extensions"
+    assert kernels.cache() == tmp_path / "environment" / "torch_extensions"
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(kernels.cache())  # for torch, and for the ranks
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "link"))
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    assert kernels.cache().resolve().parent == tmp_path / "environment" / "torch_extensions", (
+        "the headers' names differ"
+    )
+
+
+def test_the_cpu_is_looked_at_once_whoever_asks_and_however_often(monkeypatch):
+    """DeepSpeed's builders of kernels and its optimizers on the CPU: py-cpuinfo computes for a second at each question."""
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
+
+    looked, look = [], cpuinfo.cpuinfo.get_cpu_info_json
+    monkeypatch.setattr(cpuinfo.cpuinfo, "get_cpu_info_json", lambda: looked.append(1) or look())
+    for _ in range(2):
+        cpu_facts.ask_once()
+        assert CPUAdamBuilder().cpu_arch().startswith("-m") and CPUAdamBuilder().simd_width().startswith("-D__")
+        assert cpuinfo.get_cpu_info()["arch"] and cpuinfo.get_cpu_info() is not cpuinfo.get_cpu_info()
+    assert len(looked) == 1

@@ -6,6 +6,7 @@ A row that fails after an upgrade names the file to look at; brigade/upstream/ s
 import ast
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ DEFINED = {
         "fsdp2_prepare_model",
     ],
     "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
+    "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/module_inject/layers.py": ["_partition_sizes", "GatherFromTensorParallelRegion", "VocabParallelLinear"],
     "deepspeed/utils/groups.py": [
@@ -89,6 +91,17 @@ SUBCLASSES = {f"brigade/training/{name}.py" for name in ("trainer", "evaluation"
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def of_the_same_room(folder: Path) -> set[str]:
+    """Names that the modules in this folder define."""
+    return set().union(*(own(parsed(path)) for path in FILES if path.parent == folder))
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
@@ -122,7 +135,7 @@ def test_the_pinned_versions_have_what_we_touch(file, name):
 
 
 def test_every_private_name_of_the_upstream_room_is_looked_for_above():
-    trees = [ast.parse(path.read_text()) for path in UPSTREAM.rglob("*.py")]
+    trees = [parsed(path) for path in UPSTREAM.rglob("*.py")]
     known = {name for names in DEFINED.values() for name in names}
     ours = set().union(*map(own, trees)) - known
     assert set().union(*map(touched, trees)) - ours <= known
@@ -132,8 +145,7 @@ def test_every_private_name_of_the_upstream_room_is_looked_for_above():
     "path", [path for path in FILES if UPSTREAM not in path.parents], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_no_other_room_touches_a_private_name_of_another_package(path):
-    ours = set().union(*(own(ast.parse(other.read_text())) for other in FILES if other.parent == path.parent))
-    strange = touched(ast.parse(path.read_text())) - ours - OF_TORCH - OF_PYTHON
+    strange = touched(parsed(path)) - of_the_same_room(path.parent) - OF_TORCH - OF_PYTHON
     if str(path.relative_to(ROOT)) in SUBCLASSES:
         strange = {name for name in strange if not hasattr(transformers.Trainer, name)}
     assert not strange, f"{strange}: move it to brigade/upstream/, with its file and line there"

@@ -1,4 +1,4 @@
-"""Faults for test_bad_input.py and testbed/faults.py: Python imports this from PYTHONPATH at start-up. Nothing in the
+"""Faults for testing/train_command.py and testbed/faults.py: Python imports this from PYTHONPATH at start-up. Nothing in the
 product knows of it.
 
 BRIGADE_TEST_FAULT:

@@ -1,0 +1,213 @@
+"""What may stand in an accelerate config, and that `accelerate launch` and the file itself say the same."""
+
+import re
+
+import pytest
+import yaml
+
+from brigade.errors import UserError
+from brigade.strategy.accelerate_config import KEYS
+from testing.ranks import REPOSITORY as ROOT
+from testing.strategies import ACCELERATE_CONFIGS, FSDP2, hsdp
+
+AXES = {"tp": "tensor", "sp": "sequence", "pp": "stages", "ep": "experts"}
+
+
+@pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
+def test_each_accelerate_config_is_what_its_name_says(pick, name):
+    kind, axes, hosts, slots = re.fullmatch(r"([a-z0-9]+)((?:_[a-z]+\d)*)_(\d+)x(\d+)\.yaml", name).groups()
+    size = int(hosts) * int(slots)
+    document = yaml.safe_load((ROOT / "accelerate_configs" / name).read_text())
+    assert document["num_processes"] == size and document["num_machines"] == int(hosts)
+    chosen = pick("--accelerate_config", f"accelerate_configs/{name}", size=size)
+    assert chosen.kind == kind
+    assert chosen.axes.used == {AXES[short]: int(number) for short, number in re.findall(r"_([a-z]+)(\d)", axes)}
+    if kind == "hsdp":
+        assert chosen.replicate * chosen.shard == size and chosen.replicate > 1 and chosen.shard > 1
+        assert hosts == "1" or chosen.shard == int(slots), "shards stay inside a host"
+    if hosts != "1" and kind.startswith("zero"):
+        from brigade.cluster import read_hostfile
+
+        hostfile = read_hostfile(ROOT / document["deepspeed_config"]["deepspeed_hostfile"])
+        assert list(hostfile.values()) == [int(slots)] * int(hosts)
+
+
+@pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
+def test_accelerates_own_loader_takes_each(name):
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    # It raises for a key that it does not know, at top level.
+    config = ClusterConfig.from_yaml_file(str(ROOT / "accelerate_configs" / name))
+    assert config.mixed_precision is None, "precision is the recipe's"
+
+
+# Keys that accelerate refuses beside deepspeed_config_file ("the following ... will be ignored").
+NOT_BESIDE_A_FILE = {
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device",
+    "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
+def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeypatch):
+    """The variables that accelerate's own launcher makes of a file give the strategy that the file gives."""
+    from accelerate.commands import launch
+    from accelerate.utils import launch as environments
+
+    path = ROOT / "accelerate_configs" / name
+    parsed = launch.launch_command_parser().parse_args(["--config_file", str(path), str(ROOT / "train.py")])
+    arguments, defaults, _ = launch._validate_launch_command(parsed)
+    # Every nested key is an option of the launcher: it copies unknown ones without a word.
+    options = set(vars(launch.launch_command_parser().parse_args(["x.py"])))
+    for section in ("fsdp_config", "deepspeed_config", "parallelism_config"):
+        assert set(getattr(defaults, section) or {}) <= options | set(KEYS["own"]), section
+    if arguments.use_deepspeed:
+        assert not set(defaults.deepspeed_config) & NOT_BESIDE_A_FILE
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        env = environments.prepare_deepspeed_cmd_env(arguments)[1]
+    else:
+        env = environments.prepare_multi_gpu_env(arguments)
+    size = arguments.num_processes
+    if set(defaults.parallelism_config or {}) & set(KEYS["own"]):  # of these it hands nothing on, and a run says so
+        with pytest.raises(UserError, match="hands no size of it on"):
+            pick(size=size, env=env)
+        return
+    launched = pick(size=size, env=env)
+    by_flag = pick("--accelerate_config", f"accelerate_configs/{name}", size=size)
+    assert (launched.kind, launched.name) == (by_flag.kind, by_flag.name)
+    assert (launched.replicate, launched.shard) == (by_flag.replicate, by_flag.shard)
+    # One run, however it was started: its directory asks for the same identity.
+    assert launched.identity() == by_flag.identity()
+
+
+def test_our_list_of_what_accelerate_refuses_is_accelerates():
+    import inspect
+
+    from accelerate.utils import DeepSpeedPlugin
+
+    source = inspect.getsource(DeepSpeedPlugin._deepspeed_config_checks)
+    names = re.findall(r'"ACCELERATE_(\w+)",\n', source)
+    assert {name.removeprefix("DEEPSPEED_").lower() for name in names} == NOT_BESIDE_A_FILE
+
+
+def test_accelerates_own_zero_options(pick, write_json, tmp_path):
+    options = {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"}
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": options}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(document))
+    chosen = pick("--accelerate_config", str(tmp_path / "a.yaml"))
+    assert chosen.kind == "zero3"
+    assert chosen.ds_config["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    assert "offload_param" not in chosen.ds_config["zero_optimization"]
+    assert chosen.ds_config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    env = {
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": "none",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+    }
+    assert pick(env=env).identity() == chosen.identity()
+
+
+@pytest.mark.parametrize("key, value, named", [
+    ("gradient_clipping", 0.5, "max_grad_norm"), ("gradient_accumulation_steps", 4, "global_batch_size"),
+])  # fmt: skip
+def test_accelerates_own_options_at_odds_with_the_recipe(pick, mistake, key, value, named):
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, key: value}}
+    message = mistake(pick, cluster={"accelerate_config": document})
+    assert key in message and repr(value) in message and named in message
+    env = {
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
+        f"ACCELERATE_{key.upper()}": str(value),
+    }
+    assert named in mistake(pick, env=env)
+
+
+@pytest.mark.parametrize("options", [
+    {"gradient_clipping": 1.0, "gradient_accumulation_steps": 1}, {"gradient_clipping": "none"},
+    {"gradient_accumulation_steps": "auto"},
+])  # fmt: skip
+def test_what_accelerates_questionnaire_writes_by_itself_is_no_contradiction(pick, options):
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, **options}}
+    assert pick(cluster={"accelerate_config": document}).kind == "zero2"
+
+
+@pytest.mark.parametrize("fsdp", [{}, {"fsdp_version": 1}, {"fsdp_sharding_strategy": "FULL_SHARD"}])
+def test_fsdp1_is_refused(pick, mistake, fsdp):
+    document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
+    message = mistake(pick, cluster={"accelerate_config": document})
+    assert "fsdp_version" in message and "1" in message and "fsdp_version: 2" in message.splitlines()[-1]
+    env = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}
+    assert "fsdp_version: 2" in mistake(pick, env=env)
+
+
+@pytest.mark.parametrize("replicate, shard, size", [(2, 2, 8), (4, 4, 8), (2, 2, 1)])
+def test_hsdp_sizes_must_make_up_the_world(pick, mistake, replicate, shard, size):
+    message = mistake(pick, size=size, cluster={"accelerate_config": hsdp(replicate, shard)})
+    for number in (replicate, shard, size):
+        assert str(number) in message
+    assert pick(size=replicate * shard, cluster={"accelerate_config": hsdp(replicate, shard)}).kind == "hsdp"
+    assert pick("--rehearse", size=size, cluster={"accelerate_config": hsdp(replicate, shard)}).kind == "hsdp"
+
+
+@pytest.mark.parametrize("key", ["cp_size"])
+def test_other_meshes_are_refused(pick, mistake, key):
+    mesh = {f"parallelism_config_{key}": 2}
+    assert f"parallelism_config_{key}" in mistake(
+        pick, cluster={"accelerate_config": {**FSDP2, "parallelism_config": mesh}}
+    )
+
+
+@pytest.mark.parametrize("kind", [{"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
+                                  {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}}])  # fmt: skip
+def test_rows_go_over_a_divisor_of_the_ranks(pick, mistake, kind):
+    assert pick(size=8, cluster=kind).axes.sequence == 4
+    assert pick(size=8, cluster=kind).axes.data(8) == 2
+    assert "sequence 4 needs a multiple of 4 ranks, and there are 6" in mistake(pick, size=6, cluster=kind)
+
+
+@pytest.mark.parametrize("precision, training, fine", [
+    ("bf16", {"bf16": True}, True), ("bf16", {}, False), ("fp16", {"bf16": True}, False), ("no", {"bf16": True}, True),
+    ("fp8", {}, False),
+    (False, {"bf16": True}, True),  # what YAML reads from `mixed_precision: no`
+    (None, {}, True),
+])  # fmt: skip
+def test_precision_is_the_recipes(pick, mistake, precision, training, fine):
+    document = {"distributed_type": "MULTI_GPU", "mixed_precision": precision}
+    options = {"cluster": {"accelerate_config": document}, "training": training}
+    if fine:
+        assert pick(**options).kind == "ddp"
+        return
+    message = mistake(pick, **options)
+    assert "mixed_precision" in message and repr(precision) in message
+    message = mistake(pick, env={"ACCELERATE_MIXED_PRECISION": precision}, training=training)
+    assert "accelerate launch" in message
+
+
+@pytest.mark.parametrize("kind", ["FSDP2", "ZERO3", "MEGATRON_LM", "fsdp", "XLA"])
+def test_an_unknown_distributed_type_is_not_ddp(pick, mistake, kind):
+    message = mistake(pick, cluster={"accelerate_config": {"distributed_type": kind}})
+    assert "distributed_type" in message and repr(kind) in message
+
+
+@pytest.mark.parametrize("kind", ["NO", False, "MULTI_GPU", "MULTI_CPU"])
+def test_distributed_types_that_mean_ddp(pick, kind):
+    assert pick(cluster={"accelerate_config": {"distributed_type": kind}}).kind == "ddp"
+    assert pick(size=1, cluster={"accelerate_config": {"distributed_type": kind}}).kind == "single"
+
+
+@pytest.mark.parametrize("document", [
+    {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": "two"}},
+    {"distributed_type": "FSDP", "fsdp_config": [1]},
+    {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": "three"}},
+    {"distributed_type": "DEEPSPEED", "deepspeed_config": "zero3"},
+    {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}},
+    {**FSDP2, "parallelism_config": {"dp_shard_size": "all"}}, {**FSDP2, "parallelism_config": 4},
+    {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "nowhere.json"}},
+])  # fmt: skip
+def test_broken_accelerate_configs(pick, mistake, document):
+    mistake(pick, cluster={"accelerate_config": document})

@@ -1,0 +1,240 @@
+"""Mistakes in flags and recipes: each is told with its place, its value and a cure, whatever is written there."""
+
+import math
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brigade.errors import UserError
+from brigade.recipe import flags
+from brigade.recipe.batch import batch_arithmetic
+from brigade.recipe.flags import OTHER_NAMES
+from brigade.recipe.identity import identity
+from brigade.recipe.schema import SECTION_OF, SECTIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("section, wrong, right", [
+    ("training", "learning_rat", "learning_rate"), ("training", "max_step", "max_steps"),
+    ("training", "global_batchsize", "global_batch_size"), ("model", "model_name", "model_name_or_path"),
+    ("data", "dataset_names", "dataset_name"), ("cluster", "hostfiles", "hostfile"),
+])  # fmt: skip
+def test_an_unknown_key_suggests_the_nearest(load, mistake, section, wrong, right):
+    message = mistake(load, **{section: {wrong: "abc"}})
+    assert f"full.yaml: {section}.{wrong}" in message and "'abc'" in message and repr(right) in message.splitlines()[-1]
+    message = mistake(load, f"--{wrong}", "abc")
+    assert f"flag --{wrong}" in message and repr(right) in message.splitlines()[-1]
+
+
+@pytest.mark.parametrize("key, wrong, home", [
+    ("max_length", "training", "data"), ("learning_rate", "model", "training"), ("ds_config", "training", "cluster"),
+])  # fmt: skip
+def test_a_key_in_the_wrong_section_is_told_its_home(load, mistake, key, wrong, home):
+    message = mistake(load, **{wrong: {key: 1}})
+    assert f"{wrong}.{key}" in message and f"under {home}:" in message.splitlines()[-1]
+
+
+def test_a_key_outside_all_sections_is_told_its_home(write_recipe, mistake):
+    path = write_recipe(write_recipe().read_text() + "learning_rate: 1\n")
+    message = mistake(flags.load, ["--recipe", str(path)])
+    assert "learning_rate" in message and "under training:" in message
+
+
+def test_an_unknown_section_suggests_the_nearest(write_recipe, mistake):
+    path = write_recipe(write_recipe().read_text().replace("training:", "trainin:"))
+    assert "'training'" in mistake(flags.load, ["--recipe", str(path)]).splitlines()[-1]
+
+
+@pytest.mark.parametrize("old", OTHER_NAMES)
+def test_old_names_get_advice(load, write_recipe, mistake, old):
+    advice = OTHER_NAMES[old]
+    assert advice in mistake(load, f"--{old}", "1")
+    assert advice in mistake(load, training={old: 1})
+    if old not in SECTIONS:
+        path = write_recipe(write_recipe().read_text() + f"{old}: 1\n")
+        assert advice in mistake(flags.load, ["--recipe", str(path)])
+
+
+def test_advice_names_keys_that_exist():
+    # The names that an advice tells people to set, so that a renamed key does not leave it behind.
+    import re
+
+    for old, advice in OTHER_NAMES.items():
+        named = set(re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", advice)) - {"accelerate_configs", "fsdp2_1x2"}
+        assert named <= set(SECTION_OF), old
+
+
+@pytest.mark.parametrize("section, key, value, wanted", [
+    ("training", "max_steps", "many", "integer"), ("training", "learning_rate", "fast", "number"),
+    ("training", "bf16", "maybe", "bool"), ("training", "global_batch_size", 0, "greater than or equal to 1"),
+    ("training", "optim", "adam", "adamw_torch"), ("training", "report_to", "wandbb", "'wandb'"),
+    ("training", "learning_rate", -1.0, "greater than 0"), ("model", "attn_implementation", "flash", "sdpa"),
+    ("data", "max_length", 2.5, "integer"), ("training", "learning_rate", math.inf, "finite"),
+    ("training", "max_steps", True, "integer"), ("training", "adam_beta2", 1, "less than 1"),
+    ("training", "max_steps", 0, " a number of steps from 1, or -1"), ("training", "seed", 2**64, "less than 4294967296"),
+    ("training", "global_batch_size", 10**11, "less than or equal to 1000000"),
+    ("training", "global_batch_size", 16.5, " an integer"),
+    ("training", "per_device_train_batch_size", 16.5, " an integer or 'auto'"),
+    ("training", "optim_args", "foo", "name=value,name=value"),
+])  # fmt: skip
+def test_a_wrong_value_names_place_value_and_what_is_wanted(load, mistake, section, key, value, wanted):
+    message = mistake(load, **{section: {key: value}})
+    place, problem, cure = message.splitlines()
+    assert place.endswith(f"full.yaml: {section}.{key}") and repr(value) in problem
+    assert wanted in problem and wanted in cure and "error" not in problem and "got" not in problem
+    place, problem, cure = mistake(load, f"--{key}", str(value)).splitlines()
+    assert place == f"error: flag --{key}" and wanted in problem and wanted in cure
+
+
+def test_a_long_value_is_cut(load, mistake):
+    message = mistake(load, training={"max_steps": "x" * 5000})
+    assert "xxx" in message and len(message) < 1000
+
+
+def test_a_missing_key_is_named(load, write_recipe, mistake):
+    path = write_recipe("model: {model_name_or_path: m}\ndata: {train_file: d}\ntraining: {max_steps: 3}\n")
+    assert "training.global_batch_size" in mistake(flags.load, ["--recipe", str(path)])
+    path = write_recipe("model: {model_name_or_path: m}\ntraining: {global_batch_size: 3}\n")
+    message = mistake(flags.load, ["--recipe", str(path)])
+    assert "data" in message and "missing" in message
+
+
+@pytest.mark.parametrize("text, line", [
+    ("model:\n  a: [1, 2\ndata:\n", 3), ("model:\n\tname: x\n", 2), ("model: a: b\n", 1), ("training:\n  x: 'a\n", 3),
+    ("model: x\n- y\n", 2), ("a: &x 1\nb: *y\n", 2), ("a: !!python/object:os.system {}\n", 1),
+    ("a: 1\n? [x]\n: 2\n", 2),
+])  # fmt: skip
+def test_a_yaml_error_names_its_line(write_recipe, mistake, text, line):
+    path = write_recipe(text)
+    assert f"{path}, line {line}" in mistake(flags.load, ["--recipe", str(path)]).splitlines()[0]
+
+
+@pytest.mark.parametrize("text, said", [
+    ("- a\n- b\n", "a list"), ("just words\n", "a single value"), ("", "empty"), ("42\n", "a single value"),
+    ("model: {model_name_or_path: m}\ndata:\n", "data\n  it is empty"),
+    ("model: {model_name_or_path: null}\ndata: {}\n", "null is not a string"),
+])  # fmt: skip
+def test_a_file_or_a_section_that_holds_nothing_of_ours(write_recipe, mistake, text, said):
+    path = write_recipe(text)
+    message = mistake(flags.load, ["--recipe", str(path)])
+    assert str(path) in message and said in message and "None" not in message
+
+
+@pytest.mark.parametrize("text, line, words", [
+    ("model: {model_name_or_path: m}\ndata: {train_file: a}\ndata: {max_length: 9}\n", 3, ["'data'", "line 2"]),
+    ("training:\n  seed: 1\n  bf16: true\n  seed: 2\n", 4, ["'seed'", "line 2"]),
+    ("data: {columns: {text: a, text: b}}\n", 1, ["'text'"]),
+])  # fmt: skip
+def test_a_key_that_stands_twice_is_refused(write_recipe, mistake, text, line, words):
+    path = write_recipe(text)
+    message = mistake(flags.load, ["--recipe", str(path)])
+    assert message.startswith(f"error: {path}, line {line}\n") and all(word in message for word in words)
+
+
+def test_a_date_that_is_none(write_recipe, mistake):
+    path = write_recipe("model: {revision: 2024-13-45}\n")
+    assert str(path) in mistake(flags.load, ["--recipe", str(path)])
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--recipe", "recipes/tiny"], "full.yaml"), (["--recipe", "recipes/nowhere.yaml"], "'recipes/nowhere.yaml'"),
+    (["--recipe", "recipes/nowhere.yaml"], str(ROOT)), (["--recipe", "docs"], "a directory"),
+    (["full.yaml"], "'full.yaml'"), (["--max_steps"], "max_steps"), (["-x"], "-x"),
+    (["--recipe", "~nobody-here/x.yaml"], "~nobody"),
+    (["--recipe", "x" * 300], "xxx"),
+])  # fmt: skip
+def test_words_that_lead_nowhere(mistake, words, said):
+    assert said in mistake(flags.load, words)
+
+
+def test_flags_are_not_abbreviated(load, mistake):
+    assert "'learning_rate'" in mistake(load, "--learning", "1e-5") or "there is no such flag" in mistake(
+        load, "--learning", "1"
+    )
+
+
+# ---- anything at all ---------------------------------------------------------------------------------------------
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**6)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.dates()
+    | st.sampled_from(["auto", "none", "1e-5", "yes", "recipes/tiny", "python-docs"])
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3), max_leaves=6
+)
+keys = st.sampled_from([*SECTION_OF, *OTHER_NAMES, "nonsense"]) | scalars
+sections = st.dictionaries(keys, values, max_size=4) | values
+documents = st.dictionaries(st.sampled_from([*SECTIONS, "run", "modle", "lr"]) | scalars, sections, max_size=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("recipes")
+
+
+def load_or_told(words):
+    """The settings, if load gives any; a UserError of at most four lines is the only other way out."""
+    try:
+        settings = flags.load(words)
+    except UserError as error:
+        assert 3 <= len(str(error).splitlines()) <= 4
+        return None
+    identity(settings.recipe, "s")
+    with suppress(UserError):
+        batch_arithmetic(settings.recipe.training, 2, "place")
+    return settings
+
+
+@given(documents)
+def test_any_document_is_a_recipe_or_a_users_mistake(folder, document):
+    path = folder / "document.yaml"
+    path.write_text(yaml.safe_dump(document))
+    load_or_told(["--recipe", str(path)])
+
+
+@given(
+    st.fixed_dictionaries(
+        {"model": st.just({"model_name_or_path": "m"}), "data": st.just({"train_file": "f"})},
+        optional={
+            "training": st.fixed_dictionaries(
+                {"global_batch_size": st.integers(1, 64)},
+                optional={key: values for key in SECTIONS["training"].model_fields if key != "global_batch_size"},
+            )
+        },
+    )
+)
+def test_any_values_of_known_keys(folder, document):
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump(document))
+    load_or_told(["--recipe", str(path)])
+
+
+@given(st.binary(max_size=80) | st.text(alphabet="ab:-[]{}#&*!|>'\"%@`?, \n\t0x_.1", max_size=60))
+def test_any_file_is_a_recipe_or_a_users_mistake(folder, content):
+    path = folder / "any.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    load_or_told(["--recipe", str(path)])
+
+
+words = st.sampled_from(
+    [f"--{key}" for key in SECTION_OF] + ["--fresh", "--local_rank=1", "--output_dir", "--lr", "-h1"]
+)
+
+
+@given(
+    st.lists(
+        st.tuples(words, scalars.map(str) | values.map(str)).map(list) | st.text(max_size=8).map(lambda w: [w]),
+        max_size=4,
+    )
+)
+def test_any_command_line_is_taken_or_a_users_mistake(argv):
+    load_or_told([word for pair in argv for word in pair if word not in ("-h", "--help")])

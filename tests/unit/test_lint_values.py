@@ -1,0 +1,86 @@
+"""What lint says of the values of keys, in files of well-known projects too."""
+
+import copy
+
+import pytest
+import yaml
+
+from brigade.strategy import deepspeed_config
+from brigade.strategy.ds_keys import key_table
+from testing.lint_files import ZERO3
+from testing.ranks import REPOSITORY as ROOT
+
+VARIANTS = yaml.safe_load((ROOT / "tests/unit/lint/zero3_variants.yaml").read_text())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_difference_of_a_well_known_file_is_explained(check, variant):
+    config = copy.deepcopy(ZERO3)
+    for key, value in VARIANTS[variant]["differences"].items():
+        (config if key == "zero_allow_untested_optimizer" else config["zero_optimization"])[key] = value
+    found = check({"ds.json": config}).findings
+    assert len(found) <= 3 and {finding.severity for finding in found} == {"note"}
+    text = " ".join(finding.problem for finding in found)
+    for key, word in VARIANTS[variant]["explained"].items():
+        assert key in text.replace("stage3_", "") and word in text, (key, text)
+
+
+@pytest.mark.parametrize("path", key_table()["meanings"])
+def test_every_value_of_an_explained_key_is_spoken_of_once(check, path):
+    for stage in (1, 2, 3):
+        for value in (True, False) if path.endswith("comm") else (0, 5, 1e9, 10**12):
+            zero, key = {"stage": stage}, path.rpartition(".")[2]
+            zero |= {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
+            found = check({"ds.json": {**ZERO3, "zero_optimization": zero | {key: value}}}).findings
+            assert len(found) == 1 and key in found[0].problem and not found[0].problem.endswith(": "), (stage, value)
+
+
+# Files as axolotl and LLaVA have them, the two keys of the recipe's numbers aside: sound, with at most two lines of notes.
+FP16 = {
+    "enabled": "auto",
+    "auto_cast": False,
+    "loss_scale": 0,
+    "initial_scale_power": 32,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+}
+OWNED = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+AUTO = dict.fromkeys(
+    ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
+)
+SOUND = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **AUTO}
+
+
+@pytest.mark.parametrize(
+    "zero, top",
+    [
+        (
+            {
+                "sub_group_size": 0,
+                "max_live_parameters": 0,
+                "max_reuse_distance": 0,
+                "gather_16bit_weights_on_model_save": True,
+            },
+            {"gradient_clipping": "auto", "wall_clock_breakdown": False},
+        ),
+        (
+            {
+                "sub_group_size": 1e9,
+                "stage3_max_live_parameters": 1e9,
+                "stage3_max_reuse_distance": 1e9,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+            {"steps_per_print": 1e5},
+        ),
+    ],
+)
+def test_files_of_well_known_projects_are_sound(check, load, zero, top):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        settings = load()
+    config = {"zero_optimization": SOUND | zero, "bf16": {"enabled": "auto"}, "fp16": FP16, **OWNED, **top}
+    report = check({"ds.json": config})
+    assert len(report.findings) <= 2 and set(report.counts()) == {"note"}
+    taken = deepspeed_config.check(config, "ds.json", settings)
+    assert taken["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
