@@ -40,7 +40,7 @@ PLAN: Plan = {
         ("sequence 2 x data 2", "zero3 fsdp2", "packed lora"),
         ("sequence 4", "ddp zero1 zero2 zero3 fsdp2", "plain"),
         ("sequence 4", "zero3 fsdp2", "packed"),
-        ("sequence 2 x data 4", "ddp zero1 zero2", "plain"),
+        ("sequence 2 x data 4", "ddp zero1 zero2 zero3 fsdp2 hsdp", "plain"),
     ],
     "pipeline": [
         ("pipeline 2", "ddp zero1", "plain packed lora gpipe interleaved1f1b interleavedzerobubble zbv"),

@@ -10,7 +10,6 @@ from brigade.training import engines, tensor_engines
 from testing import parity
 
 ROWS = pages.read(parity_axes.RESULTS)
-NOT_YET = {"sequence": {("ZeRO-3", 8), ("FSDP2", 8), ("HSDP", 8)}}  # docs/parity.md says so
 
 
 def measured(axis):
@@ -44,7 +43,7 @@ def test_every_strategy_that_an_axis_runs_under_was_measured_on_2_4_and_8_ranks(
     """But HSDP where ranks make no two groups, of two tensor groups each: brigade/strategy/axis_rules.py."""
     least = {"tensor": 8, "sequence": 4}[axis]
     wanted = {(NAMES[kind], ranks) for kind in kinds for ranks in RANKS if kind != "hsdp" or ranks >= least}
-    assert measured(axis) == wanted - NOT_YET.get(axis, set())
+    assert measured(axis) == wanted
 
 
 def test_a_row_shows_the_largest_differences_of_its_cases():
