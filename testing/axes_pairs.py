@@ -47,11 +47,14 @@ def case(
     return {"name": name, "variant": variant, "flags": flags, "model": None, **more}
 
 
-def of_experts(method: str, ranks: int, accumulation: int, folder: Path) -> dict[str, Any]:
-    """Qwen3-MoE under FSDP2, whose experts and rows the same neighbours share."""
-    known = axes_experts.case("qwen3_moe", method, ranks // 2, "fsdp2", accumulation, folder)
-    name = f"{EXPERTS}-w{ranks}-{method}"
-    return known | {"name": name, "flags": [*known["flags"], *strategy(EXPERTS, "fsdp2")]}
+def of_experts(
+    axes: Axes, kind: str, model: str, method: str, ranks: int, accumulation: int, folder: Path
+) -> dict[str, Any]:
+    """A mixture of experts whose experts go over ranks beside another axis, or under another strategy than FSDP2."""
+    groups = {"dp_replicate_size": 2, "dp_shard_size": axes.data(ranks) // 2} if kind == "hsdp" else {}
+    known = axes_experts.case(model, method, axes.data(ranks), "fsdp2", accumulation, folder)
+    name = f"{axes}-{kind}-w{ranks}-k{accumulation}-{model}-{method}"
+    return known | {"name": name, "flags": [*known["flags"], *strategy(axes, kind, **groups)]}
 
 
 reference = axes_sequence.reference

@@ -186,11 +186,6 @@ def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
-    sizes = {key: _whole(size) for key, size in mesh_sizes(mesh).items() if str(key).endswith("_size")}
-    sizes.pop("sp_size", None)  # to FSDP2 its ranks are data-parallel ones
-    if (sizes.pop("ep_size", 1) or 1) > 1 and (other := next((key for key, size in sizes.items() if size != 1), None)):
-        at = f"parallelism_config.parallelism_config_{other}"
-        yield Finding.of("accelerate-experts-alone", name, at, value=shown(sizes[other]))
 
 
 def _whole(value: Any) -> int | None:
