@@ -22,7 +22,7 @@ from benchmarks import pages, states
 from benchmarks.pages import Row, markdown
 from benchmarks.parity_cases import NAMES, Plan, axes_of, order, sizes_of
 from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
-from testing import axes_pairs
+from testing import axes
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget
@@ -75,8 +75,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def strategy(kind: str, divided: str) -> list[str]:
     """Flags of a strategy with these sizes."""
     sizes = sizes_of(divided)
-    groups = {"dp_replicate_size": 2, "dp_shard_size": sizes["data"] // 2} if kind == "hsdp" else {}
-    return axes_pairs.strategy(axes_of(sizes), kind, **groups)
+    over = axes_of(sizes)
+    return axes.flags(over, kind, **axes.two_copies(kind, over, math.prod(sizes.values())))
 
 
 def measure(axis: str, timeout: float = 600) -> list[Row]:

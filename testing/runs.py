@@ -66,7 +66,7 @@ def write_inputs(folder: Path) -> list[str]:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
-    **dict.fromkeys(("qwen3_moe", "mixtral"), {"num_key_value_heads": 2}),  # which a tensor group can divide
+    **{name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral")},  # which a tensor group can divide
 }
 
 

@@ -37,7 +37,7 @@ def shards(size: int, ranks: int) -> int:
 
 
 def check(settings: Settings, config: Any, size: int, ranks: int, world_size: int, place: str) -> None:
-    """Raises UserError where the experts cannot be divided over groups of `size` ranks. ranks: of shards(); place: of that size"""
+    """Raises UserError where experts cannot be divided over groups of `size` ranks. ranks: as of shards(); place: of that size"""
     name, number = settings.recipe.model.model_name_or_path, count(config)
     if not number:
         raise UserError(place, f"{name} has no experts", "remove the key")
