@@ -25,7 +25,8 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     if axes.experts > 1:
         from ..model import experts
 
-        ranks = axes.tensor if strategy.kind == "ddp" else run.world.size // strategy.replicate
+        in_whole = strategy.kind == "ddp" or axes.stages > 1
+        ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
         experts.check(settings, config, axes.experts, ranks, run.world.size, strategy.place("experts"))
     if axes.stages > 1:
         from . import pipeline_rules

@@ -28,32 +28,42 @@ COPIES, DATA, EXPERTS, TENSOR = "expert_copies", "expert_data", "experts", "expe
 
 @dataclass(frozen=True)
 class Groups:
-    """The ranks along each direction of a division of experts.
+    """Along which ranks experts are divided.
 
-    experts: between them all experts of a layer; same: those with the same experts, which shard them along the last dimension and
-    hold copies along the first, if it has two; tokens: those with the same tokens; averaged_over: batches of which gradients are
-    the mean
+    ranks: three dimensions: copies of the same experts, ranks that shard a copy, and between them all experts of a layer
+    tokens: those with the same tokens; averaged_over: batches of which gradients are the mean
     """
 
-    experts: DeviceMesh
-    same: DeviceMesh
+    ranks: DeviceMesh
     tokens: DeviceMesh
     averaged_over: int
 
+    @property
+    def experts(self) -> DeviceMesh:
+        return self.ranks[EXPERTS]
 
-def groups(device: str, world_size: int, size: int, copies: int = 1, tensor: int = 1) -> Groups:
+    @property
+    def same(self) -> DeviceMesh:
+        """Those with the same experts: what shards them, after what copies them, if anything does."""
+        return self.ranks[COPIES, DATA] if self.ranks[COPIES].size() > 1 else self.ranks[DATA]
+
+    def owns(self, parameter: Any) -> bool:
+        """Whether divide() has divided it, and FSDP2 has not sharded it."""
+        return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == (EXPERTS,)
+
+
+def groups(device: str, world_size: int, size: int, averaged_over: int, copies: int = 1, tensor: int = 1) -> Groups:
     """Groups of `size` neighbouring ranks with all experts between them; across groups the ranks with the same experts.
 
-    copies: of the whole model; what is no expert is sharded within each. Where a copy is no multiple of `size` ranks, the experts
-    are copied once for each group of `size`. tensor: neighbouring ranks that have the same tokens
+    copies: of all other parameters, or the stages of a pipeline: ranks of two of them share no experts. But where one is less
+    than `size` ranks, the experts are copied once for each group of `size`. tensor: neighbouring ranks that have the same tokens
     """
     data = shards(size, world_size // copies)
     shape = (world_size // size // data, data, size)
     ranks = init_device_mesh(device, shape, mesh_dim_names=(COPIES, DATA, EXPERTS))
     fsdp2.sum_at_once(ranks[DATA, EXPERTS], "expert_ranks")
     tokens = init_device_mesh(device, (world_size // tensor, tensor), mesh_dim_names=("expert_batches", TENSOR))
-    same = ranks[COPIES, DATA] if shape[0] > 1 else ranks[DATA]
-    return Groups(ranks[EXPERTS], same, tokens[TENSOR], world_size // tensor)
+    return Groups(ranks, tokens[TENSOR], averaged_over)
 
 
 def of_model(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torch.nn.Module]:
@@ -73,22 +83,28 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\*", r"\d+"))
 
 
-def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, options: Mapping[str, Any]) -> None:
-    """Divide the experts of `model` over groups of ranks, in place. Before fully_shard sees the layers around them.
-
-    options: of fully_shard, mesh aside
-    """
+def divide(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups) -> Iterator[torch.nn.Module]:
+    """Divide the experts of `model` over groups of ranks, in place, one layer's after another."""
     from transformers.distributed.expert_parallel import EpDispatchExpertsParallel, MoEParamShard
 
-    # Numbers have the precision that they have among the layers around: experts are a unit of FSDP2 of their own.
-    options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False, output_dtype=None)}
-    divide, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
+    parts, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
     for experts in of_model(model, plan):
         for name in dict(experts.named_parameters(recurse=False)):
-            divide.shard_param(experts, name, ranks.experts)
+            parts.shard_param(experts, name, ranks.experts)
         if wrappers := adapters_of(model, experts):
             _adapt(experts, wrappers, ranks.experts.get_local_rank())
         dispatch.install_forward(experts, ranks.experts, tp_mesh=ranks.tokens, ep_implementation="all_to_all")
+        yield experts
+
+
+def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, options: Mapping[str, Any]) -> None:
+    """Divide the experts and shard what a rank then has of them. Before fully_shard sees the layers around them.
+
+    options: of fully_shard, mesh aside
+    """
+    # Numbers have the precision that they have among the layers around: experts are a unit of FSDP2 of their own.
+    options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False, output_dtype=None)}
+    for experts in divide(model, plan, ranks):
         fully_shard(experts, mesh=ranks.same, shard_placement_fn=lambda _: Shard(1), **options)
         _average(experts, ranks)
 

@@ -13,9 +13,8 @@ class DividedExperts(TensorFSDP2):
 
     def attach(self, trainer: Any) -> None:
         axes, plan = self.run.strategy.axes, of_config.plan(trainer.model.config)
-        ranks = experts.groups(
-            trainer.args.device.type, self.run.world.size, axes.experts, copies=self.copies, tensor=axes.tensor
-        )
+        device, world_size = trainer.args.device.type, self.run.world.size
+        ranks = experts.groups(device, world_size, axes.experts, self.averaged_over, self.copies, axes.tensor)
         fsdp2.shard_before_layers(lambda model, options: experts.shard(model, plan, ranks, options))
         super().attach(trainer)
 
