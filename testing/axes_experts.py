@@ -4,6 +4,7 @@ As in parity.py: 14 steps in fp32 with SGD at a rate that moves the loss by more
 random weights, four experts of which a token sees two.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ Strategy = int | tuple[Axes, str] | str
 OVER_2, OVER_4 = Axes(experts=2), Axes(experts=4)
 TENSOR, TENSOR_4 = Axes(tensor=2, experts=2), Axes(tensor=2, experts=4)
 SEQUENCE = Axes(sequence=2, experts=2)
+STAGES, STAGES_TENSOR = Axes(stages=2, experts=2), Axes(stages=2, tensor=2, experts=2)
+VIRTUAL = [("zero1", "interleaved1f1b"), ("ddp", "interleavedzerobubble"), ("zero1", "zbv")]
 # (model, method, ranks, strategy, accumulation)
 PARITY: list[tuple[str, str, int, Strategy, int]] = [
     ("qwen3_moe", "full", 2, 2, 2),
@@ -59,6 +62,14 @@ PARITY: list[tuple[str, str, int, Strategy, int]] = [
     *[("qwen3_moe", "full", ranks, (SEQUENCE, "fsdp2"), 2) for ranks in (2, 4)],
     *[("qwen3_moe", "packing", 4, (SEQUENCE, "fsdp2"), 2), ("qwen3_moe", "full", 4, (SEQUENCE, "ddp"), 2)],
     *[("qwen3_moe", "full", 4, (Axes(tensor=2, sequence=2, experts=4), "fsdp2"), 2)],
+    *[("qwen3_moe", "full", 4, (STAGES, kind), accumulation) for kind in ("ddp", "zero1") for accumulation in (2, 4)],
+    *[(model, "full", 4, (STAGES, kind), 1) for model, kind in (("mixtral", "zero1"), ("gpt_oss", "ddp"))],
+    *[("qwen3_moe", method, 4, (STAGES, "zero1"), 2) for method in ("LoRA on experts", "packing", "checkpointing")],
+    *[("qwen3_moe", method, 4, (STAGES, "ddp"), 4) for method in ("LoRA", "LoRA on experts")],
+    *[("qwen3_moe", "full", 4, (STAGES_TENSOR, kind), 2) for kind in ("ddp", "zero1")],
+    *[("qwen3_moe", "full", 4, (replace(STAGES, sequence=2), "zero1"), 2)],
+    *[("qwen3_moe", "full", 4, (replace(STAGES, schedule="gpipe"), "zero1"), 4)],
+    *[("qwen3_moe-4", "full", 4, (replace(STAGES, virtual=2, schedule=name), kind), 4) for kind, name in VIRTUAL],
 ]
 
 
@@ -73,7 +84,7 @@ def said(strategy: Strategy) -> str:
     if isinstance(strategy, str):
         return strategy
     over, kind = _divided(strategy)
-    return f"{kind} x {over}"
+    return " x ".join(filter(None, [kind, str(over), over.schedule]))
 
 
 def batches(strategy: Strategy, ranks: int) -> int:
@@ -122,6 +133,13 @@ RESUMED: dict[str, tuple[Any, Any, str]] = {
     "ZeRO-2 to HSDP": ((2, "zero2"), (4, (OVER_2, "hsdp")), "full"),
     "tensor groups to FSDP2": ((4, (TENSOR, "fsdp2")), (2, "fsdp2"), "full"),
     "experts over 2 to tensor groups": ((2, 2), (4, (TENSOR_4, "fsdp2")), "full"),
+    "DDP on stages to itself": ((4, (STAGES, "ddp")), (4, (STAGES, "ddp")), "full"),
+    "ZeRO-1 on stages to itself": ((4, (STAGES, "zero1")), (4, (STAGES, "zero1")), "full"),
+    "ZeRO-1 on stages with adapters to itself": ((4, (STAGES, "zero1")), (4, (STAGES, "zero1")), "LoRA on experts"),
+    "ZeRO-1 on stages to FSDP2": ((4, (STAGES, "zero1")), (2, "fsdp2"), "full"),
+    "experts over 2 to DDP on stages": ((2, 2), (4, (STAGES, "ddp")), "full"),
+    "ZeRO-3 to ZeRO-1 on stages with tensor groups": ((2, "zero3"), (4, (STAGES_TENSOR, "zero1")), "full"),
+    "stages with tensor groups to experts over 4": ((4, (STAGES_TENSOR, "zero1")), (4, 4), "full"),
     "DDP with experts over 2 to ZeRO-3": ((4, (OVER_2, "ddp")), (2, "zero3"), "full"),
 }
 

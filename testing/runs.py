@@ -71,7 +71,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def write_model(folder: Path, name: str) -> Path:
-    """A tiny model of this type with random weights, the same each time, and buffers that are not the ones of a new model."""
+    """A tiny model with random weights, the same each time, and buffers that are not the ones of a new model.
+
+    name: its type, and "-4" behind it for four layers
+    """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -79,7 +82,9 @@ def write_model(folder: Path, name: str) -> Path:
     from brigade.model.tiny import shrink
 
     if not (folder / "config.json").exists():
-        config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()) | CHANGES.get(name, {}))
+        name, _, layers = name.partition("-")
+        tiny = shrink(CONFIG_MAPPING[name]().to_dict(), layers=int(layers or 2))
+        config = CONFIG_MAPPING[name].from_dict(tiny | CHANGES.get(name, {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -5,11 +5,12 @@ import pytest
 from testing import axes_experts, marks, parity, runs
 
 ALL = {axes_experts.name_of(*case): case for case in axes_experts.PARITY}
-# In `make test`: the first two, adapters on experts, and the first of HSDP and of tensor groups.
+# In `make test`: the first two, adapters on experts, and the first of HSDP, of tensor groups, of stages.
 ONCE = set(list(ALL)[:2]) | {
     "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
     "mixtral, full, 4 ranks, hsdp x expert 4, accumulation 1",
     "mixtral, full, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 1",
+    "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
 }
 # Every model and method once, on four ranks where it has such a case; and every strategy.
 OFTEN = {case[:2]: case for case in sorted(axes_experts.PARITY, key=lambda case: case[2])}.values()
@@ -57,9 +58,8 @@ def test_experts_over_ranks_equal_one_process(name, reference, results):
     assert of["loss"][-1] < 0.99 * of["loss"][0]
     differences = parity.worst(results[name], of)
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
-    assert results[name]["expert_balance"] == pytest.approx(
-        of["expert_balance"], rel=1e-2
-    )  # a token may stand between two
+    if "pipeline" not in name:  # whose ranks have other layers each; a token may stand between two experts
+        assert results[name]["expert_balance"] == pytest.approx(of["expert_balance"], rel=1e-2)
 
 
 @pytest.mark.cases(name=DAMAGED)
