@@ -55,6 +55,13 @@ PLAN: Plan = {
         ("experts 4", "fsdp2", "experts"),
         ("experts 2 x data 4", "fsdp2", "experts"),
         ("experts 4 x data 2", "fsdp2", "experts"),
+        ("experts 2 x data 2", "hsdp ddp", "experts"),
+        ("experts 4", "hsdp ddp", "experts"),
+        ("experts 2 x data 4", "hsdp", "experts"),
+        ("experts 2 x tensor 2", "fsdp2", "experts"),
+        ("experts 2 x tensor 2 x data 2", "fsdp2", "experts"),
+        ("experts 2 x pipeline 2", "ddp zero1", "experts"),
+        ("experts 2 x pipeline 2 x data 2", "zero1", "experts"),
     ],
 }
 MODELS: dict[str, dict[str, Any]] = {
@@ -114,7 +121,7 @@ def _work(job: Path) -> None:
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for divided, model in todo["cases"]:
         counter = StateBytes()
-        data = world.size if todo["axis"] == "experts" else sizes_of(divided).get("data", 1)
+        data = axes_of(sizes_of(divided)).data(world.size)
         flags = as_flags(
             bf16=True,
             model_name_or_path=f"{todo['folder']}/{model}",

@@ -130,8 +130,8 @@ def adapter_share(job: Job) -> float:
 
 def expert_divisor(job: Job) -> int:
     """Over how many ranks of a stage one copy of the experts is spread: tensor parallelism cuts each, unless expert parallelism
-    needs its ranks as well."""
-    return job.expert * (job.tensor if job.expert <= job.data * job.context else 1)
+    needs its ranks as well. train.py's tensor groups leave each expert whole."""
+    return job.expert * (job.tensor if not job.ours and job.expert <= job.data * job.context else 1)
 
 
 def gathered_bytes(job: Job, psi: float) -> float:
