@@ -96,14 +96,20 @@ def launcher() -> tuple[list[str], Path]:
 
 
 def dropped() -> list[str]:
-    """Sizes of Brigade's own in the file that `accelerate launch` was given, which it copies and does not hand on."""
+    """Sizes of Brigade's own in the file that `accelerate launch` was given or has by default, which it does not hand on."""
     words, folder = launcher()
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--config") else [word])]
     words = ["--config_file" if word == "--config-file" else word for word in words]  # it takes both
-    if "--config_file" not in words[:-1]:
+    if "--config_file" in words[:-1]:
+        file = folder / words[words.index("--config_file") + 1]
+    elif any("accelerate" in word for word in words):
+        from accelerate.commands.config import config_args
+
+        file = Path(config_args.default_config_file)
+    else:
         return []
     try:
-        document = read_yaml(folder / words[words.index("--config_file") + 1])
+        document = read_yaml(file)
     except UserError:  # the launcher has read it
         return []
     said = mesh_sizes(sections(document)[2])

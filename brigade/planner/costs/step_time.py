@@ -10,7 +10,7 @@ from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
 from .memory import exchanged_width, operations
 from .network import CALL_LATENCY, Links, links
-from .stages import gathered_bytes, logits_divisor, stages, vocabulary_divisors
+from .stages import experts_whole, gathered_bytes, logits_divisor, stages, vocabulary_divisors
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
@@ -73,7 +73,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         return forward + moved[0], factor * forward + moved[1]
     inner, outer = map(float, op.shape)
     times = op.flops / (2 * inner * outer)  # experts: how often a token goes through
-    whole = job.ours and bool(op.experts)  # its tensor ranks divide the tokens of experts, and not their matrices
+    whole = bool(op.experts) and experts_whole(job)
     if op.name in ("out", "down"):
         inner /= 1 if whole else job.tensor
     else:
