@@ -80,8 +80,7 @@ PLAN: Plan = {
         ("pipeline 2 x sequence 2 x data 2", "zero1", "plain"),
         ("pipeline 2 x tensor 2 x sequence 2", "zero1", "plain"),
         ("experts 2 x sequence 2 x data 2", "fsdp2", "full"),
-        ("experts 2 x tensor 2 x data 2", "fsdp2 hsdp", "full"),
-        ("experts 2 x tensor 2 x sequence 2", "fsdp2", "full"),
+        ("experts 2 x tensor 2 x data 2", "hsdp", "full"),
         ("experts 2 x pipeline 2 x tensor 2", "zero1", "full"),
     ],
 }
