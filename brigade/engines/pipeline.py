@@ -134,7 +134,9 @@ class Pipeline(nn.Module):
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         size, experts = dist.get_world_size(self.groups.data), list(filter(self.groups.is_expert, trained))
         mean_([local(each.grad) for each in trained if not self.groups.is_expert(each)], self.groups.data, size)
-        if experts:  # what they have is a sum over the batches of those that divide them
+        if (
+            experts
+        ):  # a sum over the batches of those that divide them already, and in tensor groups over parts of batches
             mean_([local(each.grad) for each in experts], self.groups.same, size)
         if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
             dist.all_reduce(local(tied.grad), group=self.groups.ends)
@@ -174,7 +176,7 @@ def local(tensor: Any) -> Tensor:
 
 def mean_(tensors: list[Tensor], group: Any, size: int) -> None:
     """Each tensor becomes its sum over the group, divided by `size`. On every rank of the group the same tensors in order."""
-    if size == 1:
+    if size == 1 and dist.get_world_size(group) == 1:
         return
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         for bucket in in_buckets([tensor for tensor in tensors if tensor.dtype == dtype]):
