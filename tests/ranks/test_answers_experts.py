@@ -19,11 +19,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Of each strategy and of DDP without any, on four ranks, before a weight changes: name -> lines of answers.jsonl."""
+    """Of each strategy and of DDP without any, on four ranks, of equal weights: name -> lines of answers.jsonl."""
     folder = tmp_path_factory.mktemp("answers")
     shared = [*runs.write_inputs(folder), "--model_name_or_path", str(runs.write_model(folder / "moe", "qwen3_moe"))]
     still = as_flags(
-        from_scratch=False, learning_rate=0, max_steps=1, eval_steps=1, eval_answers=5, per_device_train_batch_size=4
+        from_scratch=False, learning_rate=1e-12, max_steps=1, eval_steps=1, eval_answers=5, per_device_train_batch_size=4
     )
     todo = {name: axes_experts.flags_of(strategy, 4) for name, strategy in ({"none": "ddp"} | STRATEGIES).items()}
     cases = [{"name": name, "flags": [*shared, *still, *flags, "--output_dir", name]} for name, flags in todo.items()]
