@@ -48,7 +48,7 @@ PARITY: list[tuple[str, str, int, Strategy, int]] = [
     *[("qwen3_moe", "full", ranks, (OVER_2, "ddp"), accumulation) for ranks, accumulation in ((2, 2), (4, 1), (4, 2))],
     *[
         ("qwen3_moe", method, 4, (OVER_2, kind), 2)
-        for method in ("packing", "LoRA on experts")
+        for method in ("packing", "LoRA on experts", "QLoRA on experts")
         for kind in ("hsdp", "ddp")
     ],
     *[("qwen3_moe", "full", 2, (TENSOR, "fsdp2"), accumulation) for accumulation in (1, 2, 4)],

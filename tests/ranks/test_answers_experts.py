@@ -23,7 +23,12 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("answers")
     shared = [*runs.write_inputs(folder), "--model_name_or_path", str(runs.write_model(folder / "moe", "qwen3_moe"))]
     still = as_flags(
-        from_scratch=False, learning_rate=1e-12, max_steps=1, eval_steps=1, eval_answers=5, per_device_train_batch_size=4
+        from_scratch=False,
+        learning_rate=1e-12,
+        max_steps=1,
+        eval_steps=1,
+        eval_answers=5,
+        per_device_train_batch_size=4,
     )
     todo = {name: axes_experts.flags_of(strategy, 4) for name, strategy in ({"none": "ddp"} | STRATEGIES).items()}
     cases = [{"name": name, "flags": [*shared, *still, *flags, "--output_dir", name]} for name, flags in todo.items()]
