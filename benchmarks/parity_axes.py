@@ -2,6 +2,7 @@
 
     python -m benchmarks.parity_axes                            # all axes at 2, 4 and 8 ranks -> docs/parity.md
     python -m benchmarks.parity_axes --only tensor --ranks 4    # these alone; the rows of the others stay
+    python -m benchmarks.parity_axes --missing                  # what has no row yet, alone
     python -m benchmarks.parity_axes --draw                     # the tables from the results that are there
 
 The cases are those of parity_cases.py, as the tests of ranks build them. Every strategy has a group of processes of its own:
@@ -31,18 +32,22 @@ FIGURES = {"loss": "loss", "grad_norm": "gradient norm", "eval_loss": "held-out 
 ONLY_REFUSED = {"single": "one process", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA", "qdora": "QDoRA"}
 # Rules of lint that train.py goes by too -> what they refuse.
 BY_A_RULE = {
-    "accelerate-experts-alone": ("expert x tensor or pipeline", "one parallelism_config", "tp_size 2"),
     "accelerate-parallelism": ("sequence", "ring attention", "cp_size 2"),
 }
 OF_A_ROW = ("axis", "ranks", "divided", "strategy", "method")
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------
-def measure(axis: str, ranks: int, strategies: Container[str]) -> Iterator[Row]:
-    """The cases of one axis on so many ranks under some strategies, each beside its run of one process."""
+def measure(axis: str, ranks: int, strategies: Container[str], there: Container[tuple[str, ...]] = ()) -> Iterator[Row]:
+    """The cases of one axis on so many ranks under some strategies, each beside its run of one process.
+
+    there: those to leave out, as of key()
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        todo = [case for case in cases(axis, ranks, folder) if case.strategy in strategies]
+        todo = [case for case in cases(axis, ranks, folder) if case.strategy in strategies and key(case) not in there]
+        if not todo:
+            return
         references = {case.reference["name"]: case.reference for case in todo}
         known = run_cases(1, list(references.values()), folder / "one")
         for strategy in dict.fromkeys(case.strategy for case in todo):
@@ -53,6 +58,12 @@ def measure(axis: str, ranks: int, strategies: Container[str]) -> Iterator[Row]:
             )
             for case in group:
                 yield _row(case, worst(found[case.run["name"]], known[case.reference["name"]]))
+
+
+def key(case: Case | Row) -> tuple[str, ...]:
+    """What tells a case, or its row of results, from all others."""
+    said = case if isinstance(case, dict) else vars(case)
+    return tuple(str(said[name]) for name in (*OF_A_ROW, "covers"))
 
 
 def _row(case: Case, difference: dict[str, float]) -> Row:
@@ -126,15 +137,17 @@ def main() -> None:
         "--ranks", type=int, choices=RANKS, nargs="+", default=list(RANKS), help="on so many ranks alone"
     )
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
+    parser.add_argument("--missing", action="store_true", help="measure what has no row of results yet, alone")
     parser.add_argument(
         "--strategies", choices=NAMES.values(), nargs="+", default=[*NAMES.values()], help="under these alone"
     )
     options = parser.parse_args()
     versions = pages.where()["versions"]
     for axis, ranks in itertools.product(() if options.draw else options.only, options.ranks):
-        found = [row | {"versions": versions} for row in measure(axis, ranks, options.strategies)]
         earlier = pages.read(RESULTS) if RESULTS.exists() else []
-        again = {(axis, str(ranks), strategy) for strategy in options.strategies}
+        there = set(map(key, earlier)) if options.missing else set()
+        found = [row | {"versions": versions} for row in measure(axis, ranks, options.strategies, there)]
+        again = {(axis, str(ranks), strategy) for strategy in options.strategies if not options.missing}
         kept = [row for row in earlier if (row["axis"], row["ranks"], row["strategy"]) not in again]
         pages.save(
             RESULTS, sorted([*kept, *found], key=partial(order, PLAN))

@@ -58,9 +58,13 @@ PLAN: Plan = {
     "experts": [
         ("experts 2", "fsdp2", "full packing checkpointing mixtral gpt_oss lora lora-experts qlora-experts"),
         ("experts 2 x data 2", "fsdp2", "full packing mixtral gpt_oss lora lora-experts"),
+        ("experts 2 x data 2", "hsdp ddp", "full packing lora-experts"),
+        ("experts 2 x data 2", "hsdp", "mixtral gpt_oss"),
         ("experts 4", "fsdp2", "full mixtral gpt_oss lora-experts"),
+        ("experts 4", "hsdp ddp", "full"),
         ("experts 2 x data 4", "fsdp2", "full packing lora lora-experts"),
         ("experts 4 x data 2", "fsdp2", "full gpt_oss lora-experts"),
+        ("experts 4 x data 2", "hsdp", "full"),
     ],
     "pairs": [
         ("tensor 2 x sequence 2", "ddp zero1 zero2 zero3 fsdp2", "plain"),
@@ -68,10 +72,16 @@ PLAN: Plan = {
         ("tensor 2 x sequence 2", "fsdp2", "lora"),
         ("pipeline 2 x sequence 2", "ddp zero1", "plain packed lora"),
         ("experts 2 x sequence 2", "fsdp2", "full packing"),
+        ("experts 2 x tensor 2", "fsdp2", "full packing mixtral lora lora-experts"),
+        ("experts 2 x tensor 2", "ddp", "full"),
+        ("experts 2 x pipeline 2", "ddp zero1", "full lora-experts"),
+        ("experts 2 x pipeline 2", "zero1", "packing mixtral gpt_oss"),
         ("tensor 2 x sequence 2 x data 2", "zero1 fsdp2", "plain"),
         ("pipeline 2 x sequence 2 x data 2", "zero1", "plain"),
         ("pipeline 2 x tensor 2 x sequence 2", "zero1", "plain"),
         ("experts 2 x sequence 2 x data 2", "fsdp2", "full"),
+        ("experts 2 x tensor 2 x data 2", "hsdp", "full"),
+        ("experts 2 x pipeline 2 x tensor 2", "zero1", "full"),
     ],
 }
 EVERY_ACCUMULATION = ("plain", "full", "lora")
@@ -138,7 +148,7 @@ def _row(axis: str, divided: str, kinds: str, variants: str, folder: Path) -> It
     """Of one row of PLAN."""
     sizes = sizes_of(divided)
     ranks = math.prod(sizes.values())
-    batches = ranks // sizes.get("sequence", 1) if "experts" in sizes else sizes.get("data", 1)
+    batches = axes_of(sizes).data(ranks)
     for kind in kinds.split():
         for variant in variants.split():
             for accumulation in ACCUMULATIONS if variant in EVERY_ACCUMULATION else (2,):
@@ -187,14 +197,13 @@ def _pipeline(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, v
 def _experts(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, variant: str, folder: Path) -> Runs:
     model = variant if variant in axes_experts.MODELS else "qwen3_moe"
     method = METHODS.get(variant, "full" if variant in axes_experts.MODELS else variant)
-    run = axes_experts.case(model, method, ranks, sizes["experts"], accumulation, folder)
-    return run, axes_experts.reference_of(model, method, folder)
+    run = axes_experts.case(model, method, ranks, (axes_of(sizes), kind), accumulation)
+    return run, axes_experts.reference_of(model, method)
 
 
 def _pairs(kind: str, sizes: dict[str, int], ranks: int, accumulation: int, variant: str, folder: Path) -> Runs:
     if "experts" in sizes:
-        run = axes_pairs.of_experts(variant, ranks, accumulation, folder)
-        return run, axes_experts.reference_of("qwen3_moe", variant, folder)
+        return _experts(kind, sizes, ranks, accumulation, variant, folder)
     return axes_pairs.case(axes_of(sizes), kind, accumulation, variant, ranks), axes_pairs.reference(variant)
 
 

@@ -22,7 +22,7 @@ from benchmarks import pages, states
 from benchmarks.pages import Row, markdown
 from benchmarks.parity_cases import NAMES, Plan, axes_of, order, sizes_of
 from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
-from testing import axes_pairs
+from testing import axes
 from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.runs import forget
@@ -55,6 +55,13 @@ PLAN: Plan = {
         ("experts 4", "fsdp2", "experts"),
         ("experts 2 x data 4", "fsdp2", "experts"),
         ("experts 4 x data 2", "fsdp2", "experts"),
+        ("experts 2 x data 2", "hsdp ddp", "experts"),
+        ("experts 4", "hsdp ddp", "experts"),
+        ("experts 2 x data 4", "hsdp", "experts"),
+        ("experts 2 x tensor 2", "fsdp2", "experts"),
+        ("experts 2 x tensor 2 x data 2", "fsdp2", "experts"),
+        ("experts 2 x pipeline 2", "ddp zero1", "experts"),
+        ("experts 2 x pipeline 2 x data 2", "zero1", "experts"),
     ],
 }
 MODELS: dict[str, dict[str, Any]] = {
@@ -75,8 +82,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def strategy(kind: str, divided: str) -> list[str]:
     """Flags of a strategy with these sizes."""
     sizes = sizes_of(divided)
-    groups = {"dp_replicate_size": 2, "dp_shard_size": sizes["data"] // 2} if kind == "hsdp" else {}
-    return axes_pairs.strategy(axes_of(sizes), kind, **groups)
+    over = axes_of(sizes)
+    return axes.flags(over, kind, **axes.two_copies(kind, over, math.prod(sizes.values())))
 
 
 def measure(axis: str, timeout: float = 600) -> list[Row]:
@@ -114,7 +121,7 @@ def _work(job: Path) -> None:
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for divided, model in todo["cases"]:
         counter = StateBytes()
-        data = world.size if todo["axis"] == "experts" else sizes_of(divided).get("data", 1)
+        data = axes_of(sizes_of(divided)).data(world.size)
         flags = as_flags(
             bf16=True,
             model_name_or_path=f"{todo['folder']}/{model}",

@@ -3,7 +3,11 @@
 import json
 from typing import Any
 
+from brigade.strategy.axes import Axes
+from brigade.strategy.axis_keys import as_mesh, with_axes
+
 from .parity import LEARNING_RATE
+from .ranks import REPOSITORY
 from .runs import GLOBAL_BATCH
 
 DDP_MESH = {"parallelism_config_tp_size": 2}
@@ -24,12 +28,28 @@ VARIANTS = {
 }
 
 
+def flags(axes: Axes, kind: str, **groups: int) -> list[str]:
+    """Of a strategy with these axes. groups: further sizes of a parallelism_config"""
+    if kind.startswith("zero"):
+        config = json.loads((REPOSITORY / f"ds_configs/{kind}.json").read_text())
+        return ["--ds_config", json.dumps(with_axes(config, axes))]
+    document: dict[str, Any] = {"distributed_type": "MULTI_GPU" if kind == "ddp" else "FSDP"}
+    if kind != "ddp":
+        document["fsdp_config"] = {"fsdp_version": 2}
+    return ["--accelerate_config", json.dumps(document | {"parallelism_config": groups | as_mesh(axes)})]
+
+
+def two_copies(kind: str, axes: Axes, ranks: int) -> dict[str, int]:
+    """What HSDP says of its groups besides."""
+    return {"dp_replicate_size": 2, "dp_shard_size": axes.data(ranks) // 2} if kind == "hsdp" else {}
+
+
 def case(strategy: str, ranks: int, accumulation: int, variant: str = "") -> dict[str, Any]:
     """One run over so many ranks, as parity.cases has them. variant: one of MODELS or of VARIANTS"""
     micro = GLOBAL_BATCH // (ranks // 2) // accumulation
     name = f"{strategy}-w{ranks}-k{accumulation}{variant and '+'}{variant}"
-    flags = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(1 + ranks)]
-    return _case(name, flags, micro, variant)
+    of_it = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(1 + ranks)]
+    return _case(name, of_it, micro, variant)
 
 
 def reference(variant: str = "") -> dict[str, Any]:
@@ -37,8 +57,8 @@ def reference(variant: str = "") -> dict[str, Any]:
     return _case(f"single+{variant}", [], GLOBAL_BATCH, variant)
 
 
-def _case(name: str, flags: list[str], micro: int, variant: str) -> dict[str, Any]:
+def _case(name: str, of_it: list[str], micro: int, variant: str) -> dict[str, Any]:
     model = variant if variant in MODELS else None
     rate = "0.3" if model else LEARNING_RATE["sgd"]
     shared = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro}".split()
-    return {"name": name, "model": model, "flags": [*flags, *shared, *VARIANTS.get(variant, [])]}
+    return {"name": name, "model": model, "flags": [*of_it, *shared, *VARIANTS.get(variant, [])]}

@@ -4,11 +4,13 @@ As in parity.py: 14 steps in fp32 with SGD at a rate that moves the loss by more
 random weights, four experts of which a token sees two.
 """
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import parity, resume
+from brigade.strategy.axes import Axes
+
+from . import axes, parity, resume
 from .runs import GLOBAL_BATCH
 
 MODELS = ("qwen3_moe", "mixtral", "gpt_oss")
@@ -21,8 +23,15 @@ METHODS = {
     "packing": ["--learning_rate", "0.1", "--packing", "true"],
     "checkpointing": ["--learning_rate", "0.1", "--activation_checkpointing", "true"],
 }
-# (model, method, ranks, ranks of a group or another strategy, accumulation)
-PARITY: list[tuple[str, str, int, int | str, int]] = [
+# FSDP2 with experts over so many ranks, other axes and a kind of strategy, or a strategy without expert parallelism.
+Strategy = int | tuple[Axes, str] | str
+OVER_2, OVER_4 = Axes(experts=2), Axes(experts=4)
+TENSOR, TENSOR_4 = Axes(tensor=2, experts=2), Axes(tensor=2, experts=4)
+SEQUENCE = Axes(sequence=2, experts=2)
+STAGES, STAGES_TENSOR = Axes(stages=2, experts=2), Axes(stages=2, tensor=2, experts=2)
+VIRTUAL = [("zero1", "interleaved1f1b"), ("ddp", "interleavedzerobubble"), ("zero1", "zbv")]
+# (model, method, ranks, strategy, accumulation)
+PARITY: list[tuple[str, str, int, Strategy, int]] = [
     ("qwen3_moe", "full", 2, 2, 2),
     ("mixtral", "full", 4, 2, 1),
     *[("qwen3_moe", "full", 2, 2, accumulation) for accumulation in (1, 4)],
@@ -34,36 +43,72 @@ PARITY: list[tuple[str, str, int, int | str, int]] = [
     *[("gpt_oss", "LoRA on experts", 2, "fsdp2", 1), ("mixtral", "LoRA on experts", 2, "ddp", 1)],
     *[("qwen3_moe", "QLoRA on experts", 2, strategy, 2) for strategy in ("fsdp2", 2)],
     *[("gpt_oss", "LoRA on experts", 2, 2, 1), ("mixtral", "LoRA on experts", 4, 4, 2)],
+    *[("qwen3_moe", "full", 4, (OVER_2, "hsdp"), accumulation) for accumulation in (1, 2, 4)],
+    *[("mixtral", "full", 4, (OVER_4, "hsdp"), 1), ("gpt_oss", "full", 4, (OVER_2, "hsdp"), 2)],
+    *[("qwen3_moe", "full", ranks, (OVER_2, "ddp"), accumulation) for ranks, accumulation in ((2, 2), (4, 1), (4, 2))],
+    *[
+        ("qwen3_moe", method, 4, (OVER_2, kind), 2)
+        for method in ("packing", "LoRA on experts", "QLoRA on experts")
+        for kind in ("hsdp", "ddp")
+    ],
+    *[("qwen3_moe", "full", 2, (TENSOR, "fsdp2"), accumulation) for accumulation in (1, 2, 4)],
+    *[("qwen3_moe", "full", 4, (TENSOR, kind), accumulation) for kind in ("ddp", "fsdp2") for accumulation in (2, 4)],
+    *[("mixtral", "full", 4, (each, "fsdp2"), 1) for each in (TENSOR, TENSOR_4)],
+    *[
+        ("qwen3_moe", method, 4, (TENSOR, "fsdp2"), 2)
+        for method in ("LoRA", "LoRA on experts", "packing", "checkpointing")
+    ],
+    *[("qwen3_moe", "LoRA on experts", 2, (TENSOR, "ddp"), 1)],
+    *[("qwen3_moe", "full", ranks, (SEQUENCE, "fsdp2"), 2) for ranks in (2, 4)],
+    *[("qwen3_moe", "packing", 4, (SEQUENCE, "fsdp2"), 2), ("qwen3_moe", "full", 4, (SEQUENCE, "ddp"), 2)],
+    *[("qwen3_moe", "full", 4, (Axes(tensor=2, sequence=2, experts=4), "fsdp2"), 2)],
+    *[("qwen3_moe", "full", 4, (STAGES, kind), accumulation) for kind in ("ddp", "zero1") for accumulation in (2, 4)],
+    *[(model, "full", 4, (STAGES, kind), 1) for model, kind in (("mixtral", "zero1"), ("gpt_oss", "ddp"))],
+    *[("qwen3_moe", method, 4, (STAGES, "zero1"), 2) for method in ("LoRA on experts", "packing", "checkpointing")],
+    *[("qwen3_moe", method, 4, (STAGES, "ddp"), 4) for method in ("LoRA", "LoRA on experts")],
+    *[("qwen3_moe", "full", 4, (STAGES_TENSOR, kind), 2) for kind in ("ddp", "zero1")],
+    *[("qwen3_moe", "full", 4, (replace(STAGES, sequence=2), "zero1"), 2)],
+    *[("qwen3_moe", "full", 4, (replace(STAGES, schedule="gpipe"), "zero1"), 4)],
+    *[("qwen3_moe-4", "full", 4, (replace(STAGES, virtual=2, schedule=name), kind), 4) for kind, name in VIRTUAL],
 ]
 
 
-def flags_of(strategy: int | str, folder: Path) -> list[str]:
-    """FSDP2 with experts over groups of so many ranks, or one of parity.STRATEGIES."""
+def flags_of(strategy: Strategy, ranks: int) -> list[str]:
     if isinstance(strategy, str):
         return parity.STRATEGIES[strategy]
-    mesh = {"parallelism_config": {"parallelism_config_ep_size": strategy}}
-    file = folder / f"experts{strategy}.yaml"
-    file.write_text(json.dumps({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}} | mesh))  # JSON is YAML
-    return ["--accelerate_config", str(file)]
+    over, kind = _divided(strategy)
+    return axes.flags(over, kind, **axes.two_copies(kind, over, ranks))
 
 
-def said(strategy: int | str) -> str:
-    return strategy if isinstance(strategy, str) else f"experts over {strategy}"
+def said(strategy: Strategy) -> str:
+    if isinstance(strategy, str):
+        return strategy
+    over, kind = _divided(strategy)
+    return " x ".join(filter(None, [kind, str(over), over.schedule]))
 
 
-def case(model: str, method: str, ranks: int, strategy: int | str, accumulation: int, folder: Path) -> dict[str, Any]:
-    micro = GLOBAL_BATCH // ranks // accumulation
+def batches(strategy: Strategy, ranks: int) -> int:
+    """How many micro-batches are computed at once."""
+    return ranks if isinstance(strategy, str) else _divided(strategy)[0].data(ranks)
+
+
+def _divided(strategy: int | tuple[Axes, str]) -> tuple[Axes, str]:
+    return (Axes(experts=strategy), "fsdp2") if isinstance(strategy, int) else strategy
+
+
+def case(model: str, method: str, ranks: int, strategy: Strategy, accumulation: int) -> dict[str, Any]:
+    micro = GLOBAL_BATCH // batches(strategy, ranks) // accumulation
     flags = ["--optim", "sgd", "--per_device_train_batch_size", str(micro), *METHODS[method]]
-    flags += flags_of(strategy, folder) if ranks > 1 else []
+    flags += flags_of(strategy, ranks) if ranks > 1 else []
     return {"name": name_of(model, method, ranks, strategy, accumulation), "model": model, "flags": flags}
 
 
-def name_of(model: str, method: str, ranks: int, strategy: int | str, accumulation: int) -> str:
+def name_of(model: str, method: str, ranks: int, strategy: Strategy, accumulation: int) -> str:
     return f"{model}, {method}, {ranks} ranks, {said(strategy)}, accumulation {accumulation}"
 
 
-def reference_of(model: str, method: str, folder: Path) -> dict[str, Any]:
-    return case(model, method, 1, "single", 1, folder)
+def reference_of(model: str, method: str) -> dict[str, Any]:
+    return case(model, method, 1, "single", 1)
 
 
 # (ranks, strategy) of who wrote a checkpoint after step 4, of who continues, the method
@@ -80,20 +125,36 @@ RESUMED: dict[str, tuple[Any, Any, str]] = {
     "adapters, experts over 2 to themselves": ((2, 2), (2, 2), "LoRA on experts"),
     "adapters, experts over 4 to FSDP2": ((4, 4), (2, "fsdp2"), "LoRA on experts"),
     "adapters, DDP to experts over 2": ((2, "ddp"), (2, 2), "LoRA on experts"),
+    "HSDP to itself": ((4, (OVER_2, "hsdp")), (4, (OVER_2, "hsdp")), "full"),
+    "DDP with experts over 2 to itself": ((4, (OVER_2, "ddp")), (4, (OVER_2, "ddp")), "full"),
+    "tensor groups to themselves": ((4, (TENSOR, "fsdp2")), (4, (TENSOR, "fsdp2")), "full"),
+    "tensor groups with adapters to themselves": ((4, (TENSOR, "fsdp2")), (4, (TENSOR, "fsdp2")), "LoRA on experts"),
+    "HSDP to DDP on 2 ranks": ((4, (OVER_2, "hsdp")), (2, "ddp"), "full"),
+    "ZeRO-2 to HSDP": ((2, "zero2"), (4, (OVER_2, "hsdp")), "full"),
+    "tensor groups to FSDP2": ((4, (TENSOR, "fsdp2")), (2, "fsdp2"), "full"),
+    "experts over 2 to tensor groups": ((2, 2), (4, (TENSOR_4, "fsdp2")), "full"),
+    "DDP on stages to itself": ((4, (STAGES, "ddp")), (4, (STAGES, "ddp")), "full"),
+    "ZeRO-1 on stages to itself": ((4, (STAGES, "zero1")), (4, (STAGES, "zero1")), "full"),
+    "ZeRO-1 on stages with adapters to itself": ((4, (STAGES, "zero1")), (4, (STAGES, "zero1")), "LoRA on experts"),
+    "ZeRO-1 on stages to FSDP2": ((4, (STAGES, "zero1")), (2, "fsdp2"), "full"),
+    "experts over 2 to DDP on stages": ((2, 2), (4, (STAGES, "ddp")), "full"),
+    "ZeRO-3 to ZeRO-1 on stages with tensor groups": ((2, "zero3"), (4, (STAGES_TENSOR, "zero1")), "full"),
+    "stages with tensor groups to experts over 4": ((4, (STAGES_TENSOR, "zero1")), (4, 4), "full"),
+    "DDP with experts over 2 to ZeRO-3": ((4, (OVER_2, "ddp")), (2, "zero3"), "full"),
 }
 
 
-def whole_run(topology: tuple[int, int | str], folder: Path, method: str = "full") -> dict[str, Any]:
+def whole_run(topology: tuple[int, Strategy], method: str = "full") -> dict[str, Any]:
     """A run of Qwen3-MoE that nobody disturbs."""
     ranks, strategy = topology
-    micro = ["--per_device_train_batch_size", str(GLOBAL_BATCH // ranks // 2)]
+    micro = ["--per_device_train_batch_size", str(GLOBAL_BATCH // batches(strategy, ranks) // 2)]
     rate = "3e-3" if method == "full" else "1e-2"
-    flags = [*resume.SHARED, *METHODS[method], "--learning_rate", rate, *micro, *flags_of(strategy, folder)]
+    flags = [*resume.SHARED, *METHODS[method], "--learning_rate", rate, *micro, *flags_of(strategy, ranks)]
     return {"name": f"{method}, {ranks} ranks, {said(strategy)}", "model": "qwen3_moe", "flags": flags}
 
 
 def continued(name: str, folder: Path) -> dict[str, Any]:
     *topologies, method = RESUMED[name]
-    before, after = (whole_run(topology, folder, method) for topology in topologies)
+    before, after = (whole_run(topology, method) for topology in topologies)
     checkpoint = folder / "outputs" / before["name"] / f"checkpoint-{resume.SAVED}"
     return after | {"name": name, "flags": [*after["flags"], "--resume_from_checkpoint", str(checkpoint)]}

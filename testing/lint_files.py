@@ -102,9 +102,6 @@ EXAMPLES = {
         {"a.yaml": fsdp({"parallelism_config_cp_size": 2})}, "a.yaml:5: parallelism_config.parallelism_config_cp_size"),
     "accelerate-own-key": (
         {"a.yaml": fsdp({"parallelism_config_ep_size": 2})}, "a.yaml:5: parallelism_config.parallelism_config_ep_size"),
-    "accelerate-experts-alone": (
-        {"a.yaml": fsdp({"parallelism_config_ep_size": 2, "parallelism_config_dp_shard_size": 4})},
-        "a.yaml:5: parallelism_config.parallelism_config_dp_shard_size"),
     "accelerate-mesh": (
         {"a.yaml": fsdp({"parallelism_config_dp_replicate_size": 2}) | {"num_processes": 8}}, "a.yaml:5: parallelism_config"),
     "accelerate-processes": ({"a.yaml": DDP | {"num_processes": 15}}, "a.yaml:4: num_processes"),

@@ -64,11 +64,17 @@ def write_inputs(folder: Path) -> list[str]:
     return ["--recipe", str(folder / "full.yaml")]
 
 
-CHANGES = {"mistral": {"sliding_window": 16}}  # shorter than the samples
+CHANGES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16},  # shorter than the samples
+    **{name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral")},  # which a tensor group can divide
+}
 
 
 def write_model(folder: Path, name: str) -> Path:
-    """A tiny model of this type with random weights, the same each time, and buffers that are not the ones of a new model."""
+    """A tiny model with random weights, the same each time, and buffers that are not the ones of a new model.
+
+    name: its type, and "-4" behind it for four layers
+    """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -76,7 +82,9 @@ def write_model(folder: Path, name: str) -> Path:
     from brigade.model.tiny import shrink
 
     if not (folder / "config.json").exists():
-        config = CONFIG_MAPPING[name].from_dict(shrink(CONFIG_MAPPING[name]().to_dict()) | CHANGES.get(name, {}))
+        name, _, layers = name.partition("-")
+        tiny = shrink(CONFIG_MAPPING[name]().to_dict(), layers=int(layers or 2))
+        config = CONFIG_MAPPING[name].from_dict(tiny | CHANGES.get(name, {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

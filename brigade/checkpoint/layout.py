@@ -87,7 +87,7 @@ def written_by(folder: Path) -> str:
 
 
 def _engine(run: runs.Run) -> str:
-    by_fsdp = run.strategy.is_fsdp or run.strategy.axes.tensor > 1  # which runs DDP's tensor groups too
+    by_fsdp = run.strategy.is_fsdp or run.strategy.axes.divides_layers  # which runs DDP's groups too
     return "DeepSpeed" if run.strategy.is_deepspeed else "FSDP2" if by_fsdp else ONE
 
 

@@ -12,9 +12,11 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     settings, strategy = run.settings, run.strategy
     axes = strategy.axes
     if axes.tensor > 1:
+        from ..model import experts
         from . import tensor
 
-        if mistake := tensor.check(config, axes.tensor):
+        besides = experts.plan(config) if axes.experts > 1 else ()
+        if mistake := tensor.check(config, axes.tensor, besides):
             raise UserError(strategy.place("tensor"), *mistake)
     if axes.sequence > 1:
         from . import sequence_checks
@@ -23,7 +25,9 @@ def check(run: Run, config: Any, batch: Batch) -> None:
     if axes.experts > 1:
         from ..model import experts
 
-        experts.check(settings, config, axes.experts, run.world.size, strategy.place("experts"))
+        in_whole = strategy.kind == "ddp" or axes.stages > 1
+        ranks = axes.tensor if in_whole else run.world.size // strategy.replicate
+        experts.check(settings, config, axes.experts, ranks, run.world.size, strategy.place("experts"))
     if axes.stages > 1:
         from . import pipeline_rules
 

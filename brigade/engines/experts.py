@@ -4,33 +4,66 @@ What travels is Transformers' all-to-all (distributed/expert_parallel.py: AllToA
 gradient is the sum over the tokens of its whole group. Ranks that hold the same experts, one of each group, shard them as FSDP2
 shards all else. The experts are divided along dimension 0 and their copies' shards along dimension 1: two divisions of one
 dimension would make torch's _StridedShard, of which torch 2.13 distributes no uneven one, and which is no Shard to who asks.
+
+Beside tensor groups each expert stays whole: the ranks of a tensor group, which have the same tokens, send a part of them each.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 
+from ..model.experts import shards
 from ..upstream import are_experts, fsdp2
 
 # Parts of names that are no module of the model's own: FSDP2's activation checkpointing, adapters.
 _WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
-DATA, EXPERTS, ALONE = "expert_data", "experts", "alone"  # dimensions of the mesh
+COPIES, DATA, EXPERTS, TENSOR = "expert_copies", "expert_data", "experts", "expert_tensor"  # dimensions of the meshes
 
 
-def mesh(device: str, world_size: int, size: int) -> DeviceMesh:
+@dataclass(frozen=True)
+class Groups:
+    """Along which ranks experts are divided.
+
+    ranks: three dimensions: copies of the same experts, ranks that shard a copy, and between them all experts of a layer
+    tokens: those with the same tokens; averaged_over: batches of which gradients are the mean
+    """
+
+    ranks: DeviceMesh
+    tokens: DeviceMesh
+    averaged_over: int
+
+    @property
+    def experts(self) -> DeviceMesh:
+        return self.ranks[EXPERTS]
+
+    @property
+    def same(self) -> DeviceMesh:
+        """Those with the same experts: what shards them, after what copies them, if anything does."""
+        return self.ranks[COPIES, DATA] if self.ranks[COPIES].size() > 1 else self.ranks[DATA]
+
+    def owns(self, parameter: Any) -> bool:
+        """Whether divide() has divided it, and FSDP2 has not sharded it."""
+        return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == (EXPERTS,)
+
+
+def groups(device: str, world_size: int, size: int, averaged_over: int, copies: int = 1, tensor: int = 1) -> Groups:
     """Groups of `size` neighbouring ranks with all experts between them; across groups the ranks with the same experts.
 
-    Its third dimension is of single ranks: those that hold the same tokens.
+    copies: of all other parameters, or the stages of a pipeline: ranks of two of them share no experts. But where one is less
+    than `size` ranks, the experts are copied once for each group of `size`. tensor: neighbouring ranks that have the same tokens
     """
-    whole = init_device_mesh(device, (world_size // size, size, 1), mesh_dim_names=(DATA, EXPERTS, ALONE))
-    fsdp2.sum_at_once(whole[DATA, EXPERTS], "expert_ranks")
-    return whole
+    data = shards(size, world_size // copies)
+    shape = (world_size // size // data, data, size)
+    ranks = init_device_mesh(device, shape, mesh_dim_names=(COPIES, DATA, EXPERTS))
+    fsdp2.sum_at_once(ranks[DATA, EXPERTS], "expert_ranks")
+    tokens = init_device_mesh(device, (world_size // tensor, tensor), mesh_dim_names=("expert_batches", TENSOR))
+    return Groups(ranks, tokens[TENSOR], averaged_over)
 
 
 def of_model(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torch.nn.Module]:
@@ -50,23 +83,29 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\*", r"\d+"))
 
 
-def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: DeviceMesh, options: Mapping[str, Any]) -> None:
-    """Divide the experts of `model` over the ranks of mesh(), in place. Before fully_shard sees the layers around them.
+def divide(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups) -> Iterator[torch.nn.Module]:
+    """Divide the experts of `model` over groups of ranks, in place, one layer's after another."""
+    from transformers.distributed.expert_parallel import EpDispatchExpertsParallel, MoEParamShard
+
+    parts, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
+    for experts in of_model(model, plan):
+        for name in dict(experts.named_parameters(recurse=False)):
+            parts.shard_param(experts, name, ranks.experts)
+        if wrappers := adapters_of(model, experts):
+            _adapt(experts, wrappers, ranks.experts.get_local_rank())
+        dispatch.install_forward(experts, ranks.experts, tp_mesh=ranks.tokens, ep_implementation="all_to_all")
+        yield experts
+
+
+def shard(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups, options: Mapping[str, Any]) -> None:
+    """Divide the experts and shard what a rank then has of them. Before fully_shard sees the layers around them.
 
     options: of fully_shard, mesh aside
     """
-    from transformers.distributed.expert_parallel import EpDispatchExpertsParallel, MoEParamShard
-
     # Numbers have the precision that they have among the layers around: experts are a unit of FSDP2 of their own.
     options = {**options, "mp_policy": replace(options["mp_policy"], cast_forward_inputs=False, output_dtype=None)}
-    divide, dispatch = MoEParamShard(Shard(0), shards_expert_dim=True), EpDispatchExpertsParallel()
-    for experts in of_model(model, plan):
-        for name in dict(experts.named_parameters(recurse=False)):
-            divide.shard_param(experts, name, ranks[EXPERTS])
-        if wrappers := adapters_of(model, experts):
-            _adapt(experts, wrappers, ranks[EXPERTS].get_local_rank())
-        dispatch.install_forward(experts, ranks[EXPERTS], tp_mesh=ranks[ALONE], ep_implementation="all_to_all")
-        fully_shard(experts, mesh=ranks[DATA], shard_placement_fn=lambda _: Shard(1), **options)
+    for experts in divide(model, plan, ranks):
+        fully_shard(experts, mesh=ranks.same, shard_placement_fn=lambda _: Shard(1), **options)
         _average(experts, ranks)
 
 
@@ -80,15 +119,16 @@ def _adapt(experts: Any, wrappers: list[Any], group_rank: int) -> None:
 
     PEFT would do so before FSDP2 has gathered the weights, and for all experts. The adapters themselves belong to the layer
     around, whole on each rank while it computes: gradients of other ranks' experts are zero here, and the sum over all ranks is
-    right.
+    right. In a tensor group they are DTensors, and a rank's gradient of them is a part of the group's sum.
     """
     plain, number, found = experts.forward, experts.num_experts, {}
     own = slice(group_rank * number, (group_rank + 1) * number)
 
     def adapted(hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         for wrapper in wrappers:
-            left, right, scale = wrapper.get_delta_factors(wrapper.active_adapters[0])
-            found[wrapper.parameter_name] = left[own], right[own], scale
+            *factors, scale = wrapper.get_delta_factors(wrapper.active_adapters[0])
+            left, right = (_local(factor)[own] for factor in factors)
+            found[wrapper.parameter_name] = left, right, scale
         return experts(hidden_states, *args, **options)
 
     def forward(*args: Any) -> torch.Tensor:
@@ -106,13 +146,17 @@ def _adapt(experts: Any, wrappers: list[Any], group_rank: int) -> None:
     wrappers[0].forward, experts.forward = adapted, forward
 
 
-def _average(experts: Any, ranks: DeviceMesh) -> None:
-    """Gradients become means over all ranks, as those of the layers around them.
+def _local(factor: torch.Tensor) -> torch.Tensor:
+    return factor.to_local(grad_placements=[Partial()]) if isinstance(factor, DTensor) else factor
+
+
+def _average(experts: Any, ranks: Groups) -> None:
+    """Gradients become means over all batches, as those of the layers around them.
 
     A rank's gradient of its experts is a sum over its group's batches already, and FSDP2 reduces it over the ranks with the same
     experts alone. Another divisor than their number would go to NCCL as PREMUL_SUM, which makes bf16 zero up to torch 2.13
-    (pytorch/pytorch#190747): sum, and divide afterwards. A single rank reduces nothing, and divides all the same.
+    (pytorch/pytorch#190747): sum, and divide afterwards. A single shard reduces nothing, and divides all the same.
     """
-    experts.set_gradient_divide_factor(float(ranks.size()))
-    if ranks[DATA].size() > 1:
+    experts.set_gradient_divide_factor(float(ranks.averaged_over))
+    if ranks.same.size(-1) > 1:
         experts.set_force_sum_reduction_for_comms(True)

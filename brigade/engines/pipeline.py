@@ -27,8 +27,12 @@ class Groups:
 
     stages: of the ranks that together hold a model, first to last; data: of those that hold the same parts of the same stages
     ends: of the first and the last rank of a pipeline, which have a tied embedding each (None elsewhere)
-    tensor: of the ranks that divide the matrices of the same stages (None: nobody does)
+    tensor: of the ranks that divide the matrices of the same stages, or, beside experts, this one (None: nobody divides layers)
+    experts: how the ranks of a stage divide its experts (engines/experts.py), and same: those with the same ones; set by who does
     """
+
+    experts: Any = None
+    same: Any = None
 
     def __init__(self, axes: Axes, rank: int, world_size: int) -> None:
         pipelines = groups(axes, world_size, "stage")
@@ -37,11 +41,15 @@ class Groups:
         self.data = _own(groups(axes, world_size, "data", "sequence"), rank)
         ends = [[ranks[schedules.rank_of(axes, stage)] for stage in (0, -1 % axes.every_stage)] for ranks in pipelines]
         self.ends = _own(ends, rank) if len(set(ends[0])) > 1 else None
-        self.tensor = _own(groups(axes, world_size, "tensor"), rank) if axes.tensor > 1 else None
+        self.tensor = _own(groups(axes, world_size, "tensor"), rank) if axes.divides_layers else None
 
     def mesh(self, device: torch.device) -> Any:
         """Of the ranks that each layer's matrices are divided over."""
         return DeviceMesh.from_group(self.tensor, device.type, mesh_dim_names=("tp",))
+
+    def is_expert(self, parameter: Any) -> bool:
+        """Whether this rank has a part of it, and others of its stage the rest."""
+        return self.experts is not None and self.experts.owns(parameter)
 
 
 def _own(groups: Sequence[Sequence[int]], rank: int) -> Any:
@@ -124,7 +132,12 @@ class Pipeline(nn.Module):
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor):  # each rank of a tensor group has a part of some norms' gradients
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-        mean_([local(parameter.grad) for parameter in trained], self.groups.data)
+        size, experts = dist.get_world_size(self.groups.data), list(filter(self.groups.is_expert, trained))
+        mean_([local(each.grad) for each in trained if not self.groups.is_expert(each)], self.groups.data, size)
+        if (
+            experts
+        ):  # a sum over the batches of those that divide them already, and in tensor groups over parts of batches
+            mean_([local(each.grad) for each in experts], self.groups.same, size)
         if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
             dist.all_reduce(local(tied.grad), group=self.groups.ends)
 
@@ -161,10 +174,9 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def mean_(tensors: list[Tensor], group: Any) -> None:
-    """Each tensor becomes its mean over the group. On every rank of the group the same tensors in the same order."""
-    size = dist.get_world_size(group)
-    if size == 1:
+def mean_(tensors: list[Tensor], group: Any, size: int) -> None:
+    """Each tensor becomes its sum over the group, divided by `size`. On every rank of the group the same tensors in order."""
+    if size == 1 and dist.get_world_size(group) == 1:
         return
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         for bucket in in_buckets([tensor for tensor in tensors if tensor.dtype == dtype]):

@@ -29,11 +29,6 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         )
         problem = f"{each}{stages} stages, but {name} has {counted(layers, 'layer')}"
         raise UserError(run.strategy.place("stages"), problem, f"set it to {layers} or less" if layers else CURE)
-    if axes.tensor > 1:
-        from .tensor import check as check_division
-
-        if found := check_division(config, axes.tensor):
-            raise UserError(run.strategy.place("tensor"), *found)
     trusted = run.settings.recipe.model.trust_remote_code
     why = splitting.tried(config, trusted) if upstream.model_class(config) else "its code is not a part of Transformers"
     if why:
@@ -48,6 +43,7 @@ def check(run: Run, config: Any, batch: Batch) -> None:
 READ = {
     "pipeline",
     "tensor_parallel",
+    "expert_parallel",
     "sequence_parallel_size",
     "zero_optimization",
     "communication_data_type",

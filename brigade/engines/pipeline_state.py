@@ -23,8 +23,9 @@ def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[st
     group, ranks = pipeline.groups.stages, pipeline.groups.ranks
     asked = torch.tensor(int(wanted), device=pipeline.device)
     dist.all_reduce(asked, group=group)
-    if pipeline.groups.tensor is not None:  # they put their parts together
-        dist.all_reduce(asked, group=pipeline.groups.tensor)
+    parts = (pipeline.groups.tensor, pipeline.groups.experts and pipeline.groups.experts.experts.get_group())
+    for those in filter(None, parts):  # they put their parts together
+        dist.all_reduce(asked, group=those)
     said: list[Any] = [None] * len(ranks)
     dist.all_gather_object(said, {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}, group=group)
     found: dict[str, Any] = {}
@@ -64,7 +65,7 @@ def _save(folder: Path, state: dict[str, Any]) -> None:
 class OwnPart:
     """checkpoint.states.States where start and stop count within what this rank has of a parameter.
 
-    parameters: by name, those that a tensor group has divided; all else is read as it is
+    parameters: by name, those that this rank has a part of; all else is read as it is
     """
 
     def __init__(self, source: Any, parameters: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ Rajbhandari et al. 2020 (arXiv 1910.02054), P_os. Shares are equal in elements, 
 end to end, and rank r has the r-th part of that line. A share of a parameter is a view of it, which a step changes in place.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -43,13 +43,14 @@ def slices(parameters: list[nn.Parameter], ranks: int) -> Iterator[Slice]:
 class Zero1:
     """An optimizer that has been told to step this rank's share alone.
 
-    pieces: the share of each slice's parameter, which the optimizer has in the parameter's place
+    parameters: with the group of those that have the same ones; pieces: the share of each slice's parameter, which the optimizer
+    has in the parameter's place
     """
 
-    def __init__(self, optimizer: Any, parameters: list[nn.Parameter], group: Any) -> None:
-        self.optimizer, self.group, self.rank = optimizer, group, dist.get_rank(group)
-        self.slices = list(slices(parameters, dist.get_world_size(group)))
-        own = (each for each in self.slices if each.owner == self.rank)
+    def __init__(self, optimizer: Any, parameters: Iterable[tuple[list[nn.Parameter], Any]]) -> None:
+        self.optimizer = optimizer
+        self.lines = [(list(slices(each, dist.get_world_size(group))), group) for each, group in parameters if each]
+        own = (each for line, group in self.lines for each in line if each.owner == dist.get_rank(group))
         self.pieces = {each: nn.Parameter(each.of(each.parameter.detach())) for each in own}
         of_parameter = {each.parameter: piece for each, piece in self.pieces.items()}
         for one in optimizer.param_groups:
@@ -69,25 +70,27 @@ class Zero1:
 
     @torch.no_grad()
     def hand_out(self) -> None:
-        """Each share of the weights to all ranks of the group. A collective."""
-        for owner in range(dist.get_world_size(self.group)):
-            theirs = [each.of(each.parameter.detach()) for each in self.slices if each.owner == owner]
-            for dtype in dict.fromkeys(tensor.dtype for tensor in theirs):
-                for bucket in in_buckets(tensor for tensor in theirs if tensor.dtype == dtype):
-                    flat = torch.cat(bucket)
-                    dist.broadcast(flat, group_src=owner, group=self.group)
-                    spread_(flat, bucket)
+        """Each share of the weights to all ranks of its group. A collective."""
+        for line, group in self.lines:
+            for owner in range(dist.get_world_size(group)):
+                theirs = [each.of(each.parameter.detach()) for each in line if each.owner == owner]
+                for dtype in dict.fromkeys(tensor.dtype for tensor in theirs):
+                    for bucket in in_buckets(tensor for tensor in theirs if tensor.dtype == dtype):
+                        flat = torch.cat(bucket)
+                        dist.broadcast(flat, group_src=owner, group=group)
+                        spread_(flat, bucket)
 
     def states(self, parameters: Mapping[nn.Parameter, str]) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps of whole parameters, by these names; each rank has every n-th one. A collective."""
         found: dict[str, dict[str, Any]] = {}
-        ranks = dist.get_world_size(self.group)
         for number, (parameter, name) in enumerate(parameters.items()):
-            shares = [each for each in self.slices if each.parameter is parameter]
+            group = next(group for line, group in self.lines for each in line if each.parameter is parameter)
+            shares = [each for line, _ in self.lines for each in line if each.parameter is parameter]
+            ranks, rank = dist.get_world_size(group), dist.get_rank(group)
             mine = next((self.optimizer.state.get(self.pieces[each]) for each in shares if each in self.pieces), None)
             told: list[Any] = [None] * ranks
             plain = {key: (v.dtype if _is_share(v) else v) for key, v in mine.items()} if mine else None
-            dist.all_gather_object(told, plain, group=self.group)
+            dist.all_gather_object(told, plain, group=group)
             state = dict(next(filter(None, told), {}))
             for key, dtype in state.items():
                 if isinstance(dtype, torch.dtype):
@@ -96,9 +99,9 @@ class Zero1:
                     for each in shares:
                         if mine and each in self.pieces:
                             each.of(whole).copy_(mine[key])
-                        dist.broadcast(each.of(whole), group_src=each.owner, group=self.group)
-                    state[key] = _as_divided(whole.view(here.shape), parameter) if number % ranks == self.rank else None
-            if number % ranks == self.rank and state:
+                        dist.broadcast(each.of(whole), group_src=each.owner, group=group)
+                    state[key] = _as_divided(whole.view(here.shape), parameter) if number % ranks == rank else None
+            if number % ranks == rank and state:
                 found[name] = state
         return found
 

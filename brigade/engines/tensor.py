@@ -5,7 +5,7 @@ Matrices that come first in a block (queries, keys, values, gate, up) are divide
 and neurons in between are a rank's own. What stands between blocks is on every rank the same, forward and backward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -26,10 +26,13 @@ NORMS = "replicated_with_grad_allreduce"  # a norm of each head, on a rank's own
 Mistake = tuple[str, str]  # problem, cure
 
 
-def check(config: Any, size: int) -> Mistake | None:
-    """Why a model of this config cannot be divided over so many ranks: (problem, cure), or None. Nothing is built for it."""
+def check(config: Any, size: int, besides: Collection[str] = ()) -> Mistake | None:
+    """Why a model of this config cannot be divided over so many ranks: (problem, cure), or None. Nothing is built for it.
+
+    besides: names in its plan that something else divides
+    """
     text = config.get_text_config()
-    plan = getattr(text, "base_model_tp_plan", None) or {}
+    plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if name not in besides}
     if not plan:
         problem = f"Transformers has no tensor-parallel plan for {text.model_type}"
         return problem, "remove the key; ZeRO-3 and FSDP2 shard any model"
@@ -63,13 +66,15 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
 
     Those of no plan are whole on every rank, and DTensors all the same: so all have one mesh once FSDP2 has sharded them, and
     an optimizer steps many of them at once. plan: of each module, by its name in this model, a style among Transformers'.
-    Parameters must hold the same on every rank of the mesh, or nothing.
+    Parameters must hold the same on every rank of the mesh, or nothing. Modules that are divided already (experts) stay so.
     """
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
     divided: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # tied weights stay tied
     for name, module in list(model.named_modules()):
         style = plan.get(name, "")
+        if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
+            continue
         for key, parameter in list(module.named_parameters(recurse=False)):
             if parameter not in divided:
                 where = _placement(WEIGHTS.get(style), key)
@@ -125,7 +130,9 @@ def plan_of(model: Any) -> dict[str, str]:
         parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
         general = ".".join("*" if part.isdigit() else part for part in parts)
         style = styles.get(general)
-        if style is None or (head is not None and head.weight is embedding.weight and module in (head, embedding)):
+        if style not in (*WEIGHTS, NORMS) or (
+            head is not None and head.weight is embedding.weight and module in (head, embedding)
+        ):
             continue
         if hasattr(module, "base_layer"):
             found[f"{name}.base_layer"] = style

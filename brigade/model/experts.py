@@ -30,8 +30,14 @@ def check_loss(settings: Settings, config: Any) -> None:
         raise UserError(settings.place("model_name_or_path"), problem, cure)
 
 
-def check(settings: Settings, config: Any, size: int, world_size: int, place: str) -> None:
-    """Raises UserError where the experts cannot be divided over groups of `size` ranks. place: of that size"""
+def shards(size: int, ranks: int) -> int:
+    """Over how many ranks those that hold the same experts shard them. ranks: that share one copy of all else; where it is no
+    multiple of a group of `size`, each group shares one copy of the experts."""
+    return 1 if ranks % size else ranks // size
+
+
+def check(settings: Settings, config: Any, size: int, ranks: int, world_size: int, place: str) -> None:
+    """Raises UserError where experts cannot be divided over groups of `size` ranks. ranks: as of shards(); place: of that size"""
     name, number = settings.recipe.model.model_name_or_path, count(config)
     if not number:
         raise UserError(place, f"{name} has no experts", "remove the key")
@@ -41,8 +47,10 @@ def check(settings: Settings, config: Any, size: int, world_size: int, place: st
     if number % size:
         fits = ", ".join(str(n) for n in range(2, number + 1) if number % n == 0 and world_size % n == 0)
         raise UserError(place, f"{number} experts do not divide over {size} ranks", f"set it to one of: {fits or 1}")
-    copies = world_size // size
+    parts = shards(size, ranks)
     for path, parameter in empty_model(settings, config).named_parameters():
-        if ".experts." in path and parameter.dim() > 1 and parameter.shape[1] % copies:
-            problem = f"{copies} ranks hold the same experts, and cannot divide the {parameter.shape[1]} rows of {path} evenly"
+        if ".experts." in path and parameter.dim() > 1 and parameter.shape[1] % parts:
+            problem = (
+                f"{parts} ranks hold the same experts, and cannot divide the {parameter.shape[1]} rows of {path} evenly"
+            )
             raise UserError(place, problem, f"set it to a larger divisor of {number}, or start another number of ranks")

@@ -52,7 +52,8 @@ class Strategy:
     @property
     def writes_in_parts(self) -> str:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""
-        return "" if self.kind in ("single", "ddp") and self.axes.stages == self.axes.tensor == 1 else self.name
+        in_whole = self.axes.stages == 1 and not self.axes.divides_layers
+        return "" if self.kind in ("single", "ddp") and in_whole else self.name
 
     @property
     def label(self) -> str:

@@ -96,14 +96,20 @@ def launcher() -> tuple[list[str], Path]:
 
 
 def dropped() -> list[str]:
-    """Sizes of Brigade's own in the file that `accelerate launch` was given, which it copies and does not hand on."""
+    """Sizes of Brigade's own in the file that `accelerate launch` was given or has by default, which it does not hand on."""
     words, folder = launcher()
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--config") else [word])]
     words = ["--config_file" if word == "--config-file" else word for word in words]  # it takes both
-    if "--config_file" not in words[:-1]:
+    if "--config_file" in words[:-1]:
+        file = folder / words[words.index("--config_file") + 1]
+    elif any("accelerate" in word for word in words):
+        from accelerate.commands.config import config_args
+
+        file = Path(config_args.default_config_file)
+    else:
         return []
     try:
-        document = read_yaml(folder / words[words.index("--config_file") + 1])
+        document = read_yaml(file)
     except UserError:  # the launcher has read it
         return []
     said = mesh_sizes(sections(document)[2])
@@ -186,11 +192,6 @@ def _mesh_findings(mesh: Mapping[str, Any], name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
-    sizes = {key: _whole(size) for key, size in mesh_sizes(mesh).items() if str(key).endswith("_size")}
-    sizes.pop("sp_size", None)  # to FSDP2 its ranks are data-parallel ones
-    if (sizes.pop("ep_size", 1) or 1) > 1 and (other := next((key for key, size in sizes.items() if size != 1), None)):
-        at = f"parallelism_config.parallelism_config_{other}"
-        yield Finding.of("accelerate-experts-alone", name, at, value=shown(sizes[other]))
 
 
 def _whole(value: Any) -> int | None:

@@ -34,7 +34,7 @@ class Axes:
     """Sizes of the axes besides data parallelism.
 
     tensor: ranks that each layer's matrices are divided over; sequence: ranks that a row's tokens are; stages: of the pipeline
-    experts: ranks that the experts of a layer are divided over; these are data-parallel ranks too, and all else is theirs
+    experts: neighbouring ranks of a stage that the experts of a layer are divided over; all else is divided over them as without
     schedule: of the pipeline (engines/pipeline_schedule.py), "" for its first choice; virtual: stages on each of its ranks
     """
 
@@ -52,8 +52,13 @@ class Axes:
 
     @property
     def unit(self) -> int:
-        """What the number of ranks has to be a multiple of: experts divide data-parallel ranks."""
-        return self.tensor * self.stages * math.lcm(self.sequence, self.experts)
+        """What the number of ranks has to be a multiple of: experts go over ranks that other axes divide too."""
+        return self.stages * math.lcm(self.tensor * self.sequence, self.experts)
+
+    @property
+    def divides_layers(self) -> bool:
+        """Whether a rank has a part of a layer's own: what DDP would need FSDP2 for."""
+        return self.tensor > 1 or self.experts > 1
 
     @property
     def used(self) -> dict[str, int]:

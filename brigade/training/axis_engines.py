@@ -22,9 +22,9 @@ def _of_parameters(run: Run) -> type[engines.OneProcess]:
 
         return PipelineEngine
     if axes.experts > 1:
-        from .expert_engines import ExpertParallel
+        from . import expert_engines
 
-        return ExpertParallel
+        return expert_engines.ENGINES[kind]
     if axes.tensor > 1:
         from . import tensor_engines
 

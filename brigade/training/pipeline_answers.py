@@ -13,8 +13,12 @@ from .sample_answers import LONGEST, Question, stops
 
 @torch.no_grad()
 def generate(trainer: Any, questions: list[Question]) -> list[list[int]]:
-    """As sample_answers.generate; each pipeline answers its share of the questions. A collective."""
+    """As sample_answers.generate; each pipeline answers its share of the questions. A collective.
+
+    Pipelines that divide experts answer all of them together: who has no token has experts that others' tokens visit.
+    """
     pipeline, place, size = trainer.pipeline, trainer.place, trainer.run.batch.data_parallel_size
+    together = pipeline.axes.experts > 1
     ends = stops(trainer.model, trainer.processing_class, questions)
     positions = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     last = pipeline.groups.ranks[schedules.rank_of(pipeline.axes, pipeline.last)]
@@ -25,7 +29,7 @@ def generate(trainer: Any, questions: list[Question]) -> list[list[int]]:
         return output.logits[0, -1].argmax() if part.last else output
 
     mine: dict[int, list[int]] = {}
-    for index in range(place.data, len(questions), size):
+    for index in range(len(questions)) if together else range(place.data, len(questions), size):
         ids = questions[index].prompt[-max(1, positions - LONGEST) :]
         begin = len(ids)
         while len(ids) - begin < LONGEST and (len(ids) == begin or ids[-1] not in ends):
@@ -35,6 +39,8 @@ def generate(trainer: Any, questions: list[Question]) -> list[list[int]]:
             )
             token = torch.zeros((), dtype=torch.long, device=pipeline.device) if found is None else found
             dist.broadcast(token, last, group=pipeline.groups.stages)
+            if together:
+                dist.broadcast(token, group_src=0, group=pipeline.groups.data)
             ids = [*ids, int(token)]
             heartbeat.enter(heartbeat.EVALUATION)
         mine[index] = ids[begin:]

@@ -54,12 +54,8 @@ class PipelineEngine(OneProcess):
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
         trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
-        if self.axes.tensor > 1:
-            from ..engines import tensor
-
-            plan, away = tensor.plan_of(trainer.model), splitting.away(trainer.model)
-            here = {name: style for name, style in plan.items() if name not in away}
-            tensor.divide(trainer.model, here, trainer.groups.mesh(trainer.args.device))
+        if self.axes.divides_layers:
+            self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
         trainer.pipeline = Pipeline(
             trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
         )
@@ -67,6 +63,20 @@ class PipelineEngine(OneProcess):
         first = self.first and not self.place.tensor  # its group's parts count as one
         own = [parameter_count(counted, trained) if first else 0 for trained in (False, True)]
         self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
+
+    def _divide_layers(self, model: Any, groups: Groups, device: torch.device) -> None:
+        from ..engines import experts, tensor
+        from ..model import experts as of_config
+
+        axes, size = self.axes, self.run.world.size
+        if axes.experts > 1:
+            ranks = experts.groups(device.type, size, axes.experts, self.averaged_over, axes.stages, axes.tensor)
+            groups.experts, groups.same = ranks, ranks.ranks[experts.DATA].get_group()
+            list(experts.divide(model, of_config.plan(model.config), ranks))
+        # Beside experts, too, where the group is of one rank: an optimizer steps DTensors alone, or none.
+        plan, away = tensor.plan_of(model) if axes.tensor > 1 else {}, splitting.away(model)
+        here = {name: style for name, style in plan.items() if name not in away}
+        tensor.divide(model, here, groups.mesh(device))
 
     def parameter_count(self, model: Any, trained: bool = False) -> int:
         return self.counts[trained]
@@ -118,7 +128,7 @@ class PipelineEngine(OneProcess):
 
             trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
             state = {saved: state[name] for name, saved in saved_names(trainer.model, trained).items()}
-        save_model(folder, state if self.first else {})
+        save_model(folder, {name: each for name, each in state.items() if self.first or trainer.groups.is_expert(each)})
 
     def save_optimizer(self, trainer: Any, folder: Path) -> None:
         from ..engines.pipeline_state import save_optimizer
@@ -128,8 +138,8 @@ class PipelineEngine(OneProcess):
         if trainer.zero1:
             states = trainer.zero1.states(trained)
         else:
-            kept = optimizer.state.items() if self.first else ()
-            states = {trained[parameter]: state for parameter, state in kept}
+            kept = (each for each in optimizer.state if self.first or trainer.groups.is_expert(each))
+            states = {trained[parameter]: optimizer.state[parameter] for parameter in kept}
         save_optimizer(folder, states, optimizer.param_groups)
 
     def shares(self, trainer: Any) -> Any:

@@ -40,7 +40,9 @@ class PipelineTrainer(Trainer):
             from ..engines.pipeline_zero1 import Zero1
 
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            self.zero1 = Zero1(optimizer, trained, self.groups.data)
+            experts = [parameter for parameter in trained if self.groups.is_expert(parameter)]
+            others = [parameter for parameter in trained if not self.groups.is_expert(parameter)]
+            self.zero1 = Zero1(optimizer, [(others, self.groups.data), (experts, self.groups.same)])
         return optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:

@@ -53,12 +53,15 @@ class TensorDeepSpeed(DeepSpeed):
 
 
 class TensorFSDP2(FSDP2):
-    """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's."""
+    """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's.
+
+    copies: of the whole model, each over tensor groups
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.averaged_over = run.world.size // run.strategy.axes.tensor
-        self.copies = run.strategy.replicate  # of the whole model, each over tensor groups
+        self.copies = run.strategy.replicate
 
     def arguments(self) -> dict[str, Any]:
         from ..upstream.mesh import WithoutShards
@@ -71,6 +74,8 @@ class TensorFSDP2(FSDP2):
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
+        if self.run.strategy.axes.tensor == 1:  # experts alone are divided
+            return
         from ..engines import tensor
         from ..upstream import fsdp2
 

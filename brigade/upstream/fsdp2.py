@@ -75,19 +75,21 @@ def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
     """Call shard(model, fully_shard's options) on the next model that Accelerate prepares, once it has emptied it, and before it
     shards the layers (utils/fsdp_utils.py: fsdp2_prepare_model): it would shard all parts over the same ranks. It looks for which
     modules are layers at that very moment. What it does before and after stays: the weights of the first rank reach the others by
-    each parameter's own placement."""
+    each parameter's own placement. Of several calls the first shards first."""
     from accelerate import accelerator as caller
     from accelerate.utils import fsdp_utils
 
-    prepare, layers_of = caller.fsdp2_prepare_model, fsdp_utils.fsdp2_prepare_auto_wrap_policy
-
-    def shard_and_find_layers(plugin: Any, model: Any) -> Any:
-        policy = plugin.mixed_precision_policy or torch.distributed.fsdp.MixedPrecisionPolicy()
-        options = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
-        shard(model, options | {"mp_policy": policy})
-        return layers_of(plugin, model)
+    prepare = caller.fsdp2_prepare_model
 
     def prepare_once(accelerator: Any, model: Any) -> Any:
+        layers_of = fsdp_utils.fsdp2_prepare_auto_wrap_policy
+
+        def shard_and_find_layers(plugin: Any, model: Any) -> Any:
+            policy = plugin.mixed_precision_policy or torch.distributed.fsdp.MixedPrecisionPolicy()
+            options = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
+            shard(model, options | {"mp_policy": policy})
+            return layers_of(plugin, model)
+
         caller.fsdp2_prepare_model = prepare
         fsdp_utils.fsdp2_prepare_auto_wrap_policy = shard_and_find_layers
         try:

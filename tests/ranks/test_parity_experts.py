@@ -5,9 +5,16 @@ import pytest
 from testing import axes_experts, marks, parity, runs
 
 ALL = {axes_experts.name_of(*case): case for case in axes_experts.PARITY}
-ONCE = set(list(ALL)[:2]) | {"qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2"}  # in `make test`
-# Every model and method once, on four ranks where it has such a case.
+# In `make test`: the first two, adapters on experts, and the first of HSDP, of tensor groups, of stages.
+ONCE = set(list(ALL)[:2]) | {
+    "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
+    "mixtral, full, 4 ranks, hsdp x expert 4, accumulation 1",
+    "mixtral, full, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 1",
+    "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
+}
+# Every model and method once, on four ranks where it has such a case; and every strategy.
 OFTEN = {case[:2]: case for case in sorted(axes_experts.PARITY, key=lambda case: case[2])}.values()
+OFTEN = [*OFTEN, *{axes_experts.said(case[3]): case for case in axes_experts.PARITY}.values()]
 CHEAPEST, DAMAGED = axes_experts.PARITY[0], "damaged"
 
 
@@ -25,7 +32,7 @@ def wanted(asked_for):
 @pytest.fixture(scope="module")
 def reference(folder, wanted):
     pairs = dict.fromkeys((model, method) for model, method, *_ in wanted.values())
-    cases = {pair: axes_experts.reference_of(*pair, folder) for pair in pairs}
+    cases = {pair: axes_experts.reference_of(*pair) for pair in pairs}
     found = runs.run_cases(1, list(cases.values()), folder)
     return {pair: found[case["name"]] for pair, case in cases.items()}
 
@@ -34,9 +41,9 @@ def reference(folder, wanted):
 def results(folder, wanted, asked_for):
     found = {}
     for ranks in (2, 4):
-        cases = [axes_experts.case(*case, folder) for case in wanted.values() if case[2] == ranks]
+        cases = [axes_experts.case(*case) for case in wanted.values() if case[2] == ranks]
         if ranks == 2 and DAMAGED in asked_for("name"):
-            cases.append(axes_experts.case(*CHEAPEST, folder) | {"name": DAMAGED, "damage": True})
+            cases.append(axes_experts.case(*CHEAPEST) | {"name": DAMAGED, "damage": True})
         if cases:
             found |= runs.run_cases(ranks, cases, folder)
     return found
@@ -51,9 +58,8 @@ def test_experts_over_ranks_equal_one_process(name, reference, results):
     assert of["loss"][-1] < 0.99 * of["loss"][0]
     differences = parity.worst(results[name], of)
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
-    assert results[name]["expert_balance"] == pytest.approx(
-        of["expert_balance"], rel=1e-2
-    )  # a token may stand between two
+    if "pipeline" not in name:  # whose ranks have other layers each; a token may stand between two experts
+        assert results[name]["expert_balance"] == pytest.approx(of["expert_balance"], rel=1e-2)
 
 
 @pytest.mark.cases(name=DAMAGED)

@@ -1,17 +1,14 @@
-"""Rows in parts beside tensor groups, stages or experts: one process's losses, gradient norms, held-out losses and model."""
-
-from functools import cache
+"""Rows in parts beside tensor groups or stages: one process's losses, gradient norms, held-out losses and model."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from testing import axes_experts, axes_pairs, parity, runs
+from testing import axes_pairs, parity, runs
 
 CASES = {case["name"]: case for case in (axes_pairs.case(*which) for which in axes_pairs.CASES)}
 # In `make test`: a row in parts, each of them through two stages, whose optimizer states all four ranks share.
 ONCE = {"sequence 2 x pipeline 2-zero1-k2-packed"}
-EXPERTS = [(2, "full"), (4, "full"), (4, "packing")]
 STOPPED = {"tensor-fsdp2": (axes_pairs.TENSOR, "fsdp2"), "pipeline-zero1": (axes_pairs.PIPELINE, "zero1")}
 DAMAGED = axes_pairs.case(axes_pairs.PIPELINE, "zero1", 2, name="damaged", damage=True)
 
@@ -66,24 +63,6 @@ def test_a_one_percent_error_in_one_ranks_gradient_is_caught(references, results
     differences = parity.worst(results["damaged"], references["single-plain"])
     assert differences["grad_norm"] > 100 * parity.TOLERANCE
     assert differences["loss"] > 3 * parity.TOLERANCE
-
-
-@pytest.fixture(scope="module")
-def experts(folder):
-    @cache
-    def reference(method):
-        case = axes_experts.reference_of("qwen3_moe", method, folder) | {"name": f"one-{method}"}
-        return runs.run_cases(1, [case], folder / "experts-of-one")[case["name"]]
-
-    return reference
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks, method", EXPERTS)
-def test_experts_of_rows_in_parts_equal_one_process(ranks, method, experts, folder):
-    case = axes_pairs.of_experts(method, ranks, 2, folder)
-    differences = parity.worst(runs.run_cases(ranks, [case], folder)[case["name"]], experts(method))
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
 
 
 @pytest.mark.slow

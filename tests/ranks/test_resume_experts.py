@@ -23,7 +23,7 @@ def results(folder, asked_for):
     found = {}
     for ranks in (2, 4):
         todo = [(topology, method) for topology, method in dict.fromkeys(whole) if topology[0] == ranks]
-        if cases := [axes_experts.whole_run(topology, folder, method) for topology, method in todo]:
+        if cases := [axes_experts.whole_run(topology, method) for topology, method in todo]:
             found |= runs.run_cases(ranks, cases, folder)
     for ranks in (2, 4):
         if cases := [axes_experts.continued(name, folder) for name, pair in pairs.items() if pair[1][0] == ranks]:
@@ -36,13 +36,13 @@ def results(folder, asked_for):
 )
 def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, results):
     before, after, method = axes_experts.RESUMED[name]
-    whole = results[axes_experts.whole_run(after, folder, method)["name"]]
+    whole = results[axes_experts.whole_run(after, method)["name"]]
     difference = resume.worst(results[name], whole)
     assert difference <= (0 if before == after else resume.TOLERANCE)
 
 
 def test_the_model_and_the_export_are_one_processs(folder, results):
-    run = folder / "outputs" / axes_experts.whole_run((2, 2), folder)["name"]
+    run = folder / "outputs" / axes_experts.whole_run((2, 2))["name"]
     trained, layout = load_file(run / "model.safetensors"), load_file(folder / "qwen3_moe" / "model.safetensors")
     assert {name: (t.shape, t.dtype) for name, t in trained.items()} == {
         n: (t.shape, t.dtype) for n, t in layout.items()

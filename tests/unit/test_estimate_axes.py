@@ -42,11 +42,15 @@ def job(shape=LLAMA, axes=None, ranks=16, **options) -> Job:
 # ---- states ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [LLAMA, TIED, MOE], ids=lambda shape: shape.name)
 @pytest.mark.parametrize(
-    "axes", [Axes(stages=4), Axes(tensor=4), Axes(tensor=2, stages=4), Axes(experts=8), Axes(sequence=8)]
+    "axes",
+    [
+        *(Axes(stages=4), Axes(tensor=4), Axes(tensor=2, stages=4), Axes(experts=8), Axes(sequence=8)),
+        *(Axes(tensor=2, experts=8), Axes(stages=4, experts=2), Axes(tensor=2, stages=2, experts=4)),
+    ],
 )
 def test_parameters_over_all_ranks_are_the_model_and_what_is_whole_on_several(shape, axes):
     if axes.experts > 1 and not shape.experts:
-        axes = Axes()
+        axes = replace(axes, experts=1)
     of = job(shape, axes, stage=3, engine="fsdp2")
     found = stages(of)
     again = (axes.tensor - 1) * sum(count * shape.undivided(moe) for moe, count in shape.kinds)
@@ -54,7 +58,8 @@ def test_parameters_over_all_ranks_are_the_model_and_what_is_whole_on_several(sh
         again += (axes.tensor - 1) * (shape.final_norm + shape.embedding * shape.tied)
     if axes.stages > 1 and shape.tied:  # a copy of the embedding on the last stage, which a tensor group has whole
         again += axes.tensor * shape.vocab * shape.hidden
-    experts = shape.moe_layers * shape.experts * shape.expert * (1 - 1 / axes.experts)
+    held = axes.tensor / axes.experts if axes.experts > 1 else 1  # each rank of a tensor group has whole ones
+    experts = shape.moe_layers * shape.experts * shape.expert * (1 - held)
     assert axes.tensor * sum(stage.parameters for stage in found) == pytest.approx(shape.parameters + again - experts)
     assert sum(stage.layers for stage in found) == shape.layers
 
@@ -201,6 +206,15 @@ def test_tensor_parallelism_sums_four_times_a_layer_and_six_where_it_computes_ag
     one = 2 * net.half(2 * LLAMA.hidden * plain.tokens, 8)
     assert step_time(plain).inside == pytest.approx(4 * LLAMA.layers * one, rel=1e-6)
     assert step_time(again).inside == pytest.approx(6 * LLAMA.layers * one, rel=1e-6)
+
+
+def test_a_tensor_group_sends_each_token_to_its_experts_once_and_gathers_what_comes_back():
+    dense = job(MOE, axes=Axes(tensor=4), ranks=4, accumulation=1)
+    divided = job(MOE, axes=Axes(tensor=4, experts=4), ranks=4, accumulation=1)
+    net, tokens = links(gpu(divided.gpu), "", 8), 2 * MOE.hidden * divided.tokens
+    one = 2 * net.exchange(tokens * MOE.top_k / 4, 4) + net.half(tokens, 4)
+    more = step_time(divided).inside - step_time(dense).inside
+    assert more == pytest.approx(2 * MOE.moe_layers * one, rel=1e-6)
 
 
 def test_an_exchange_between_nodes_goes_through_their_cards():

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config import config_args
 from transformers import CONFIG_MAPPING
 
 from brigade.cluster import World
@@ -18,6 +19,8 @@ from brigade.strategy import accelerate_config, choose
 ROOT = Path(__file__).parents[2]
 MESH = {"parallelism_config_ep_size": 2}
 FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+DDP = {"distributed_type": "MULTI_GPU", "parallelism_config": MESH}
+HSDP = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 2}
 PLACE = "flag --accelerate_config: parallelism_config_ep_size"
 
 
@@ -56,17 +59,20 @@ def test_it_is_fsdp2_and_every_rank_has_rows_of_its_own(file):
     "document, words, size, said",
     [
         (FSDP2 | {"parallelism_config": MESH}, [], 3, ["expert 2 needs a multiple of 2 ranks"]),
+        (DDP, [], 1, ["expert 2 needs a multiple of 2 ranks, and there are 1"]),
         (
-            {"distributed_type": "MULTI_GPU", "parallelism_config": MESH},
-            [],
+            DDP,
+            ["--ddp_comm_hook", "bf16"],
             4,
-            ["does not run under ddp", "fsdp_version: 2"],
+            ["flag --ddp_comm_hook", "where experts are divided FSDP2 reduces gradients"],
         ),
+        (DDP, ["--optim", "adamw_8bit"], 4, ["flag --optim", "knows no DTensors"]),
+        (FSDP2 | {"parallelism_config": MESH | HSDP}, [], 8, ["dp_replicate_size 2 x dp_shard_size 2 is not"]),
         (
-            FSDP2 | {"parallelism_config": MESH | {"parallelism_config_dp_shard_size": 4}},
+            FSDP2 | {"parallelism_config": MESH | {"parallelism_config_tp_size": 2, "parallelism_config_pp_size": 2}},
             [],
             4,
-            ["dp_shard_size", "none but sp_size"],
+            ["pipeline parallelism does not run under fsdp2"],
         ),
         (FSDP2 | {"parallelism_config": MESH}, ["--torch_compile"], 4, ["flag --torch_compile", "expert"]),
     ],
@@ -75,6 +81,28 @@ def test_strategies_that_it_does_not_go_with(file, document, words, size, said):
     with pytest.raises(UserError) as told:
         chosen([*file(document), *words], size)
     assert all(word in str(told.value) for word in said), told.value
+
+
+@pytest.mark.parametrize(
+    "document, kind, data",
+    [
+        (FSDP2 | {"parallelism_config": MESH | HSDP}, "hsdp", 4),
+        (DDP, "ddp", 4),
+        (FSDP2 | {"parallelism_config": {**MESH, "parallelism_config_tp_size": 2}}, "fsdp2", 2),
+        (DDP | {"parallelism_config": {**MESH, "parallelism_config_pp_size": 2}}, "ddp", 2),
+    ],
+)
+def test_strategies_that_it_goes_with(file, document, kind, data):
+    strategy = chosen(file(document))
+    assert (strategy.kind, strategy.axes.experts, strategy.axes.data(4)) == (kind, 2, data)
+    assert strategy.writes_in_parts
+
+
+def test_stages_under_zero1_divide_experts_by_the_ds_config_too(tmp_path):
+    config = {"zero_optimization": {"stage": 1}, "pipeline": {"stages": 2}}
+    config["expert_parallel"] = {"enabled": True, "autoep_size": 2}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    assert str(chosen(["--ds_config", str(tmp_path / "ds.json")]).axes) == "pipeline 2 x expert 2"
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -122,10 +150,13 @@ def test_accelerate_launch_hands_nothing_of_it_on_and_that_is_told():
         ),
         ({"dp_replicate_size": 2, "pp_size": 2}, "pp_size"),
         ({"sp_size": 2, "ep_size": 2}, "ep_size"),
+        ({"tp_size": 2, "pp_size": 2, "ep_size": 4}, "pp_size and ep_size"),
     ],
 )
 def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(sizes, lost, tmp_path, monkeypatch):
-    """It hands tp_size on, and a run would be divided by that alone. The command line of its launcher names the file."""
+    """It hands tp_size on, and a run would be divided by that alone. The command line of its launcher names the file, or the
+    launcher has read its default one."""
+    monkeypatch.setattr(config_args, "default_config_file", tmp_path / "a.yaml")
     mesh = {f"parallelism_config_{key}": value for key, value in sizes.items()}
     zero = {"deepspeed_config_file": str(ROOT / "ds_configs" / "zero1.json")}
     document = {"distributed_type": "DEEPSPEED", "deepspeed_config": zero, "parallelism_config": mesh}
@@ -139,13 +170,14 @@ def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(siz
     for words in (
         ["accelerate", "launch", "--config_file", "a.yaml", "train.py"],
         ["x", f"--config_file={tmp_path}/a.yaml"],
+        ["/usr/bin/python", "/usr/bin/accelerate", "launch", "train.py"],
     ):
         monkeypatch.setattr(accelerate_config, "launcher", lambda words=words: (words, tmp_path))
         with pytest.raises(UserError, match="does not hand on") as told:
             chosen([], env=env)
         assert f"hand on {lost} of" in told.value.problem and "--accelerate_config" in told.value.cure
-    monkeypatch.setattr(accelerate_config, "launcher", lambda: (["accelerate", "launch", "train.py"], tmp_path))
-    assert chosen([], env=env).axes.tensor == 2  # its own file of defaults, which nobody looks for
+    monkeypatch.setattr(accelerate_config, "launcher", lambda: (["python", "launcher.py", "train.py"], tmp_path))
+    assert chosen([], env=env).axes.tensor == 2  # another launcher than accelerate's reads no such file
 
 
 @pytest.mark.parametrize(
@@ -174,7 +206,7 @@ def test_what_accelerate_launch_drops_beside_a_size_that_it_hands_on_is_told(siz
 def test_models_whose_experts_do_not_divide(settings_of, model, changed, words, size, ranks, said):
     settings = settings_of(model, *words, **changed)
     with pytest.raises(UserError) as told:
-        experts.check(settings, load_config(settings), size, ranks, PLACE)
+        experts.check(settings, load_config(settings), size, ranks, ranks, PLACE)
     assert all(word in str(told.value) for word in said), told.value
 
 
@@ -183,8 +215,21 @@ def test_models_whose_experts_do(settings_of, model):
     settings = settings_of(model)
     config = load_config(settings)
     assert experts.count(config) == 4
-    experts.check(settings, config, 2, 4, PLACE)
+    experts.check(settings, config, 2, 4, 4, PLACE)
     experts.check_loss(settings, config)
+
+
+def test_rows_that_do_not_divide_do_not_matter_where_nobody_shards_them(settings_of):
+    """HSDP's copies of two ranks, with a group of two in each."""
+    settings = settings_of("qwen3_moe", moe_intermediate_size=33)
+    experts.check(settings, load_config(settings), 2, 2, 8, PLACE)
+
+
+def test_ranks_that_shard_the_same_experts():
+    """(ranks of a group, ranks that share a copy of all else): the larger has to be a multiple of the other, or nobody shards."""
+    found = {(size, ranks): experts.shards(size, ranks) for size in (2, 4) for ranks in (1, 2, 4, 6, 8)}
+    assert [found[2, ranks] for ranks in (1, 2, 4, 6, 8)] == [1, 1, 2, 3, 4]
+    assert [found[4, ranks] for ranks in (1, 2, 4, 6, 8)] == [1, 1, 1, 1, 2]
 
 
 def test_a_balance_term_in_the_loss_is_refused(settings_of):

@@ -62,7 +62,6 @@ def test_the_list_of_what_is_refused_has_every_reason_about_an_axis():
     shown = parity_axes.refused()
     for said in (
         "adapters over a tensor group",
-        "pipeline and expert parallelism do not run together",
         "AutoEP does not run",
         "ring attention",
     ):

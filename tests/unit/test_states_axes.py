@@ -22,12 +22,16 @@ def planned(row):
     """The formula of today for a row's stage."""
     sizes = sizes_of(row["divided"])
     sizes["stages"] = sizes.pop("pipeline", 1)
-    kind, data = KINDS[row["strategy"]], sizes.pop("data", 1)
+    sizes.pop("data", None)
+    kind, over = KINDS[row["strategy"]], Axes(**sizes)
+    data = over.data(int(row["ranks"]))
     spread = {"engine": "zero", "stage": int(kind[-1])} if kind.startswith("zero") else {"engine": kind, "stage": 0}
     if kind in ("fsdp2", "hsdp"):
-        spread = {"engine": "fsdp2", "stage": 3, "shard": data // 2 * sizes.get("sequence", 1) if kind == "hsdp" else 0}
+        spread = {"engine": "fsdp2", "stage": 3, "shard": data // 2 * over.sequence if kind == "hsdp" else 0}
+    if kind == "ddp" and over.experts > 1:  # FSDP2 with shards of one rank; in a pipeline of_axes says what runs
+        spread = {"engine": "fsdp2", "stage": 3, "shard": 1} if over.stages == 1 else spread
     shape = shape_of(CONFIG | states_axes.MODELS[row["model"]], "config.json")
-    job = Job(shape, 64, optimizer="adamw_torch", **spread | of_axes(Axes(**sizes), int(row["ranks"])))
+    job = Job(shape, 64, optimizer="adamw_torch", **spread | of_axes(over, int(row["ranks"])))
     return job, stage_states(job, stages(job)[int(row["stage"])])[0]
 
 

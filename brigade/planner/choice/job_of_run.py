@@ -192,6 +192,12 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
         # The parts of a row are shards' ranks too (training/sequence_engines.py).
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
         return {"engine": "fsdp2", "stage": 3, "shard": shard}
+    if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:
+        return {
+            "engine": "fsdp2",
+            "stage": 3,
+            "shard": 1,
+        }  # nothing is sharded, by what shards (training/expert_engines.py)
     if strategy.ds_config is None:
         return {"engine": "ddp", "stage": 0}
     zero = strategy.ds_config["zero_optimization"]

@@ -15,7 +15,7 @@ from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_l
 from ..models.layer import Op, layer_ops, one_kernel
 from ..models.trace_settings import Trace
 from .engines import LOGIT_BYTES
-from .stages import NF4, Stage, logits_divisor, stages
+from .stages import NF4, Stage, experts_whole, logits_divisor, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
 GIB = 2**30
@@ -233,11 +233,12 @@ def _buffers(job: Job, stage: Stage) -> float:
         if job.pipeline > 1:
             return (6 if full else 2) * psi
         weight, expert = (NF4, NF4 if job.linear_experts else 2) if job.method == "qlora" else (2, 2)
-        dense = weight * s.dense_layer if s.dense_layers else 0
-        moe = weight * s.moe_base + expert * s.experts * s.expert / job.expert if s.moe_layers else 0
+        dense = weight * s.dense_layer / job.tensor if s.dense_layers else 0
+        experts = expert * s.experts * s.expert / job.expert / (1 if experts_whole(job) else job.tensor)
+        moe = weight * s.moe_base / job.tensor + experts if s.moe_layers else 0
         layer = max(dense, moe)
         gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
-        return (2 * layer + gradients) / job.tensor + 2 * (stage.embedding + stage.head)
+        return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
     if job.engine == "stages" and full:

@@ -130,8 +130,14 @@ def adapter_share(job: Job) -> float:
 
 def expert_divisor(job: Job) -> int:
     """Over how many ranks of a stage one copy of the experts is spread: tensor parallelism cuts each, unless expert parallelism
-    needs its ranks as well."""
-    return job.expert * (job.tensor if job.expert <= job.data * job.context else 1)
+    needs its ranks as well. train.py's tensor groups leave each expert whole."""
+    together = job.expert <= job.data * job.context and not experts_whole(job)
+    return job.expert * (job.tensor if together else 1)
+
+
+def experts_whole(job: Job) -> bool:
+    """Whether a tensor group divides the tokens of experts, and not their matrices."""
+    return job.ours and job.expert > 1
 
 
 def gathered_bytes(job: Job, psi: float) -> float:

@@ -10,7 +10,7 @@ from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
 from .memory import exchanged_width, operations
 from .network import CALL_LATENCY, Links, links
-from .stages import gathered_bytes, logits_divisor, stages, vocabulary_divisors
+from .stages import experts_whole, gathered_bytes, logits_divisor, stages, vocabulary_divisors
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
@@ -73,14 +73,15 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         return forward + moved[0], factor * forward + moved[1]
     inner, outer = map(float, op.shape)
     times = op.flops / (2 * inner * outer)  # experts: how often a token goes through
+    whole = bool(op.experts) and experts_whole(job)
     if op.name in ("out", "down"):
-        inner /= job.tensor
+        inner /= 1 if whole else job.tensor
     else:
-        outer /= job.tensor
+        outer /= 1 if whole else job.tensor
     rows, groups = t * times, 1.0
     if op.experts:
         groups = op.experts / job.expert
-        rows = t * times / groups
+        rows = t * times / groups / (job.tensor if whole else 1)
     forward = product_seconds(g, rows, inner, outer, job.fp8, groups)
     back = product_seconds(g, rows, outer, inner, job.fp8, groups)
     if job.method == "full":
@@ -128,7 +129,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
         around_across = around_across or net.crosses(job.context, job.tensor)
     if job.expert > 1:
         around += _experts(job, net, again > 0)
-        around_across = around_across or net.crosses(job.expert, job.tensor)
+        around_across = around_across or net.crosses(job.expert, 1 if job.ours else job.tensor)
     launching = job.conventions.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
     waiting = max(0.0, launching - forward - backward - around)
     per_micro = [n * (forward + backward + waiting + around) + add for n in (stage.layers for stage in parts)]
@@ -167,15 +168,14 @@ def _experts(job: Job, net: Links, again: bool) -> float:
     """Seconds per layer and micro-batch of sending each token to its experts and back, and the same backward.
 
     Published engines send a token once to a node on which it has several experts (DeepEP), train.py to each of them, and once
-    more where layers are computed again.
+    more where layers are computed again; its groups are of neighbours, and each rank of a tensor group sends its part of their
+    tokens, which they then gather.
     """
-    payload = 2 * job.shape.hidden * job.tokens * job.shape.top_k
-    one = (
-        net.exchange(payload, job.expert, job.tensor * job.context)
-        if job.ours
-        else net.half(payload, job.expert, job.tensor)
-    )
-    return (4 + 2 * (again and job.ours)) * one * job.shape.moe_layers / job.shape.layers
+    tokens, share = 2 * job.shape.hidden * job.tokens, job.shape.moe_layers / job.shape.layers
+    if not job.ours:
+        return 4 * net.half(tokens * job.shape.top_k, job.expert, job.tensor) * share
+    one = 2 * net.exchange(tokens * job.shape.top_k / job.tensor, job.expert) + net.half(tokens, job.tensor)
+    return (2 + again) * one * share
 
 
 def _borders(job: Job, net: Links) -> float:
