@@ -54,7 +54,8 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
     an address of that very host, and no two names to one host. `launch` goes by addresses, so a wrong name is a warning; another
     launcher's --master_addr and DeepSpeed's ssh need the name (ml-engineering: names that are the loopback)."""
     _need_two(hosts)
-    facts, machines = await _looks(hosts), {}
+    facts = await _looks(hosts)
+    machines: dict[str, list[str]] = {}
     for host, hello in hosts.hello.items():
         machines.setdefault(hello.get("machine") or host, []).append(host)
     for host, found in facts.items():

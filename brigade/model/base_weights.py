@@ -5,15 +5,12 @@ under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model a
 """
 
 import json
-import math
 from pathlib import Path
-from typing import Any
 
-from ..distributed import ranks
 from ..errors import UserError, first_line
 from .config_json import published_quantization
+from .finite import AGAIN
 
-AGAIN = "download or copy the model again"
 _INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpeed, torch.compile, FSDP1
 
@@ -62,39 +59,6 @@ def check(source: str, trust_remote_code: bool) -> None:
     for what, keys in faults.items():
         if keys:
             raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
-
-
-def check_finite(model: Any, source: str) -> None:
-    """Raises UserError on all ranks where any of them has loaded a weight that is NaN or infinite. A collective.
-
-    model: None on a rank whose weights come from another
-    """
-    found = ranks.gather(first_not_finite(model, trained=False) if model is not None else None)
-    if name := next(filter(None, found), None):
-        problem = f"the weight {name} holds NaN or infinity"
-        raise UserError(source, problem, f"{AGAIN}; what it was trained into is lost")
-
-
-def first_not_finite(model: Any, trained: bool = True) -> str | None:
-    """The first parameter (of those that are trained, or of all) of which this rank's part is not finite. Weights in 4 bits
-    are not looked at: their containers' bits are no numbers."""
-    for name, parameter in model.named_parameters():
-        number = parameter.is_floating_point() and not hasattr(parameter, "quant_state")
-        if number and parameter.requires_grad >= trained:
-            part = own_part(parameter).detach()
-            # One pass, and no second tensor of its size: NaN and infinity both end up in the extremes.
-            if part.numel() and not all(map(math.isfinite, map(float, part.aminmax()))):
-                return name
-    return None
-
-
-def own_part(parameter: Any) -> Any:
-    """What this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
-    if hasattr(parameter, "ds_tensor"):
-        from ..upstream import zero_shares
-
-        return zero_shares.own_part(parameter)
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def _files(folder: Path) -> list[Path]:

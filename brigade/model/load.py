@@ -13,8 +13,9 @@ from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
 from ..errors import UserError, writing
 from ..recipe.flags import Settings
-from . import attention, base_weights
+from . import attention
 from .config_json import published_quantization
+from .finite import check_finite
 from .location import load_config, location
 from .sizes import beyond_texts
 
@@ -35,6 +36,8 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
         problem = f"{source!r} holds a config, but no weights ({' or '.join(WEIGHTS)})"
         cure = "name a model with weights, or set from_scratch: true"
         raise UserError(settings.place("model_name_or_path"), problem, cure)
+    from . import base_weights  # a model with random weights has none to look at
+
     base_weights.check(source, settings.recipe.model.trust_remote_code)
     return source
 
@@ -110,7 +113,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
         _hold_places(model)
-    base_weights.check_finite(model if own else None, source)
+    check_finite(model if own else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
     upstream.fix_loaded(model)

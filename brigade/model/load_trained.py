@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, first_line, of_disk
 from ..recipe.flags import Settings
 from . import base_weights
-from .base_weights import AGAIN
+from .finite import AGAIN
 from .load import load_base, weights
 from .location import load_config
 from .sizes import half_or_full

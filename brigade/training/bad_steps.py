@@ -23,7 +23,7 @@ from ..data import places
 from ..data.collate import FILLER
 from ..distributed import ranks
 from ..errors import UserError
-from ..model.base_weights import first_not_finite
+from ..model.finite import first_not_finite
 from ..run import directory as runs
 from ..run import events
 

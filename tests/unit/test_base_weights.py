@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
-from brigade.model import base_weights
-from brigade.model.base_weights import check_finite
+from brigade.model.finite import check_finite, first_not_finite
 from brigade.model.load import weights
 
 SIZES = {
@@ -117,4 +116,4 @@ def test_weights_that_are_not_finite_are_refused(value, sound, mistake):
     model.model.norm.weight.data[3] = value
     model.model.norm.weight.requires_grad = False  # under adapters as well
     assert NORM in mistake(check_finite, model, "here")
-    assert base_weights.first_not_finite(model) is None
+    assert first_not_finite(model) is None

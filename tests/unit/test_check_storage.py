@@ -51,6 +51,16 @@ def test_a_clock_that_is_off_is_named(offset, level):
         assert f"{'ahead of' if offset > 0 else 'behind'} the others'" in found["node2"].problem
 
 
+@pytest.mark.parametrize("offset", [-61, 61])
+@pytest.mark.parametrize("odd", ["node1", "node2"])
+def test_of_two_hosts_the_one_that_is_not_like_ours_is_named(odd, offset):
+    now = time.time()
+    facts = {host: {"time": now + (offset if host == odd else 0)} for host in ("node1", "node2")}
+    check = next(check for check in checks() if check.name == "clock")
+    hosts = Recorded(Wanted({"node1": 1, "node2": 1}), {"storage.clock": facts})
+    assert [result.host for result in asyncio.run(judge(check, hosts)) if result.level == "red"] == [odd]
+
+
 def test_when_our_own_clock_is_off_no_host_is_blamed():
     facts = {host: {"time": time.time() - 5000} for host in HOSTS}
     assert levels(judged("clock", {"storage.clock": facts})) == ["green"] * 3

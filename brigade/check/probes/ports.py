@@ -35,7 +35,8 @@ def listen(host: str, token: str, count: int, master: int | None = None) -> Iter
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     first, last = map(int, RANGE.read_text().split()) if RANGE.exists() else (32768, 60999)
-    sockets, facts = [], {"range": [first, last]}
+    sockets: list[socket.socket] = []
+    facts: dict[str, Any] = {"range": [first, last]}
 
     def open_one(port: int) -> int:
         one = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
@@ -81,18 +82,18 @@ def _serve(
     while True:
         for key, _ in selector.select():
             with suppress(OSError):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
-                if one is datagrams:
-                    data, sender = one.recvfrom(2**16)
+                asked = key.fileobj
+                assert isinstance(asked, socket.socket)
+                if asked is datagrams:
+                    data, sender = asked.recvfrom(2**16)
                     words = data.rstrip(b"\0").decode(errors="replace").split()
                     if len(words) == 2 and words[0] == token:
                         heard.add(words[1])
-                        one.sendto(f"{token} {len(data)}".encode(), sender)
+                        asked.sendto(f"{token} {len(data)}".encode(), sender)
                     continue
-                connection, _ = one.accept()
+                connection, _ = asked.accept()
                 with connection:
-                    if one is not control:
+                    if asked is not control:
                         connection.sendall(greeting)
                         continue
                     for each in (*sockets, datagrams):
