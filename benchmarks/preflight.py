@@ -14,6 +14,7 @@ from benchmarks.pages import DOCS, markdown
 from brigade.check.registry import checks
 from brigade.check.result_file import schema
 from brigade.check.results import thresholds
+from brigade.errors.console import counted
 from testbed.cluster import Cluster
 from testbed.needs import require
 from testbed.preflight import INJECTED, check, misses, provoke
@@ -63,7 +64,7 @@ def _faults(rows: list[dict[str, Any]]) -> str:
             lines.append([fault.about, f"{fault.check}{size}", fault.level, f"{statistics.median(seconds):.1f} s"])
     counts = [sum(row["fault"] == fault.name for row in rows) for fault in INJECTED]
     least = min(filter(None, counts), default=0)
-    said = f"{len(lines)} faults, {least} attempts each, three hosts, {rows[0]['machine']}; `python -m benchmarks.preflight`."
+    said = f"{len(lines)} faults, {counted(least, 'attempt')} each, three hosts, {rows[0]['machine']}; `python -m benchmarks.preflight`."
     return markdown(["fault of one host", "check that names it", "level", "whole command"], lines) + f"\n\n{said}"
 
 
