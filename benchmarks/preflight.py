@@ -64,7 +64,8 @@ def _faults(rows: list[dict[str, Any]]) -> str:
             lines.append([fault.about, f"{fault.check}{size}", fault.level, f"{statistics.median(seconds):.1f} s"])
     counts = [sum(row["fault"] == fault.name for row in rows) for fault in INJECTED]
     least = min(filter(None, counts), default=0)
-    said = f"{len(lines)} faults, {counted(least, 'attempt')} each, three hosts, {rows[0]['machine']}; `python -m benchmarks.preflight`."
+    tried = f"{len(lines)} faults, {counted(least, 'attempt')} each, three hosts"
+    said = f"{tried}, {rows[0]['machine']}; `python -m benchmarks.preflight`."
     return markdown(["fault of one host", "check that names it", "level", "whole command"], lines) + f"\n\n{said}"
 
 
