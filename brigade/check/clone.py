@@ -1,7 +1,9 @@
 """Whether all hosts run the same code: commit, changed files, and which files differ."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from ..recipe.files import REPOSITORY
 from .hosts import Facts
@@ -12,12 +14,25 @@ SHOWN = 4  # files that a sentence names
 WHY = "ranks of two versions of the code wait for each other, or train different things"
 WHY_COMMIT = "no file differs that a run reads, but results can no longer be traced to one commit"
 WHY_PINS = "whoever runs `make setup` there gets other versions"
-Files = Mapping[str, str]  # path -> hash
+WHY_OTHERS = "this run does not read them; a later one may"
+Files = Mapping[str, str | None]  # path -> hash, None of what cannot be read
 
 
 def differing(files: Files, reference: Files) -> list[str]:
     """Paths that two clones do not have in common, missing ones included."""
     return sorted(path for path in files.keys() | reference.keys() if files.get(path) != reference.get(path))
+
+
+def short(path: str) -> str:
+    """Of what lies in the clone, its path there."""
+    with suppress(ValueError):
+        return Path(path).relative_to(REPOSITORY).as_posix()
+    return path
+
+
+def read(path: str, own: Collection[str]) -> bool:
+    """Whether ranks read it. own: the run's recipe and configs"""
+    return path == "train.py" or path.startswith("brigade/") or path in own
 
 
 def value(git: Facts | None) -> str:
@@ -27,8 +42,16 @@ def value(git: Facts | None) -> str:
     return git["commit"][:9] + (f" + {changed} changed" if changed else "")
 
 
-def judge(host: str, git: Facts | None, odd: list[str], reference: Facts | None, reference_host: str) -> Result:
-    """git: of this host; odd: files that differ from the reference host's, whose git is `reference`."""
+def judge(
+    host: str,
+    git: Facts | None,
+    odd: list[str],
+    reference: Facts | None,
+    reference_host: str,
+    own: Collection[str] = (),
+) -> Result:
+    """git: of this host; odd: files that differ from the reference host's, whose git is `reference`; own: see read()"""
+    odd = sorted(odd, key=lambda path: not read(path, own))
     other = git is not None and reference is not None and git["commit"] != reference["commit"]
     if not odd and not other:
         return sound(host, value(git))
@@ -36,7 +59,9 @@ def judge(host: str, git: Facts | None, odd: list[str], reference: Facts | None,
     differ = f"{names} {'differs' if len(odd) == 1 else 'differ'} from {reference_host}'s"
     commits = f"another commit ({git['commit'][:9]}) than {reference_host} ({reference['commit'][:9]})" if other else ""  # type: ignore[index]
     problem = "; ".join(filter(None, [commits, differ if odd else ""]))
-    level, why = ("red", WHY) if set(odd) - set(FILES) else ("yellow", WHY_PINS if odd else WHY_COMMIT)
+    grave, others = any(read(path, own) for path in odd), set(odd) - set(FILES)
+    why = WHY if grave else WHY_OTHERS if others else WHY_PINS if odd else WHY_COMMIT
+    level = "red" if grave else "yellow"
     cure, fix = _cure(host, git, odd, reference, reference_host)
     shown = value(git) if other or not odd else f"{odd[0]} differs"
     return Result(host, level, shown, None, problem, why, cure, fix)  # type: ignore[arg-type]
@@ -45,6 +70,8 @@ def judge(host: str, git: Facts | None, odd: list[str], reference: Facts | None,
 def _cure(host: str, git: Facts | None, odd: list[str], reference: Facts | None, first: str) -> tuple[str, str]:
     """Words, and the line for --fix: only where no file is changed, for a changed file is somebody's work."""
     where = shlex.quote(str(REPOSITORY))
+    if odd and all(path.startswith(("/", "~")) for path in odd):
+        return f"copy {', '.join(odd[:SHOWN])} from {first} to {host}, or put it where all hosts see it", ""
     if git is None or reference is None:
         return f"copy the clone of {first} to {host}: rsync -a {first}:{where}/ {where}/", ""
     commit = reference["commit"]

@@ -2,6 +2,7 @@
 
 import secrets
 import shlex
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -44,41 +45,50 @@ def printed(outcome: Outcome) -> list[str]:
 
 
 async def apply(wanted: Wanted, outcome: Outcome, told: Callable[[Done], None], checked: Told) -> Outcome:
-    """Run the lines on their hosts, all hosts at the same time, and check again what they were to cure.
+    """Run the lines on their hosts, and check again what they were to cure.
 
+    One host after another, and before each but the first the rows are checked again: hosts that share an environment or a clone
+    are cured with the first of them, and two installations would write over each other.
     told: of each line that has ended; checked: as run()'s `told`. Returns the outcome with those rows as they are now.
     """
     cures = lines(outcome.results)
-    session = Session(
-        Wanted({host: wanted.slots[host] for host in cures}, None, wanted.environment, wanted.launcher), _name()
-    )
-    try:
-        await session.open()
-        for number in range(max(map(len, cures.values()), default=0)):
-            await _each(View(session), {host: own[number] for host, own in cures.items() if number < len(own)}, told)
-    finally:
-        await session.close()
     touched = {row.name for row in outcome.rows if any(r.fix and r.host in cures for r in row.results)}
     others = [check.name for check in checks() if check.name not in touched]
+    began, now = time.monotonic(), cures
+    for number, (host, own) in enumerate(cures.items()):
+        if number:
+            now = lines((await run(wanted, outcome.size, name=_name(), told=checked, skip=others)).results)
+        still = [line for line in own if line in now.get(host, [])]
+        for line in own:
+            if line not in still:
+                told(Done(host, line, "", ("not needed any more: nothing was run",)))
+        if still:
+            await _on(wanted, host, still, told)
     again = await run(wanted, outcome.size, name=_name(), told=checked, skip=others)
     now = {row.name: row for row in again.rows}
     rows = [now.get(row.name, row) for row in outcome.rows]
-    return Outcome(outcome.hosts, outcome.size, rows, round(outcome.seconds + again.seconds, 2))
+    return Outcome(outcome.hosts, outcome.size, rows, round(outcome.seconds + time.monotonic() - began, 2))
 
 
 def _name() -> str:
     return secrets.token_hex(8)
 
 
-async def _each(view: View, now: dict[str, str], told: Callable[[Done], None]) -> None:
-    """One line on each host."""
-    each = {host: {"line": line} for host, line in now.items()}
-    found = await view.ask("fix.run", SECONDS + 5, each=each, limit=SECONDS)
-    for host, line in now.items():
-        facts = found.get(host)
-        if facts is None:
-            told(Done(host, line, view.failed.get(host, "the host cannot be reached"), ()))
-            continue
-        ended = f"it ended with {facts['code']}" if facts["code"] else ""
-        problem = f"it had not ended after {SECONDS:.0f} s" if facts["code"] is None else ended
-        told(Done(host, line, problem, tuple(facts["said"])))
+async def _on(wanted: Wanted, host: str, own: list[str], told: Callable[[Done], None]) -> None:
+    """The lines of one host, one after another."""
+    session = Session(Wanted({host: wanted.slots[host]}, None, wanted.environment, wanted.launcher), _name())
+    try:
+        await session.open()
+        for line in own:
+            told(await _run(View(session), host, line))
+    finally:
+        await session.close()
+
+
+async def _run(view: View, host: str, line: str) -> Done:
+    facts = (await view.ask("fix.run", SECONDS + 5, each={host: {"line": line}}, limit=SECONDS)).get(host)
+    if facts is None:
+        return Done(host, line, view.failed.get(host, "the host cannot be reached"), ())
+    ended = f"it ended with {facts['code']}" if facts["code"] else ""
+    problem = f"it had not ended after {SECONDS:.0f} s" if facts["code"] is None else ended
+    return Done(host, line, problem, tuple(facts["said"]))

@@ -70,18 +70,30 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
 
 def judge(host: str, versions: Versions, differs: Differences) -> list[Result]:
     """One result, or one for each level."""
+    detail = tuple(f"{name} {version}" for name, version in versions.items() if version is not None)
     if not differs.wanted:
         missing = sum(version is None for version in versions.values())
         without = f", {missing} not installed" if missing else ""
-        return [sound(host, f"torch {versions.get('torch')}, {counted(len(versions), 'pin')}{without}")]
-    install = shlex.join(f"{name}=={version}" for name, version in differs.wanted.items())
-    where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
-    fix = f"cd {where} && {python} -m pip install --disable-pip-version-check --quiet {install}"
+        return [sound(host, f"torch {versions.get('torch')}, {counted(len(versions), 'pin')}{without}", detail=detail)]
+    fix, builds = _install(versions, differs.wanted)
+    cure = f"`make setup` in {REPOSITORY} on {host}{', or --fix --yes' if fix else ''}"
+    if builds:
+        cure = f"install {', '.join(builds)} from the index that the other hosts' came from: PyPI has no such build; else {cure}"
     found = []
     for level, words, why in (("red", differs.red, WHY_RED), ("yellow", differs.yellow, WHY)):
         if words:
             more = f", and {counted(len(words) - SHOWN, 'more package')}" if len(words) > SHOWN else ""
             problem = "; ".join(words[:SHOWN]) + more
-            cure = f"`make setup` in {REPOSITORY} on {host}, or --fix --yes"
-            found.append(Result(host, level, words[0], None, problem, why, cure, fix))  # type: ignore[arg-type]
+            found.append(Result(host, level, words[0], None, problem, why, cure, fix, detail))  # type: ignore[arg-type]
     return found
+
+
+def _install(versions: Versions, wanted: Mapping[str, str]) -> tuple[str, list[str]]:
+    """A shell line, "" where none helps, and the builds (2.13.0+cu128) that PyPI cannot serve. Of those the line asks for the
+    version alone; where that is there already, pip would do nothing."""
+    builds = [f"{name}=={version}" for name, version in wanted.items() if "+" in version]
+    public = {name: version.partition("+")[0] for name, version in wanted.items()}
+    install = [f"{name}=={version}" for name, version in public.items() if not meets(versions.get(name), version)]
+    where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
+    line = f"cd {where} && {python} -m pip install --disable-pip-version-check --quiet {shlex.join(install)}"
+    return line if install else "", builds

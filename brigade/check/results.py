@@ -24,6 +24,7 @@ class Result:
     amount: the same as a number, where it was measured: hosts that differ in it alone still agree
     problem, why, cure: what is wrong, why it matters, the command that cures it; of yellow and red ones
     fix: a shell line that makes this host sound when it runs there; "" where a person has to act
+    detail: what the cell does not show, and a later run should be compared with
     """
 
     host: str
@@ -34,10 +35,11 @@ class Result:
     why: str = ""
     cure: str = ""
     fix: str = ""
+    detail: tuple[str, ...] = ()
 
 
-def sound(host: str, value: str, amount: float | None = None) -> Result:
-    return Result(host, "green", value, amount)
+def sound(host: str, value: str, amount: float | None = None, detail: tuple[str, ...] = ()) -> Result:
+    return Result(host, "green", value, amount, detail=detail)
 
 
 def unknown(host: str, because: str) -> Result:

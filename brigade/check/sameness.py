@@ -4,6 +4,7 @@ import re
 import secrets
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +27,47 @@ async def _look(hosts: Hosts) -> dict[str, Facts]:
     """What every check of this module reads: one question, one process on each host."""
     compared = [*VARIABLES["red"], *VARIABLES["yellow"]]
     secret = {"secret": VARIABLES["secret"], "salt": _KEY}
-    names, paths = list(pins.pins()), paths_of(hosts.wanted.job)
+    names, paths, own = list(pins.pins()), paths_of(hosts.wanted.job), own_files(hosts.wanted.job)
     return await hosts.ask(
-        "sameness.look", 20, names=names, patterns=compared, left_out=VARIABLES["own"], paths=paths, **secret
+        "sameness.look", 20, names=names, patterns=compared, left_out=VARIABLES["own"], paths=paths, own=own, **secret
     )
 
 
 def paths_of(job: Job | None) -> dict[str, str]:
-    """What for -> path, of all that a run needs at the same place on each host."""
+    """What for -> path, of all that a run needs at the same place on each host. A ~ stays: each rank has its own user's."""
     found = {"code": str(REPOSITORY), "environment": sys.prefix}
     if job is None:
         return found
-    data, model = job.settings.recipe.data, Path(job.settings.recipe.model.model_name_or_path).expanduser()
+    data, model = job.settings.recipe.data, job.settings.recipe.model
     sources: Sequence[Source] = data.datasets or [data]
     for source in sources:
         for name in filter(None, (source.train_file, source.validation_file)):
-            whole = Path(re.split(r"[^/]*[*?\[]", name)[0] or ".").expanduser()  # of a pattern the directory
-            found[f"data {name}"] = str(whole if whole.exists() else REPOSITORY / whole)
-    if model.is_dir():
-        found["model"] = str(model.absolute())
+            found[f"data {name}"] = _as_ranks(re.split(r"[^/]*[*?\[]", name)[0] or ".")  # of a pattern the directory
+    if _is_folder(model.model_name_or_path):
+        found["model"] = _as_ranks(model.model_name_or_path)
     return found | {"recipe": str(job.settings.recipe_path.absolute()), "output": str(job.output_dir.absolute())}
+
+
+def _as_ranks(name: str) -> str:
+    """The path that ranks find: they start where the user is, and look in the clone for what is not there (recipe/files.py)."""
+    if name.startswith("~"):
+        return name
+    return str(Path(name).absolute() if Path(name).exists() else REPOSITORY / name)
+
+
+def _is_folder(name: str) -> bool:
+    return name.startswith("~") or any(path.is_dir() for path in (Path(name), REPOSITORY / name))
+
+
+def own_files(job: Job | None) -> list[str]:
+    """The files that this run's ranks read besides code and data: its recipe, and what of a strategy it names."""
+    if job is None:
+        return []
+    found, cluster = [str(job.settings.recipe_path.absolute())], job.settings.recipe.cluster
+    for source in (cluster.ds_config, cluster.accelerate_config):
+        if isinstance(source, str) and source != "none" and Path(source).suffix in (".json", ".yaml", ".yml"):
+            found.append(_as_ranks(source))
+    return found
 
 
 @check("python", seconds=30)
@@ -123,11 +145,14 @@ def _minor(kernel: str) -> str:
 
 @check("code", seconds=30)
 async def code(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the commit and the changed files by git, and a hash of each file that a run reads: train.py, brigade/, recipes,
-    configs. Threshold: none differs from what most hosts have; files that only `make setup` reads, and another commit with the
-    same files, are a warning."""
+    """Reads the commit and the changed files by git, and a hash of train.py, brigade/, recipes and configs. Threshold: none
+    differs from what most hosts have; red are files that this run reads: train.py, brigade/, its own recipe and configs. Others, those
+    that `make setup` reads, and another commit with the same files, are a warning."""
     looked = await _look(hosts)
-    clones = {host: (hosts.hello[host].get("project"), _key(facts["git"])) for host, facts in looked.items()}
+    own = {host: {clone.short(path): found for path, found in facts["own"].items()} for host, facts in looked.items()}
+    clones = {
+        host: (hosts.hello[host].get("project"), _key(facts["git"]), str(own[host])) for host, facts in looked.items()
+    }
     usual = most_common(clones) if clones else None
     first = next((host for host in clones if clones[host] == usual), "")
     odd = [host for host in clones if clones[host] != usual]
@@ -135,8 +160,11 @@ async def code(hosts: Hosts) -> AsyncIterator[Result]:
     for host in clones:
         if host in odd and (host not in files or first not in files):
             continue
-        names = clone.differing(files[host]["files"], files[first]["files"]) if host in odd else []
-        yield clone.judge(host, looked[host]["git"], names, looked[first]["git"], first)
+        git, names = looked[host]["git"], []
+        if host in odd:
+            names = clone.differing(files[host]["files"] | own[host], files[first]["files"] | own[first])
+        result = clone.judge(host, git, names, looked[first]["git"], first, own[host].keys())
+        yield replace(result, detail=tuple(git["changed"]) if git else ())
 
 
 def _key(git: Facts | None) -> str:
@@ -151,15 +179,16 @@ async def variables(hosts: Hosts) -> AsyncIterator[Result]:
     names = sorted({name for values in found.values() for name in values})
     usual = {name: most_common({host: _hashable(values.get(name)) for host, values in found.items()}) for name in names}
     for host, values in found.items():
+        detail = tuple(f"{name}={one['is']}" if "is" in one else f"{name} is set" for name, one in values.items())
         odd = [name for name in names if _hashable(values.get(name)) != usual[name]]
         for name in odd:
             level, why = _of_table(name)
             problem = f"{name} {_words(values.get(name), usual[name])}"
             here = f"`grep {name} ~/.bashrc ~/.profile /etc/environment` on {host}"
             cure = f"export {name} where `launch` starts, and all hosts get it; or look where it is set: {here}"
-            yield Result(host, level, f"{name} differs", None, problem, why, cure)
+            yield Result(host, level, f"{name} differs", None, problem, why, cure, detail=detail)
         if not odd:
-            yield sound(host, f"{len(names)} alike" if names else "none set")
+            yield sound(host, f"{len(names)} alike" if names else "none set", detail=detail)
 
 
 def _hashable(value: Facts | None) -> tuple[str, str] | None:
@@ -200,20 +229,22 @@ async def paths(hosts: Hosts) -> AsyncIterator[Result]:
         what: most_common({host: places[what]["real"] for host, places in found.items()}) for what in asked if found
     }
     for host, places in found.items():
+        detail = tuple(f"{what}: {place['real']}" for what, place in places.items())
         missing = [what for what, place in places.items() if not place["there"] and what != MADE]
         elsewhere = {w: usual[w] for w, place in places.items() if w not in missing and place["real"] != usual[w]}
         if missing:
             problem = "there is no " + ", ".join(f"{asked[what]} ({what.partition(' ')[0]})" for what in missing)
             why = "each rank opens the same path, and the run ends where it is not"
             cure = f"mount the file system on {host} too, or copy it: rsync -a {asked[missing[0]]} {host}:..."
-            yield Result(host, "red", f"no {missing[0]}", None, problem, why, cure)
+            yield Result(host, "red", f"no {missing[0]}", None, problem, why, cure, detail=detail)
         if elsewhere:
             words = (f"{asked[what]} leads to {places[what]['real']}, elsewhere {to}" for what, to in elsewhere.items())
             why = "two copies drift apart: one host's ranks may read other data or other code"
             cure = f"`readlink -f {asked[next(iter(elsewhere))]}` on {host}; let it lead to the same place"
-            yield Result(host, "yellow", f"{next(iter(elsewhere))} elsewhere", None, "; ".join(words), why, cure)
+            value = f"{next(iter(elsewhere))} elsewhere"
+            yield Result(host, "yellow", value, None, "; ".join(words), why, cure, detail=detail)
         if not missing and not elsewhere:
-            yield sound(host, f"{len(places)} alike")
+            yield sound(host, f"{len(places)} alike", detail=detail)
 
 
 def alike(found: Mapping[str, Mapping[str, Any]], levels: Mapping[str, Level], why: str, cure: str) -> list[Result]:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import UserError
 from ..errors.console import figure
@@ -14,7 +15,7 @@ from .hosts import Facts, Hosts
 from .registry import check
 from .results import NotHere, Result, gravest, sound, thresholds
 
-CACHE = "~/.cache/brigade"
+VARIABLE = {"cache_room": "BRIGADE_CACHE", "tmp_room": "TMPDIR"}  # that says where it lies
 SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
 
 
@@ -37,9 +38,10 @@ async def clock(hosts: Hosts) -> AsyncIterator[Result]:
     doubt = next((doubt for offset, doubt in found.values() if offset == middle), 0.0)
     for host, (offset, its_doubt) in found.items():
         away = max(0.0, abs(offset - middle) - its_doubt - doubt)
-        level = thresholds()["clock_offset"].level(away)
+        limit = thresholds()["clock_offset"]
+        level = limit.level(away)
         if level == "green":
-            yield sound(host, "within a second", away)
+            yield sound(host, f"within {limit.yellow} s", away)
             continue
         problem = f"its clock is {figure(away, 1)} s {'ahead of' if offset > middle else 'behind'} the others'"
         why = "checkpoints, logs and certificates go by the time; two hosts' lines cannot be put in order"
@@ -60,9 +62,7 @@ async def output(hosts: Hosts) -> AsyncIterator[Result]:
             "storage.notes", 15, each={h: {} for h in wrote}, directory=directory, token=token, wanted=len(wrote)
         )
     for host in set(left) - set(wrote):
-        why = "the first checkpoint of this host's ranks would end the run"
-        cure = f"make it writable there (ssh {host}), or give another --output_dir"
-        yield Result(host, "red", "not writable", None, f"{directory}: {left[host]['error']}", why, cure)
+        yield _not_writable(host, directory, left[host])
     sees = {host: set(facts["seen"]) for host, facts in seen.items()}
     if all(others == set(wrote) for others in sees.values()):
         for host in sees:
@@ -89,11 +89,22 @@ async def output(hosts: Hosts) -> AsyncIterator[Result]:
         yield Result(host, "red", "not shared", None, problem, why, cure)
 
 
+def _not_writable(host: str, directory: str, left: Facts) -> Result:
+    why = "the first checkpoint of this host's ranks would end the run"
+    cure = f"make it writable there (ssh {host}), or give another --output_dir"
+    problem = f"{directory}: {left['error']}"
+    if file := left.get("file"):
+        problem, cure = f"{file} is a file, not a directory", f"give another --output_dir, or rename {file}"
+    elif left.get("size") == 0:
+        problem, cure = f"{directory}: {left['error']}; no disk is there", "give an --output_dir on a disk"
+    return Result(host, "red", "not writable", None, problem, why, cure)
+
+
 async def _rooms(hosts: Hosts) -> dict[str, Facts]:
     """One question for several checks, asked before any of them makes a directory."""
     job = hosts.wanted.job
     output = [str(job.output_dir.absolute())] if job else []
-    return await hosts.ask("storage.rooms", directories=["/tmp", CACHE, *output])
+    return await hosts.ask("storage.rooms", directories=output, start=str(Path.cwd()))
 
 
 async def _with_missing(hosts: Hosts, directory: str) -> dict[str, Facts]:
@@ -104,16 +115,16 @@ async def _with_missing(hosts: Hosts, directory: str) -> dict[str, Facts]:
 
 @check("room", seconds=30)
 async def room(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads how much this user may still write to the disks of the output directory, the cache and /tmp. Threshold: disk_room,
-    cache_room and tmp_room of thresholds.yaml; for the output also two checkpoints (a new one is whole before an old one goes;
-    their size is the planner's, costs/host_memory.py), and a warning below what the recipe keeps."""
+    """Reads how much this user may still write to the disks of the output directory, of the cache (BRIGADE_CACHE) and of
+    temporary files (TMPDIR). Threshold: disk_room, cache_room and tmp_room of thresholds.yaml; for the output also one checkpoint
+    where one lies there already, else two (a new one is whole before an old one goes; their size is the planner's,
+    costs/host_memory.py), and a warning below what the recipe keeps. File systems that do not say their size are not judged."""
     job = hosts.wanted.job
-    directories = {"/tmp": "tmp_room", CACHE: "cache_room"}
     output = str(job.output_dir.absolute()) if job else ""
     found = await _rooms(hosts)
     need, keeps = (checkpoint_bytes(job), _kept(job)) if job else (None, 1)
     for host, rooms in found.items():
-        results = [_room(host, directory, name, rooms[directory]["free"]) for directory, name in directories.items()]
+        results = [_room(host, rooms[name]["path"], f"{name}_room", rooms[name]) for name in ("tmp", "cache")]
         if output:
             results.append(_of_output(host, output, rooms[output], need, keeps))
         worst = gravest(results)
@@ -124,28 +135,37 @@ def from_worst(host: str, results: list[Result]) -> Result:
     return next(result for result in results if result.level == gravest(results))
 
 
-def _room(host: str, directory: str, name: str, free: int) -> Result:
+def _room(host: str, directory: str, name: str, disk: Facts) -> Result:
+    free = disk["free"]
     level = thresholds()[name].level(free / 2**30)
-    if level == "green":
+    if level == "green" or not disk["size"]:
         return sound(host, "enough")
     problem = f"{directory} has {gib(free)} free"
     why = "compiled kernels, prepared data and sockets lie there; the run ends where it cannot write them"
-    cure = f"ssh {host} 'du -xh --max-depth=1 {directory} | sort -h | tail', and remove what is old; or set BRIGADE_CACHE, TMPDIR"
-    return Result(host, level, f"{gib(free)} in {directory}", free / 2**30, problem, why, cure)
+    look = f"ssh {host} 'du -xh --max-depth=1 {directory} | sort -h | tail'"
+    cure = f"{look}, and remove what is old; or set {VARIABLE[name]} to another disk"
+    return Result(host, level, f"{gib(free)} free in {directory}", free / 2**30, problem, why, cure)
 
 
 def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps: int) -> Result:
-    free, low = disk["free"], thresholds()["disk_room"]
-    least = 0.0 if need is None else 2 * need
-    wanted = 0.0 if need is None else (keeps + 1) * need
-    level = "red" if free < least else "yellow" if free < wanted else low.level(free / 2**30)
-    if level == "green":
+    free, low, there = disk["free"], thresholds()["disk_room"], disk.get("checkpoints", 0)
+    least, more = (
+        (1 if there else 2),
+        max(1, keeps + 1 - there),
+    )  # the checkpoints that have to fit, and that come to lie there
+    red, yellow = (least * need, more * need) if need is not None else (0.0, 0.0)
+    level = "red" if free < red else "yellow" if free < yellow else low.level(free / 2**30)
+    if level == "green" or not disk["size"]:  # without a size "output directory" says what is there
         return sound(host, "enough")
-    of = "" if need is None else f"; a checkpoint of this recipe takes {gib(need)}, and {keeps + 1} lie there at a time"
+    of = ""
+    if need is not None:
+        of = f"; a checkpoint of this recipe takes {gib(need)}, and {there or 'none'} of {keeps + 1} that lie there at a time "
+        of += f"{'is' if there == 1 else 'are'} there; room for {least} more ({gib(red)}) is the least that it goes on with"
+        of += f", for {more} more ({gib(yellow)}) enough" if more > least else ""
     problem = f"{directory} has {gib(free)} free{of}"
     why = "a checkpoint that does not fit ends the run; those before it stay whole"
     cure = "remove old runs there, give another --output_dir, or a smaller --save_total_limit"
-    return Result(host, level, f"{gib(free)} for the output", free / 2**30, problem, why, cure)
+    return Result(host, level, f"{gib(free)} free", free / 2**30, problem, why, cure)
 
 
 def gib(size: float) -> str:

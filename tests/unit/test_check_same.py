@@ -31,6 +31,7 @@ LOOK = {
     "glibc": "2.39",
     "git": {"commit": "a" * 40, "changed": []},
     "variables": {"NCCL_ALGO": {"is": "Ring"}, "HF_TOKEN": {"hash": "1234"}},
+    "own": {},
     "paths": {"code": {"there": True, "real": "/code"}, "environment": {"there": True, "real": "/opt/env"}},
 }
 
@@ -90,6 +91,26 @@ def test_another_pinned_package_is_a_warning_and_is_installed_in_the_version_tha
     assert sys.executable in result.fix
 
 
+def test_of_a_build_the_version_is_installed_and_the_cure_says_so():
+    result = odd("packages", packages(torch="2.0.0+cpu"))
+    assert result.fix.endswith(f" torch=={PINS['torch']}")
+    assert f"torch=={PINS['torch']}+cu128 from the index" in result.cure
+
+
+def test_what_a_cell_does_not_show_is_kept_for_a_later_run():
+    def details(name, own=None):
+        return [r.detail for results in judged(name, {}, own or {}, {}).values() for r in results]
+
+    assert f"tqdm {PINS['tqdm']}" in details("packages")[0]
+    assert "tqdm 1.0" in details("packages", packages(tqdm="1.0"))[1]
+    assert details("variables") == [("NCCL_ALGO=Ring", "HF_TOKEN is set")] * 3
+    assert "NCCL_ALGO=Tree" in details("variables", variables(NCCL_ALGO={"is": "Tree"}))[1]
+    assert details("paths")[0] == ("code: /code", "environment: /opt/env")
+    assert details("code", {"git": LOOK["git"]}) == [()] * 3
+    changed = judged("code", {"git": {"commit": "a" * 40, "changed": ["train.py"]}})
+    assert changed["node1"][0].detail == ("train.py",)
+
+
 def test_the_pin_is_the_reference_and_not_the_majority():
     found = judged("packages", packages(peft="0.1"), packages(peft="0.1"), {})
     assert {host: [r.level for r in results] for host, results in found.items()} == {
@@ -102,7 +123,8 @@ def test_the_pin_is_the_reference_and_not_the_majority():
 def test_builds_of_one_version_meet_the_pin_and_must_be_equal():
     result = odd("packages", packages(torch=f"{PINS['torch']}+cpu"))
     assert result.problem == f"torch {PINS['torch']}+cpu, elsewhere {PINS['torch']}+cu128"
-    assert f"torch=={PINS['torch']}+cu128" in result.fix
+    assert result.fix == ""  # PyPI has no such build, and of the version pip would say that it is there
+    assert f"torch=={PINS['torch']}+cu128 from the index" in result.cure
     assert pins.meets("2.13.0+cpu", "2.13.0")
     assert not pins.meets("2.13.0", "2.13.0+cpu")
     assert not pins.meets("2.13.0.1", "2.13.0")
@@ -210,6 +232,22 @@ def test_another_list_of_pins_is_a_warning():
     assert (result.level, result.value) == ("yellow", "requirements.txt differs")
 
 
+def test_a_recipe_that_this_run_does_not_read_is_a_warning_and_its_own_is_red():
+    git = {"git": {"commit": "a" * 40, "changed": ["recipes/x.yaml"]}}
+    other = files(**{"recipes/x.yaml": "9"})
+    result = odd("code", git, files=other)
+    assert (result.level, result.why) == ("yellow", clone.WHY_OTHERS)
+    own = [{"own": {f"{REPOSITORY}/recipes/x.yaml": of}} for of in ("1", "9", "1")]
+    found = judged("code", *own, files=files())  # git does not follow it
+    assert [found[host][0].level for host in found] == ["green", "red", "green"]
+    assert found["node2"][0].problem == "recipes/x.yaml differs from node1's"
+    outside = [{"own": {"/home/me/zero.json": of}} for of in ("1", None, "1")]
+    found = judged("code", *outside, files=files())
+    assert [found[host][0].level for host in found] == ["green", "red", "green"]
+    assert "copy /home/me/zero.json from node1 to node2" in found["node2"][0].cure
+    assert found["node2"][0].fix == ""
+
+
 def test_a_clone_without_git_is_compared_by_its_files():
     assert odd("code", {"git": None}, files=files()).level == "green"
     result = odd("code", {"git": None}, files=files(**{"train.py": "9"}), projects={"node2": "other"})
@@ -231,6 +269,8 @@ def variables(**values):
     [
         (variables(NCCL_ALGO={"is": "Tree"}), "red", "NCCL_ALGO is 'Tree'; elsewhere 'Ring'"),
         ({"variables": {"HF_TOKEN": {"hash": "1234"}}}, "red", "NCCL_ALGO is not set; elsewhere it is 'Ring'"),
+        (variables(NCCL_P2P_DISABLE={"is": "1"}), "red", "NCCL_P2P_DISABLE is '1'"),
+        (variables(NCCL_NET_GDR_LEVEL={"is": "SYS"}), "yellow", "NCCL_NET_GDR_LEVEL is 'SYS'"),
         (variables(OMP_NUM_THREADS={"is": "1"}), "yellow", "OMP_NUM_THREADS is '1'; elsewhere it is not set"),
         (variables(HF_TOKEN={"hash": "9999"}), "yellow", "HF_TOKEN has another value than elsewhere"),
         ({"variables": {"NCCL_ALGO": {"is": "Ring"}}}, "yellow", "HF_TOKEN is not set; elsewhere it is"),
@@ -252,10 +292,14 @@ def test_secrets_leave_no_host(monkeypatch):
         "WANDB_API_KEY": "abc",
         "HTTPS_PROXY": "http://me:word@proxy:3128",
         "MY_PASSWORD": "x",
+        "https_proxy": "user:pw@proxy:3128",
+        "HF_ENDPOINT": "https://ghp_xxx@host",
+        "ALL_PROXY": "http://me:pass/word@proxy:3128",
     }.items():
         assert set(probe._value(name, value, secret, salt)) == {"hash"}, name
         assert probe._value(name, value, secret, salt) != probe._value(name, value, secret, "other")
-    for name, value in {"TOKENIZERS_PARALLELISM": "true", "https_proxy": "http://proxy:3128"}.items():
+    for name, value in {"TOKENIZERS_PARALLELISM": "true", "https_proxy": "http://proxy:3128",
+                        "LD_LIBRARY_PATH": "/opt/gcc@12/lib"}.items():  # fmt: skip
         assert probe._value(name, value, secret, salt) == {"is": value}
 
 
@@ -264,12 +308,13 @@ def test_every_variable_that_matters_is_compared_and_a_hosts_own_is_not(monkeypa
         if name.startswith(("NCCL_", "GLOO_", "HF_", "OMP_")):
             monkeypatch.delenv(name)
     wanted = ["NCCL_ALGO", "GLOO_DEVICE_TRANSPORT", "OMP_NUM_THREADS", "HF_HOME", "no_proxy", "LD_LIBRARY_PATH"]
-    for name in [*wanted, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "EDITOR"]:
+    own = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_GID_INDEX", "NCCL_HOSTID", "NCCL_CONF_FILE", "EDITOR"}
+    for name in [*wanted, *own]:
         monkeypatch.setenv(name, "x")
     compared = [*sameness.VARIABLES["red"], *sameness.VARIABLES["yellow"]]
-    found = probe.look([], compared, sameness.VARIABLES["own"], sameness.VARIABLES["secret"], "", {})["variables"]
+    found = probe.look([], compared, sameness.VARIABLES["own"], sameness.VARIABLES["secret"], "", {}, [])["variables"]
     assert set(wanted) <= set(found)
-    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "EDITOR"} & set(found)
+    assert not own & set(found)
 
 
 # ---- paths -------------------------------------------------------------------------------------------------------
@@ -293,10 +338,38 @@ def test_a_recipe_adds_its_data_its_output_and_itself(tmp_path):
     assert {"code", "environment", "recipe"} <= set(found)
 
 
+def test_paths_are_those_that_the_ranks_find(tmp_path, monkeypatch):
+    """A ~ is each rank's own; what is named from here is named from there in full, for probes start elsewhere."""
+    (tmp_path / "hosts").write_text("node1 slots=2\n")
+    (tmp_path / "mine.jsonl").write_text("")
+    (tmp_path / "zero.json").write_text((REPOSITORY / "ds_configs/zero2.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    for name, path in {
+        "mine.jsonl": f"{tmp_path}/mine.jsonl",
+        "*.jsonl": str(tmp_path),
+        "~/data/a.jsonl": "~/data/a.jsonl",
+    }.items():
+        words = ["--train_file", name, "--ds_config", "zero.json", "--model_name_or_path", "~/model"]
+        job = make("recipes/tiny/full.yaml", words, str(tmp_path / "hosts"))
+        found = sameness.paths_of(job)
+        assert found[f"data {name}"] == path
+        assert found["model"] == "~/model"
+        assert sameness.own_files(job) == [str(REPOSITORY / "recipes/tiny/full.yaml"), f"{tmp_path}/zero.json"]
+
+
+def test_a_home_is_this_hosts(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("x")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = probe.look([], [], [], "x", "", {"data": "~/a"}, ["~/a", "~/none"])
+    assert found["paths"]["data"] == {"there": True, "real": str(tmp_path / "a")}
+    assert found["own"]["~/a"]
+    assert found["own"]["~/none"] is None
+
+
 # ---- the probe ---------------------------------------------------------------------------------------------------
 def test_this_clone_is_read_without_torch():
     program = "import sys\nfrom brigade.check.probes import sameness\n"
-    program += "found = sameness.look(['torch'], [], [], 'x', '', {'code': '.'})\n"
+    program += "found = sameness.look(['torch'], [], [], 'x', '', {'code': '.'}, [])\n"
     program += "print(found['packages']['torch'], 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     version, imported = done.stdout.split()
@@ -378,6 +451,28 @@ def test_lines_run_on_their_hosts_and_their_rows_are_checked_again(tmp_path):
     ]
     assert after.rows[2].results[0].value == "left alone"
     assert after.rows[0].results[0].value != "x"
+
+
+def test_hosts_are_cured_one_after_another_and_one_that_is_sound_by_then_is_left_alone(monkeypatch):
+    """Two hosts with one environment: what the first line installs is there on the second."""
+    rows = [
+        Row("python", "sameness", [bad("install", host="a"), bad("install", host="b"), bad("other", host="c")], 0.1)
+    ]
+    ran, told, again = [], [], iter([[bad("other", host="c")], [bad("other", host="c")], [sound("c", "mended")]])
+
+    async def on(wanted, host, own, told):
+        ran.append((host, own))
+
+    async def checked(wanted, size, name, told, skip):
+        return Outcome(wanted.slots, size, [Row("python", "sameness", next(again), 0.1)], 0.1)
+
+    monkeypatch.setattr(fix, "_on", on)
+    monkeypatch.setattr(fix, "run", checked)
+    before = Outcome({"a": 1, "b": 1, "c": 1}, "quick", rows, 0.1)
+    after = asyncio.run(fix.apply(Wanted(before.hosts), before, told.append, lambda _: None))
+    assert ran == [("a", ["install"]), ("c", ["other"])]
+    assert [(done.host, done.problem) for done in told] == [("b", "")]
+    assert after.results[0].value == "mended"
 
 
 def test_a_line_that_does_not_end_is_ended_with_what_it_started(tmp_path):

@@ -28,7 +28,7 @@ def judged(name, answers, flags=(), recipe="recipes/tiny/full.yaml"):
     check = next(check for check in checks() if check.name == name)
     job = make(recipe, list(flags), None, dict(HOSTS))
     room = {"free": 900 * GIB, "size": 1000 * GIB, "missing": []}
-    rooms = dict.fromkeys(("/tmp", "~/.cache/brigade", str(job.output_dir.absolute())), room)
+    rooms = {"tmp": room | {"path": "/tmp"}, "cache": room | {"path": "/c"}, str(job.output_dir.absolute()): room}
     answers = {"storage.rooms": dict.fromkeys(HOSTS, rooms)} | answers
     return {result.host: result for result in asyncio.run(judge(check, Recorded(Wanted(dict(HOSTS), job), answers)))}
 
@@ -47,6 +47,7 @@ def test_a_clock_that_is_off_is_named(offset, level):
     facts = {"node1": {"time": now}, "node2": {"time": now + offset}, "node3": {"time": now}}
     found = judged("clock", {"storage.clock": facts})
     assert levels(found) == ["green", level, "green"]
+    assert found["node1"].value == "within 0.5 s"
     if offset in (61, -61):
         assert f"{'ahead of' if offset > 0 else 'behind'} the others'" in found["node2"].problem
 
@@ -111,6 +112,16 @@ def test_a_directory_that_cannot_be_written_is_named_and_the_others_are_judged()
     assert "Read-only file system" in found["node2"].problem
 
 
+def test_a_file_and_a_place_without_a_disk_are_named():
+    sees = {host: ["node1", "node3"] for host in ("node1", "node3")}
+    answers = outputs(sees, node2="File exists")
+    answers["storage.note"]["node2"] |= {"file": "/etc/passwd", "size": 10}
+    found = judged("output directory", answers)["node2"]
+    assert (found.level, found.problem) == ("red", "/etc/passwd is a file, not a directory")
+    answers["storage.note"]["node2"] |= {"file": "", "size": 0, "error": "No such file or directory"}
+    assert "no disk is there" in judged("output directory", answers)["node2"].problem
+
+
 def test_without_a_recipe_there_is_no_row():
     check = next(check for check in checks() if check.name == "output directory")
     hosts = Recorded(Wanted(dict(HOSTS)), {})
@@ -119,11 +130,14 @@ def test_without_a_recipe_there_is_no_row():
 
 
 # ---- room --------------------------------------------------------------------------------------------------------
-def rooms(output=500 * GIB, cache=50 * GIB, tmp=50 * GIB, recipe="recipes/tiny/full.yaml", flags=()):
+def rooms(
+    output=500 * GIB, cache=50 * GIB, tmp=50 * GIB, recipe="recipes/tiny/full.yaml", flags=(), there=0, size=1000 * GIB
+):
     where = str(make(recipe, list(flags), None, dict(HOSTS)).output_dir.absolute())
-    sound = {"/tmp": 50 * GIB, "~/.cache/brigade": 50 * GIB, where: 900 * GIB}
-    odd = {"/tmp": tmp, "~/.cache/brigade": cache, where: output}
-    facts = {host: {path: {"free": free, "size": 1000 * GIB, "missing": []} for path, free in of.items()}
+    sound = {"tmp": 50 * GIB, "cache": 50 * GIB, where: 900 * GIB}
+    odd = {"tmp": tmp, "cache": cache, where: output}
+    said = {"size": size, "missing": [], "checkpoints": there}
+    facts = {host: {name: {"free": free, "path": f"/its/{name}"} | said for name, free in of.items()}
              for host, of in {"node1": sound, "node2": odd, "node3": sound}.items()}  # fmt: skip
     return judged("room", {"storage.rooms": facts}, flags, recipe)
 
@@ -135,9 +149,9 @@ def test_disks_with_room_are_sound():
 @pytest.mark.parametrize(
     ("disks", "level", "says"),
     [
-        ({"cache": GIB}, "yellow", "~/.cache/brigade has 1.0 GiB free"),
-        ({"cache": 0}, "red", "~/.cache/brigade has 0.0 GiB"),
-        ({"tmp": GIB // 1000}, "red", "/tmp has"),
+        ({"cache": GIB}, "yellow", "/its/cache has 1.0 GiB free"),
+        ({"cache": 0}, "red", "/its/cache has 0.0 GiB"),
+        ({"tmp": GIB // 1000}, "red", "/its/tmp has"),
         ({"output": GIB}, "yellow", "has 1.0 GiB free"),
         ({"output": GIB // 25}, "red", "a checkpoint of this recipe takes 0.03"),
     ],
@@ -154,6 +168,34 @@ def test_the_room_that_is_needed_is_the_planners_of_this_recipe():
     assert levels(rooms(output=200 * GIB, recipe=large))[1] == "red"
     assert levels(rooms(output=300 * GIB, recipe=large))[1] == "yellow"
     assert levels(rooms(output=600 * GIB, recipe=large))[1] == "green"
+
+
+@pytest.mark.parametrize(
+    ("there", "output", "level"),
+    [(0, 200, "red"), (1, 90, "red"), (1, 200, "yellow"), (1, 330, "green"), (3, 110, "green"), (9, 110, "green")],
+)
+def test_a_checkpoint_that_lies_there_has_its_room(there, output, level):
+    """One of 107 GiB is there: the same command, started again, has to fit one more."""
+    found = rooms(output=output * GIB, recipe="recipes/qwen3-8b/full.yaml", there=there)
+    assert levels(found)[1] == level
+    assert found["node2"].value == ("enough" if level == "green" else f"{output}.0 GiB free")
+
+
+def test_the_words_give_every_figure():
+    found = rooms(output=200 * GIB, recipe="recipes/qwen3-8b/full.yaml", there=1)["node2"].problem
+    assert "and 1 of 4 that lie there at a time is there; room for 1 more (106.8 GiB) is the least" in found
+    assert "for 3 more (320.4 GiB) enough" in found
+
+
+def test_one_that_is_kept_alone_needs_one_more_when_it_goes_on():
+    flags = ["--save_total_limit", "1"]
+    large = {"recipe": "recipes/qwen3-8b/full.yaml", "flags": flags}
+    assert levels(rooms(output=120 * GIB, there=1, **large))[1] == "green"
+    assert levels(rooms(output=120 * GIB, **large))[1] == "red"
+
+
+def test_a_file_system_without_a_size_is_not_judged():
+    assert levels(rooms(output=0, cache=0, tmp=0, size=0)) == ["green"] * 3
 
 
 def test_the_same_recipe_needs_the_same_room_in_fp32():
@@ -197,6 +239,34 @@ def test_notes_are_seen_and_leave_nothing(tmp_path):
     one.close()  # the first that came is the first to go: the other's file is still there
     two.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rooms_are_where_this_host_puts_things(tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    for named, place in (("~/cache", tmp_path / "cache"), ("c", tmp_path / "start" / "c")):
+        monkeypatch.setenv("BRIGADE_CACHE", named)
+        found = probes.rooms([], str(tmp_path / "start"))
+        assert [found[name]["path"] for name in ("cache", "tmp")] == [str(place), str(tmp_path / "scratch")]
+    monkeypatch.delenv("BRIGADE_CACHE")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    found = probes.rooms([], "/")
+    assert found["cache"]["path"] == str(tmp_path / ".cache" / "brigade")
+    assert found["tmp"]["path"] != str(tmp_path / "nowhere")
+
+
+def test_checkpoints_are_counted_and_files_on_the_way_are_named(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-40", "checkpoint-x", "other-3"):
+        (tmp_path / name).mkdir()
+    assert probes.room(str(tmp_path))["checkpoints"] == 2
+    (tmp_path / "file").touch()
+    note = probes.note(str(tmp_path / "file" / "run"), "token", "a", [])
+    facts = next(note)
+    note.close()
+    assert facts["file"] == str(tmp_path / "file")
+    assert facts["error"]
+    assert probes.room("/proc/x")["size"] == 0
 
 
 def test_a_rate_is_measured_and_leaves_nothing(tmp_path):

@@ -18,17 +18,23 @@ from ...launch.host_facts import PROJECT, file_hashes
 
 # Besides what project_hash() covers: what a run reads of the clone.
 READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")
-PASSWORD = re.compile(r"//[^/@\s]*:[^/@\s]*@")  # of a proxy's address
+ADDRESS = re.compile(r"(?i)_proxy$")  # of a name; whatever stands before an @ in an address may be a password
 
 
 def look(
-    names: list[str], patterns: list[str], left_out: list[str], secret: str, salt: str, paths: dict[str, str]
+    names: list[str],
+    patterns: list[str],
+    left_out: list[str],
+    secret: str,
+    salt: str,
+    paths: dict[str, str],
+    own: list[str],
 ) -> dict[str, Any]:
     """Everything that is compared between hosts, in one process.
 
-    names: of packages; patterns, left_out: of variables (fnmatch); paths: what it is for -> path
-    secret: a regular expression; a variable whose name it matches is answered as a hash with `salt`, and so is an address with a
-    password
+    names: of packages; patterns, left_out: of variables (fnmatch); paths: what it is for -> path; own: files of this run
+    secret: a regular expression; a variable whose name it matches is answered as a hash with `salt`, and so is an address with an
+    @. Paths that begin with ~ are of this host's user, as for its ranks.
     """
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -44,6 +50,7 @@ def look(
             for name, value in sorted(os.environ.items())
             if _matches(name, patterns) and not _matches(name, left_out)
         },
+        "own": {path: _hash(path) for path in own},
         "paths": {what: _path(path) for what, path in paths.items()},
     }
 
@@ -114,9 +121,17 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 def _value(name: str, value: str, secret: str, salt: str) -> dict[str, str]:
     """{"is": value}, or {"hash": ...} of what nobody may read."""
-    if re.search(secret, name) or PASSWORD.search(value):
+    address = "//" in value or ADDRESS.search(name)
+    if re.search(secret, name) or (address and "@" in value):
         return {"hash": hashlib.sha256(f"{salt}{name}={value}".encode()).hexdigest()[:16]}
     return {"is": value[:500]}
+
+
+def _hash(path: str) -> str | None:
+    """As host_facts.file_hashes(); None of what cannot be read."""
+    with suppress(OSError):
+        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
+    return None
 
 
 def _path(path: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 PATIENCE = 5.0  # seconds for a network file system to show a file that another host has written
 NOTE, RATE = ".check-", ".check-rate-"  # how the names of all files begin that this leaves for a moment
+CACHE = "~/.cache/brigade"
 BLOCK = 4 * 2**20  # bytes that are written at a time
 
 
@@ -23,7 +25,7 @@ def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[
     """Leave a file in a directory, which is made where it is missing, until this is released. Then all is as it was.
 
     missing: of room(), asked before any host made one; the host that leaves last removes them
-    error: why it cannot be written; free, size: bytes of its disk
+    error: why it cannot be written; free, size: bytes of its disk; file: what of its path is no directory, ""
     """
     where = Path(directory)
     file = where / f"{NOTE}{token}-{host}"
@@ -34,11 +36,23 @@ def note(directory: str, token: str, host: str, missing: list[str]) -> Iterator[
             file.touch()
         except OSError as error:
             facts["error"] = error.strerror or str(error)
-        yield facts | room(directory)
+        yield facts | room(directory) | {"file": _file_of(where)}
     finally:
         with suppress(OSError):
             file.unlink(missing_ok=True)
         _remove(missing)
+
+
+def _file_of(path: Path) -> str:
+    """What of a path is there and no directory; "" where nothing is."""
+    return next((str(part) for part in (path, *path.parents) if _exists(part) and not part.is_dir()), "")
+
+
+def _exists(path: Path) -> bool:
+    """Whether it can be seen that it exists."""
+    with suppress(OSError):
+        return path.exists()
+    return False
 
 
 def _remove(directories: list[str]) -> None:
@@ -61,17 +75,39 @@ def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
 
 
 def room(directory: str) -> dict[str, Any]:
-    """Bytes that this user may still write where a directory is, or would be; of how many; what of its path is missing."""
-    path = Path(directory).expanduser()
-    missing = [str(folder) for folder in (path, *path.parents) if not folder.exists()]
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    """Bytes that this user may still write where a directory is, or would be; of how many (0: nothing is ever kept there, as in
+    /proc, or its file system does not say); what of its path is missing; how many checkpoints lie in it."""
+    path = Path(directory)
+    missing = [str(folder) for folder in (path, *path.parents) if not _exists(folder)]
+    there = next(folder for folder in (path, *path.parents) if _exists(folder))
     disk = os.statvfs(there)
-    return {"free": disk.f_bavail * disk.f_frsize, "size": disk.f_blocks * disk.f_frsize, "missing": missing}
+    found = {"free": disk.f_bavail * disk.f_frsize, "size": disk.f_blocks * disk.f_frsize, "missing": missing}
+    return found | {"checkpoints": _checkpoints(path)}
 
 
-def rooms(directories: list[str]) -> dict[str, Any]:
-    """room() of each."""
-    return {directory: room(directory) for directory in directories}
+def _checkpoints(directory: Path) -> int:
+    with suppress(OSError):
+        return sum(path.name.rpartition("-")[2].isdigit() for path in directory.glob("checkpoint-*"))
+    return 0
+
+
+def rooms(directories: list[str], start: str) -> dict[str, Any]:
+    """room() of each, and of "cache" and "tmp" with their `path`: where this host's environment puts them.
+
+    start: the directory in which ranks start, for what is named from there
+    """
+    cache = Path(start, Path(os.environ.get("BRIGADE_CACHE", CACHE)).expanduser())  # as data/cache.py has it
+    found = {
+        name: room(str(path)) | {"path": str(path)} for name, path in (("cache", cache), ("tmp", Path(start, _tmp())))
+    }
+    return found | {directory: room(directory) for directory in directories}
+
+
+def _tmp() -> str:
+    """Where temporary files go: as tempfile.gettempdir(), which passes by one that is full, and here is to be seen."""
+    named = (*(os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")), "/tmp")
+    found = (path for path in named if path and Path(path).is_dir() and os.access(path, os.W_OK))
+    return next(found, "") or tempfile.gettempdir()
 
 
 def rate(directory: str, token: str, host: str, missing: list[str], duration: float, most: int) -> dict[str, Any]:
