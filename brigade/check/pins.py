@@ -78,7 +78,8 @@ def judge(host: str, versions: Versions, differs: Differences) -> list[Result]:
     fix, builds = _install(versions, differs.wanted)
     cure = f"`make setup` in {REPOSITORY} on {host}{', or --fix --yes' if fix else ''}"
     if builds:
-        cure = f"install {', '.join(builds)} from the index that the other hosts' came from: PyPI has no such build; else {cure}"
+        cure = f"install {', '.join(builds)} from the index that the other hosts' came from, for PyPI has no such build"
+        cure += "; the rest: --fix --yes" if fix else ""
     found = []
     for level, words, why in (("red", differs.red, WHY_RED), ("yellow", differs.yellow, WHY)):
         if words:

@@ -146,8 +146,8 @@ def _minor(kernel: str) -> str:
 @check("code", seconds=30)
 async def code(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the commit and the changed files by git, and a hash of train.py, brigade/, recipes and configs. Threshold: none
-    differs from what most hosts have; red are files that this run reads: train.py, brigade/, its own recipe and configs. Others, those
-    that `make setup` reads, and another commit with the same files, are a warning."""
+    differs from what most hosts have; red are files that this run reads: train.py, brigade/, its own recipe and configs. Others,
+    those that `make setup` reads, and another commit with the same files, are a warning."""
     looked = await _look(hosts)
     own = {host: {clone.short(path): found for path, found in facts["own"].items()} for host, facts in looked.items()}
     clones = {

@@ -149,10 +149,8 @@ def _room(host: str, directory: str, name: str, disk: Facts) -> Result:
 
 def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps: int) -> Result:
     free, low, there = disk["free"], thresholds()["disk_room"], disk.get("checkpoints", 0)
-    least, more = (
-        (1 if there else 2),
-        max(1, keeps + 1 - there),
-    )  # the checkpoints that have to fit, and that come to lie there
+    # the checkpoints that have to fit, and that come to lie there
+    least, more = 1 if there else 2, max(1, keeps + 1 - there)
     red, yellow = (least * need, more * need) if need is not None else (0.0, 0.0)
     level = "red" if free < red else "yellow" if free < yellow else low.level(free / 2**30)
     if level == "green" or not disk["size"]:  # without a size "output directory" says what is there
