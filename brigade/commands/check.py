@@ -74,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
     if options.yes and not options.fix:
         raise UserError("flag --yes", "it says yes to nothing", "add --fix, and look first at what that prints alone")
     skip = _others(options.only, size)
+    if options.calibrate and size == "quick":
+        raise UserError("flag --calibrate", "--quick measures no bandwidth", "leave out one of them")
     if options.calibrate and "collectives" in skip:
         raise UserError("flag --calibrate", "--only leaves out the row `collectives`", "leave out --only")
     baseline = result_file.read(options.baseline) if options.baseline else None
@@ -84,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if options.calibrate:
         if len(wanted.slots) < 2:
             raise UserError("flag --calibrate", "one host has no network to measure", "leave it out")
-        _calibration_file(size)
+        _calibration_file()
     if options.dry_run:
         return _dry_run(wanted, size, skip)
     return _check(wanted, size, options, baseline, target, skip)
@@ -140,11 +142,9 @@ def _dry_run(wanted: "Wanted", size: "Size", skip: list[str]) -> int:
     return 0
 
 
-def _calibration_file(size: "Size") -> Path:
+def _calibration_file() -> Path:
     from ..recipe.files import CALIBRATION, calibration_file
 
-    if size == "quick":
-        raise UserError("flag --calibrate", "--quick measures no bandwidth", "leave out one of them")
     if (file := calibration_file()) is None:
         raise UserError(f"${CALIBRATION}", "it is empty: there is no file to keep factors in", "name one in it")
     return file
@@ -187,7 +187,7 @@ def _check(
         _compare(baseline, found, options)
     if options.calibrate:
         try:
-            _calibrate(wanted, size)
+            _calibrate(wanted)
         except UserError as error:  # what was found stands, and its exit code
             print(error, file=sys.stderr)
             return code or 1
@@ -275,10 +275,10 @@ def _measured(wanted: "Wanted") -> None:
         print(said)
 
 
-def _calibrate(wanted: "Wanted", size: "Size") -> None:
+def _calibrate(wanted: "Wanted") -> None:
     from ..check import meaning
 
-    file = _calibration_file(size)
+    file = _calibration_file()
     print(*meaning.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
     print(f"Wrote {file}: yours to edit, and to delete.", file=sys.stderr)
 
