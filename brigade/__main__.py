@@ -62,6 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before a command has its own way to end
+        print("stopped by SIGINT", file=sys.stderr)
+        return 128 + 2
     except BrokenPipeError:  # whoever reads has read enough: `python -m brigade plan ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
         return 1  # as rich does

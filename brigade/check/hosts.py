@@ -37,7 +37,7 @@ class Hosts(Protocol):
     failed: dict[str, str]
 
     async def ask(
-        self, probe: str, seconds: float = 10, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> dict[str, Facts]:
         """Run a function of probes/ on hosts at the same time, each with a limit of `seconds`.
 
@@ -47,7 +47,7 @@ class Hosts(Protocol):
         """
 
     def hold(
-        self, probe: str, seconds: float = 10, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> AbstractAsyncContextManager[dict[str, Facts]]:
         """As ask(), for a probe that yields its facts and goes on, a listening port for instance, until the block ends."""
 
@@ -65,7 +65,7 @@ class Recorded:
         self.hello = self.hello or {host: {} for host in self.wanted.slots}
 
     async def ask(
-        self, probe: str, seconds: float = 10, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> dict[str, Facts]:
         hosts = self.hello if each is None else each
         answers = self.answers.get(probe, {})
@@ -74,6 +74,6 @@ class Recorded:
 
     @asynccontextmanager
     async def hold(
-        self, probe: str, seconds: float = 10, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> AsyncIterator[dict[str, Facts]]:
         yield await self.ask(probe, seconds, each, **arguments)

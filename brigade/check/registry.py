@@ -9,6 +9,8 @@ from .hosts import Hosts
 from .results import Result
 
 Size = Literal["quick", "usual", "full"]  # of a check: from which size of `check` on it runs
+# Whose faults stop a launch: no run could begin with them, and they are certain. All others are told, and the launch goes on.
+STOP = frozenset({"ports", "python", "packages", "code", "paths", "gpus", "output directory"})
 SIZES: tuple[Size, ...] = get_args(Size)
 Function = Callable[[Hosts], AsyncIterator[Result]]
 
@@ -35,7 +37,7 @@ class Check:
 _CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, size: Size = "quick", seconds: float = 10, alone: bool = False) -> Callable[[Function], Function]:
+def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = False) -> Callable[[Function], Function]:
     """Makes a function a check. It yields a Result for each host; hosts of which it yields none did not answer."""
 
     def register(function: Function) -> Function:

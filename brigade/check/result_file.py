@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import UserError
-from .results import Level
+from ..errors.console import counted
+from .results import SIGNS, Level
 from .run import Outcome
 
 CHANGED = 0.2  # of a measured figure, from which on it counts as another one: single readings of a busy network differ by less
@@ -28,6 +29,9 @@ class Found(_Model):
     problem: str = Field("", description="what is wrong; with grey: why it cannot be known")
     why: str = Field("", description="why it matters")
     cure: str = Field("", description="the command or change that cures it")
+    detail: tuple[str, ...] = Field(
+        (), description="what `value` leaves out: versions, variables, paths, changed files"
+    )
     fix: str = Field("", description="a shell line that cures it when it runs on this host; --fix prints them")
 
 
@@ -54,10 +58,11 @@ class Document(_Model):
 
 
 def document(outcome: Outcome, recipe: str | None, code: int) -> Document:
+    keys = ("name", "group", "seconds")
     rows = [
-        {**vars(row), "results": [vars(result) for result in row.results]}
+        {key: getattr(row, key) for key in keys} | {"results": [vars(result) for result in row.results]}
         for row in outcome.rows
-    ]  # fmt: skip
+    ]
     return Document.model_validate(
         {
             "time": datetime.now(UTC),
@@ -77,10 +82,27 @@ def schema() -> dict[str, Any]:
 
 def write(found: Document, path: Path) -> None:
     """Whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
     part.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def check_target(path: Path) -> None:
+    """Whether a result can be written there, before an hour's work is. Raises UserError."""
+    place, cure = f"flag --json {path}", "name a new file in a directory that you can write to"
+    if path.exists() and not is_ours(path):
+        raise UserError(place, "it is there already, and is no result of check", cure)
+    if not path.parent.is_dir():
+        raise UserError(place, f"{path.parent} is no directory", cure)
+    try:
+        _part(path).touch()
+        _part(path).unlink()
+    except OSError as error:
+        raise UserError(place, f"{path.parent} cannot be written: {error.strerror}", cure) from None
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 def is_ours(path: Path) -> bool:
@@ -107,8 +129,22 @@ def read(path: Path) -> Document:
         raise UserError(place, f"{where + ': ' if where else ''}{first['msg']}", cure) from None
 
 
+def compared(earlier: Document, now: Document) -> str:
+    """Of which rows changes() can speak, and what else the two have not in common, in words."""
+    names = [{check.name for check in document.checks} for document in (now, earlier)]
+    words = [f"{counted(len(names[0] & names[1]), 'row')} compared"]
+    if left := names[1] - names[0]:
+        words.append(f"{len(left)} were not checked now ({', '.join(sorted(left))})")
+    if new := names[0] - names[1]:
+        words.append(f"{len(new)} are new ({', '.join(sorted(new))})")
+    if earlier.recipe != now.recipe:
+        words.append(f"the recipe was {earlier.recipe or 'none'}")
+    return "; ".join(words)
+
+
 def changes(earlier: Document, now: Document) -> list[str]:
-    """What differs, in one line each: hosts that came and went, levels, values, and measured figures by more than CHANGED."""
+    """What differs, in one line each: hosts that came and went, levels, values, what these leave out, and measured figures by
+    more than CHANGED."""
     found = [f"{host}: not among the hosts then" for host in now.hosts if host not in earlier.hosts]
     found += [f"{host}: no longer among the hosts" for host in earlier.hosts if host not in now.hosts]
     before = _by_place(earlier)
@@ -116,9 +152,12 @@ def changes(earlier: Document, now: Document) -> list[str]:
         then = before.get((check, host))
         if then is None or host not in earlier.hosts:
             continue
-        was, became = (" + ".join(f"{r.level}, {r.value}" for r in some) for some in (then, results))
+        was, became = (" + ".join(f"{SIGNS[r.level]} {r.value}" for r in some) for some in (then, results))
         if was != became and not _same_figures(then, results):
             found.append(f"{host}: {check} was {was}; it is {became}")
+        details = [{line for result in some for line in result.detail} for some in (then, results)]
+        found += [f"{host}: {check}: no longer {line}" for line in sorted(details[0] - details[1])]
+        found += [f"{host}: {check}: now {line}" for line in sorted(details[1] - details[0])]
     return found
 
 

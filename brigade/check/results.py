@@ -13,6 +13,8 @@ from ..errors import UserError
 
 Level = Literal["green", "grey", "yellow", "red"]
 T = TypeVar("T")
+SIGNS = {"green": "ok", "yellow": "WARN", "red": "FAIL", "grey": "?"}  # a table without colours says the same
+NO_ANSWER = "no answer"
 LEVELS: tuple[Level, ...] = ("green", "grey", "yellow", "red")  # the gravest last
 
 
@@ -22,6 +24,7 @@ class Result:
 
     value: what was found, in a few words; it stands in the table
     amount: the same as a number, where it was measured: hosts that differ in it alone still agree
+    detail: what `value` leaves out, and a later result is compared with
     problem, why, cure: what is wrong, why it matters, the command that cures it; of yellow and red ones
     fix: a shell line that makes this host sound when it runs there; "" where a person has to act
     detail: what the cell does not show, and a later run should be compared with
@@ -98,12 +101,12 @@ def exit_code(results: list[Result]) -> int:
 
 
 def refusal(results: list[Result]) -> UserError | None:
-    """What stops a launch: the red ones, in the words of a user's mistake."""
-    red = [result for result in results if result.level == "red"]
+    """The red ones, but for hosts that did not answer, in the words of a user's mistake."""
+    red = [result for result in results if result.level == "red" and result.value != NO_ANSWER]
     if not red:
         return None
     lines = "; ".join(f"{result.host}: {result.problem}" for result in red[:8])
     more = f"; and {len(red) - 8} more" if len(red) > 8 else ""
     places = {result.host for result in red}
     place = red[0].host if len(places) == 1 else f"{len(places)} hosts are not sound"
-    return UserError(place, (red[0].problem if len(red) == 1 else lines + more), red[0].cure)
+    return UserError(place, f"{red[0].problem}: {red[0].why}" if len(red) == 1 else lines + more, red[0].cure)

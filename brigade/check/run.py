@@ -5,14 +5,16 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..errors import first_line
 from ..launch.connection import Channel, cure_of
 from .hosts import Hosts, Wanted
-from .registry import Check, Size, checks
-from .results import NotHere, Result, sound, unknown
+from .registry import STOP, Check, Size, checks
+from .results import NO_ANSWER, NotHere, Result, sound, unknown
 from .session import Session, View
 
+UNREACHED = "the host cannot be reached"
 LOGIN = "login"  # the row of whether a host can be reached at all
 
 
@@ -25,15 +27,32 @@ class Row:
     results: list[Result]
     seconds: float
 
+    @cached_property
+    def by_host(self) -> dict[str, list[Result]]:
+        """host -> its results: of 1,000 hosts nobody looks through all for each"""
+        found: dict[str, list[Result]] = {}
+        for result in self.results:
+            found.setdefault(result.host, []).append(result)
+        return found
+
 
 @dataclass
 class Outcome:
-    """rows: in the table's order; hosts: host -> slots; seconds: of all checks together"""
+    """rows: in the table's order; hosts: host -> slots; seconds: of all checks together
+
+    left_out: names of checks that have nothing to look at on these hosts
+    """
 
     hosts: dict[str, int]
     size: Size
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def stopping(self) -> list[Result]:
+        """Of the checks whose faults stop a launch."""
+        return [result for row in self.rows if row.name in STOP for result in row.results]
 
     @property
     def results(self) -> list[Result]:
@@ -69,7 +88,9 @@ async def run(
         found = dict(zip(together, await asyncio.gather(*(_one(c, session, told) for c in together)), strict=True))
         for check in wanted_checks:
             row = found[check] if check in found else await _one(check, session, told)
-            if row is not None:
+            if row is None:
+                outcome.left_out.append(check.name)
+            else:
                 outcome.rows.append(row)
     finally:
         if channels is None:
@@ -98,7 +119,7 @@ async def _one(check: Check, session: Session, told: Told) -> Row | None:
     except NotHere:
         return None
     order = {host: number for number, host in enumerate(session.wanted.slots)}
-    missing = [unknown(host, "the host cannot be reached") for host in order if host in session.unreached]
+    missing = [unknown(host, UNREACHED) for host in order if host in session.unreached]
     results = sorted([*results, *missing], key=lambda result: order.get(result.host, -1))
     return Row(check.name, check.group, results, _since(began))
 
@@ -131,4 +152,4 @@ async def judge(check: Check, hosts: Hosts) -> list[Result]:
 def _unanswered(check: Check, host: str, problem: str) -> Result:
     why = "a question that hangs or fails here will hang or fail in the run too"
     cure = f"try it there: ssh {host}, then look at what the words name"
-    return Result(host, "red", "no answer", None, f"{check.name}: {problem}", why, cure)
+    return Result(host, "red", NO_ANSWER, None, f"{check.name}: {problem}", why, cure)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ..errors import UserError
@@ -11,7 +11,9 @@ from ..launch import rendezvous
 from ..launch.connection import Channel, transport
 from .hosts import Facts, Wanted
 
-LOGIN = 20.0  # seconds for a login, an interpreter's start and its hello
+LOGIN = (
+    60.0  # seconds for a login, an interpreter's start and its hello, in which a driver may wake up: as `launch` has
+)
 SPARE = 10.0  # seconds more for an answer than for what is asked, on a busy line
 
 
@@ -62,6 +64,10 @@ class Session:
         except UserError as error:
             return {"problem": error.problem}
 
+    async def release(self, host: str, hold: str) -> None:
+        with suppress(UserError):
+            await self.channels[host].ask("release", hold=hold)
+
     def name_of_hold(self) -> str:
         self._holds += 1
         return str(self._holds)
@@ -75,7 +81,7 @@ class View:
         self.failed: dict[str, str] = {}
 
     async def ask(
-        self, probe: str, seconds: float = 10, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> dict[str, Facts]:
         hosts = [host for host in self.hello if each is None or host in each]
         own = each or {}
@@ -84,7 +90,7 @@ class View:
 
     @asynccontextmanager
     async def hold(
-        self, probe: str, seconds: float = 10, each: Mapping[str, Facts] | None = None, **arguments: Any
+        self, probe: str, seconds: float = 30, each: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> AsyncIterator[dict[str, Facts]]:
         hosts, name = [host for host in self.hello if each is None or host in each], self._session.name_of_hold()
         own = each or {}
@@ -92,9 +98,9 @@ class View:
         try:
             asked = (order(host, probe, arguments | own.get(host, {}), seconds, name) for host in hosts)
             yield self._facts(hosts, await asyncio.gather(*asked))
-        finally:
-            for host in hosts:
-                self._session.channels[host].tell("release", hold=name)
+        finally:  # what a probe left for a moment has to be gone before anything else begins
+            release = (self._session.release(host, name) for host in hosts)
+            await asyncio.gather(*release)
 
     def _facts(self, hosts: list[str], answers: list[dict[str, Any]]) -> dict[str, Facts]:
         found = dict(zip(hosts, answers, strict=True))

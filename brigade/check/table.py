@@ -5,11 +5,10 @@ from typing import Any
 
 from ..errors.console import counted
 from .registry import GROUPS
-from .results import LEVELS, Level, Result
-from .run import Outcome, Row
+from .results import LEVELS, SIGNS, Level, Result
+from .run import LOGIN, UNREACHED, Outcome, Row
 
 STYLES = {"green": "green", "yellow": "bold yellow", "red": "bold red", "grey": "dim"}
-SIGNS = {"green": "ok", "yellow": "WARN", "red": "FAIL", "grey": "?"}  # a table without colours says the same
 COLUMNS = 6  # of odd hosts that stand in the table; the lines below it name all
 
 
@@ -54,7 +53,7 @@ def _title(outcome: Outcome) -> str:
 
 
 def _of(row: Row, host: str) -> list[Result]:
-    return [result for result in row.results if result.host == host]
+    return row.by_host.get(host, [])
 
 
 def _name(hosts: list[str]) -> str:
@@ -86,7 +85,7 @@ def lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
     said: dict[tuple[str, ...], list[str]] = {}
     for row in outcome.rows:
         for r in row.results:
-            if r.level != "green":
+            if r.level != "green" and r.problem != UNREACHED:
                 # What differs by the host's own name alone is the same.
                 words = (r.level, row.name, *(_without(r.host, text) for text in (r.problem, r.why, r.cure)))
                 said.setdefault(words, []).append(r.host)
@@ -102,6 +101,15 @@ def lines(outcome: Outcome, least: Level = "grey") -> list[Any]:
                 found.append(head)
                 continue
             found.append(head.append(f"\n     why: {own[1]}\n    cure: {own[2]}"))
+    if "grey" in LEVELS[LEVELS.index(least) :]:
+        unreached = (
+            [r.host for r in outcome.rows[0].results if r.level == "red"] if outcome.rows[0].name == LOGIN else []
+        )
+        if unreached:
+            found.append(Text.assemble((SIGNS["grey"], "dim"), f" all other rows of {_name(unreached)}: see login"))
+        if outcome.left_out:
+            names = ", ".join(outcome.left_out)
+            found.append(Text(f"Left out, for there is nothing to look at here: {names}", "dim"))
     return found
 
 

@@ -10,11 +10,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from ..check.hosts import Wanted
-    from ..check.registry import Size
+    from ..check.registry import Check, Size
     from ..check.result_file import Document
     from ..check.run import Outcome
 
@@ -36,8 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECK",
         help="this check alone, by its name in the table; may be given again",
     )
-    add("--fix", action="store_true", help="print the lines that make the hosts equal, where there are some")
-    add("--yes", action="store_true", help="with --fix: run these lines on the hosts, and check again what they cure")
+    add("--fix", action="store_true", help="print repair commands for each host; runs nothing")
+    add(
+        "--yes", action="store_true", help="with --fix: run these commands on the hosts, and check again what they cure"
+    )
     add("--schema", action="store_true", help="print the JSON schema of --json, check nothing")
     add(
         "--list",
@@ -60,24 +62,48 @@ def run(options: argparse.Namespace) -> int:
     from ..check.registry import checks
 
     size: Size = "quick" if options.quick else "full" if options.full else "usual"
+    if "--recipe" in (word.partition("=")[0] for word in options.rest):
+        raise UserError(
+            "flag --recipe", "check takes the recipe as its first word", "python -m brigade check RECIPE ..."
+        )
     if options.schema:
         print(json.dumps(result_file.schema(), indent=2))
         return 0
     if options.list:
-        for check in checks(size):
-            print(f"{check.group}: {check.name} ({check.size}, {check.seconds:g} s)\n    {check.about}")
-        return 0
+        return _list(checks("full" if size == "usual" else size))
     if options.yes and not options.fix:
         raise UserError("flag --yes", "it says yes to nothing", "add --fix, and look first at what that prints alone")
-    if options.dry_run:
-        return _dry_run(_wanted(options), size)
-    if options.calibrate:
-        _calibration_file(size)
+    skip = _others(options.only, size)
+    if options.calibrate and size == "quick":
+        raise UserError("flag --calibrate", "--quick measures no bandwidth", "leave out one of them")
+    if options.calibrate and "collectives" in skip:
+        raise UserError("flag --calibrate", "--only leaves out the row `collectives`", "leave out --only")
     baseline = result_file.read(options.baseline) if options.baseline else None
     target = Path(options.json) if options.json and options.json != "-" else None
-    if target and target.exists() and not result_file.is_ours(target):
-        raise UserError(f"flag --json {target}", "it is there already, and is no result of check", "name a new file")
-    return _check(_wanted(options), size, options, baseline, target)
+    if target:
+        result_file.check_target(target)
+    wanted = _wanted(options)
+    if options.calibrate:
+        if len(wanted.slots) < 2:
+            raise UserError("flag --calibrate", "one host has no network to measure", "leave it out")
+        _calibration_file()
+    if options.dry_run:
+        return _dry_run(wanted, size, skip)
+    return _check(wanted, size, options, baseline, target, skip)
+
+
+def _list(checks: "list[Check]") -> int:
+    """Each check: from which size on, its limit, and what it reads."""
+    import shutil
+    import textwrap
+
+    sizes = {"quick": "--quick", "usual": "no flag", "full": "--full"}
+    width = min(120, shutil.get_terminal_size((120, 24)).columns)
+    for check in checks:
+        print(f"{check.group}: {check.name} (from {sizes[check.size]} on, at most {check.seconds:g} s)")
+        print(textwrap.fill(check.about, width, initial_indent="    ", subsequent_indent="    "))
+    print("reach: login always runs.")
+    return 0
 
 
 def _wanted(options: argparse.Namespace) -> "Wanted":
@@ -103,31 +129,34 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
     return Wanted(slots, job, forwarded(os.environ, options.env), "slurm" if in_slurm else "")
 
 
-def _dry_run(wanted: "Wanted", size: "Size") -> int:
+def _dry_run(wanted: "Wanted", size: "Size", skip: list[str]) -> int:
     from ..check import sweep
     from ..errors.console import console
 
     # Nobody is asked: hosts with several slots, and those of a recipe that names a GPU, are taken to have GPUs.
     recipe = wanted.job.settings.recipe if wanted.job else None
     gpus = max(wanted.slots.values()) > 1 or bool(recipe and recipe.cluster.gpu)
-    stages = list(sweep.plan(wanted.slots, size, gpus))
+    stages = [stage for stage in sweep.plan(wanted.slots, size, gpus) if stage.name not in skip]
     console(highlight=False).print(sweep.table(wanted.slots, size, stages))
     print(*sweep.lines(wanted.slots, stages), sep="\n")
     return 0
 
 
-def _calibration_file(size: "Size") -> Path:
+def _calibration_file() -> Path:
     from ..recipe.files import CALIBRATION, calibration_file
 
-    if size == "quick":
-        raise UserError("flag --calibrate", "--quick measures no bandwidth", "leave out one of them")
     if (file := calibration_file()) is None:
         raise UserError(f"${CALIBRATION}", "it is empty: there is no file to keep factors in", "name one in it")
     return file
 
 
 def _check(
-    wanted: "Wanted", size: "Size", options: argparse.Namespace, baseline: "Document | None", target: Path | None
+    wanted: "Wanted",
+    size: "Size",
+    options: argparse.Namespace,
+    baseline: "Document | None",
+    target: Path | None,
+    skip: list[str],
 ) -> int:
     from ..check import result_file
     from ..check.results import exit_code
@@ -135,7 +164,6 @@ def _check(
     from ..launch.supervisor import allow_open_files
 
     allow_open_files(len(wanted.slots))
-    skip = _others(options.only)
     outcome = asyncio.run(_until_stopped(run(wanted, size, told=_told, skip=skip)))
     if options.yes:
         outcome = _repaired(wanted, outcome)
@@ -154,22 +182,36 @@ def _check(
         print("fixes (--yes runs them):", *fix.printed(outcome), sep="\n  ", file=sys.stderr)
     if target:
         result_file.write(found, target)
-    if options.calibrate:
-        _calibrate(wanted, size)
+        print(f"wrote {target}", file=sys.stderr)
     if baseline:
         _compare(baseline, found, options)
+    if options.calibrate:
+        try:
+            _calibrate(wanted)
+        except UserError as error:  # what was found stands, and its exit code
+            print(error, file=sys.stderr)
+            return code or 1
     return code
 
 
-def _others(only: list[str] | None) -> list[str]:
+def _others(only: list[str] | None, size: "Size") -> list[str]:
     """Names of the checks that --only leaves out."""
     from ..check.registry import checks
+    from ..check.run import LOGIN
 
-    names = [check.name for check in checks()]
+    sizes = {check.name: check.size for check in checks()}
+    here = [check.name for check in checks(size)]
     for name in only or []:
-        if name not in names:
-            raise UserError(f"flag --only {name}", "there is no such check", f"one of: {', '.join(names)}")
-    return [name for name in names if only and name not in only]
+        if name not in (LOGIN, *sizes):
+            raise UserError(
+                f"flag --only {name}", "there is no such check", did_you_mean(name.lower(), [LOGIN, *sizes])
+            )
+        if name in sizes and name not in here:
+            cure = "add --full" if sizes[name] == "full" else "leave out --quick"
+            raise UserError(
+                f"flag --only {name}", f"it is no check of {'--quick' if size == 'quick' else 'this size'}", cure
+            )
+    return [name for name in sizes if only and name not in only]
 
 
 def _repaired(wanted: "Wanted", outcome: "Outcome") -> "Outcome":
@@ -233,18 +275,19 @@ def _measured(wanted: "Wanted") -> None:
         print(said)
 
 
-def _calibrate(wanted: "Wanted", size: "Size") -> None:
+def _calibrate(wanted: "Wanted") -> None:
     from ..check import meaning
 
-    file = _calibration_file(size)
+    file = _calibration_file()
     print(*meaning.calibrate(wanted, wanted.measured.get("network"), file), sep="\n", file=sys.stderr)
     print(f"Wrote {file}: yours to edit, and to delete.", file=sys.stderr)
 
 
 def _compare(baseline: "Document", found: "Document", options: argparse.Namespace) -> None:
-    from ..check.result_file import changes
+    from ..check.result_file import changes, compared
 
     changed = changes(baseline, found)
     since = f"since {options.baseline} ({baseline.time:%Y-%m-%d %H:%M} UTC)"
     out = sys.stderr if options.json == "-" else sys.stdout
     print(f"changed {since}:" if changed else f"nothing changed {since}", *changed, sep="\n  ", file=out)
+    print(f"({compared(baseline, found)})", file=out)

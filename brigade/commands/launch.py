@@ -124,8 +124,14 @@ def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[
     return "\n".join(lines)
 
 
-def checking(job: "Job", handed_on: dict[str, str]) -> "Callable[[list[Channel], str], Awaitable[None]]":
-    """The quick checks, on lines that launch has open. Warnings are told, and a host that is not sound ends the launch."""
+def checking(
+    job: "Job", handed_on: dict[str, str], replaceable: bool
+) -> "Callable[[list[Channel], str], Awaitable[None]]":
+    """The quick checks, over the connections that launch has open. What they find is told.
+
+    A fault with which no run can begin (check/registry.py: STOP) ends the launch, unless hosts are replaceable: then the launch
+    finds out by itself which ones it can do without.
+    """
 
     async def check(channels: "list[Channel]", run: str) -> None:
         from ..check import run as checks
@@ -134,7 +140,7 @@ def checking(job: "Job", handed_on: dict[str, str]) -> "Callable[[list[Channel],
         from ..check.table import lines
 
         outcome = await checks.run(Wanted(job.hosts, job, handed_on), "quick", channels, run)
-        if error := refusal(outcome.results):
+        if (error := refusal(outcome.stopping)) and not replaceable:
             raise error
         for line in lines(outcome, least="yellow"):
             print(line, file=sys.stderr)
@@ -163,7 +169,7 @@ def _launch(
     address, port = options.master_addr, options.master_port
     how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence, options.log_limit)
     if not options.no_check:
-        how.check = checking(job, handed_on)
+        how.check = checking(job, handed_on, bool(restarts.restarts and (restarts.spares or restarts.min_hosts)))
 
     def remake(hosts: dict[str, int]) -> "Job":
         again = make(options.recipe, options.rest, options.hostfile, hosts)

@@ -85,6 +85,6 @@ class Probes:
             assert process.stdin
             process.stdin.close()
             with suppress(TimeoutError):
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(10):  # on a slow file system its notes take their time to go
                     await process.wait()
             _end(process)

@@ -67,21 +67,35 @@ def test_a_rehearsal_that_fails_names_the_host(cluster_of_three):
     assert "killed by signal 9" in attempt.said
 
 
-def test_launch_refuses_hosts_that_are_not_sound_unless_it_is_told_to(cluster_of_three):
-    """One of the faults that the quick checks find, before any rank has begun."""
-    cluster, fault = (
-        cluster_of_three,
-        next(fault for fault in INJECTED if fault.check == "clock" and fault.level == "red"),
-    )
-    words = f"python -m brigade launch {RECIPE} --hostfile {cluster.hostfile(1)} --output_dir {cluster.shared}/refused"
-    words += f" --log_dir {cluster.shared}/refused-logs {' '.join(SHORT)}"
+def launched(cluster, name, words=""):
+    words = f"--output_dir {cluster.shared}/{name} --log_dir {cluster.shared}/{name}-logs {' '.join(SHORT)} {words}"
+    command = f"python -m brigade launch {RECIPE} --hostfile {cluster.hostfile(1)} {words}"
+    return cluster["node1"].run(command.replace("SHARED", str(cluster.shared)), timeout=PATIENCE, check=False)
+
+
+def test_launch_refuses_hosts_with_which_no_run_can_begin_unless_it_is_told_to(cluster_of_three):
+    """A file to train on that one host lacks: the quick checks find it before any rank has begun."""
+    cluster, fault = cluster_of_three, next(fault for fault in INJECTED if fault.name == "missing-data")
     fault.arrange(cluster)
     try:
-        refused = cluster["node1"].run(words, timeout=PATIENCE, check=False)
+        refused = launched(cluster, "refused", fault.words)
         assert refused.returncode == 2
         assert re.search(rf"error: {fault.host}\n.*{fault.says}", refused.stderr), refused.stderr
         assert not (cluster.shared / "refused").exists()
-        done = cluster["node1"].run(f"{words} --no_check", timeout=PATIENCE, check=False)
+        begun = launched(cluster, "begun", f"{fault.words} --no_check")
+        assert begun.returncode == 2
+        assert "waiting for" not in begun.stderr
+        assert "starting 1 rank" in begun.stderr, begun.stderr  # train.py finds it
+    finally:
+        fault.heal(cluster)
+
+
+def test_launch_tells_of_other_faults_and_goes_on(cluster_of_three):
+    cluster, fault = cluster_of_three, next(fault for fault in INJECTED if fault.name == "clock")
+    fault.arrange(cluster)
+    try:
+        done = launched(cluster, "told")
         assert done.returncode == 0, done.stderr
+        assert re.search(rf"FAIL clock, {fault.host}: {fault.says}", done.stderr), done.stderr
     finally:
         fault.heal(cluster)

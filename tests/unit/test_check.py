@@ -17,7 +17,18 @@ from rich.console import Console
 from brigade.check import result_file
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.registry import GROUPS, SIZES, Check, checks
-from brigade.check.results import LEVELS, Result, Threshold, exit_code, most_common, refusal, sound, thresholds, unknown
+from brigade.check.results import (
+    LEVELS,
+    NO_ANSWER,
+    Result,
+    Threshold,
+    exit_code,
+    most_common,
+    refusal,
+    sound,
+    thresholds,
+    unknown,
+)
 from brigade.check.run import Outcome, Row, judge
 from brigade.check.table import columns, lines, table
 from brigade.errors import UserError
@@ -184,7 +195,8 @@ def test_any_cluster_gives_a_table_that_can_be_read(count, odd):
 def test_a_launch_is_refused_in_the_words_of_what_is_not_sound():
     assert refusal([sound("node1", "x"), bad("node2", level="yellow")]) is None
     one = refusal([bad("node1"), sound("node2", "x")])
-    assert (one.place, one.problem, one.cure) == ("node1", "node1 has 1500", "ssh node1 repair")
+    assert (one.place, one.problem, one.cure) == ("node1", "node1 has 1500: it matters", "ssh node1 repair")
+    assert refusal([bad("node1", NO_ANSWER)]) is None  # it may have been busy: the launch will see
     many = refusal([bad("node1"), bad("node2")])
     assert many.place == "2 hosts are not sound"
     assert "node2: node2 has 1500" in many.problem
@@ -215,10 +227,29 @@ def test_a_baseline_says_what_changed_since_it_last_worked(tmp_path):
     now = saved({"mtu": [sound("node1", "9000"), bad("node2")], "rate": rates}, tmp_path / "b", two | {"node3": 1})
     assert result_file.changes(earlier, now) == [
         "node3: not among the hosts then",
-        "node2: mtu was green, 9000; it is red, 1500",
-        "node2: rate was green, 10 GB/s; it is green, 5 GB/s",
+        "node2: mtu was ok 9000; it is FAIL 1500",
+        "node2: rate was ok 10 GB/s; it is ok 5 GB/s",
     ]
     assert result_file.changes(now, now) == []
+
+
+def test_a_baseline_knows_what_a_cell_leaves_out(tmp_path):
+    """All hosts have NCCL_ALGO=Tree now: they agree with each other, and not with what worked."""
+    was, now = (
+        saved(
+            {"variables": [sound("node1", "1 alike", detail=(f"NCCL_ALGO={value}",))]}, tmp_path / value, {"node1": 1}
+        )
+        for value in ("Ring", "Tree")
+    )
+    found = result_file.changes(result_file.read(tmp_path / "Ring"), now)
+    assert found == ["node1: variables: no longer NCCL_ALGO=Ring", "node1: variables: now NCCL_ALGO=Tree"]
+    assert result_file.compared(was, now) == "1 row compared"
+
+
+def test_a_baseline_says_what_it_does_not_compare(tmp_path):
+    was = saved({"mtu": [sound("node1", "1500")], "clock": [sound("node1", "fine")]}, tmp_path / "a", {"node1": 1})
+    now = saved({"mtu": [sound("node1", "1500")], "ports": [sound("node1", "open")]}, tmp_path / "b", {"node1": 1})
+    assert result_file.compared(was, now) == "1 row compared; 1 were not checked now (clock); 1 are new (ports)"
 
 
 @pytest.mark.parametrize(
@@ -284,6 +315,14 @@ def test_a_file_of_the_user_is_not_overwritten(one_host, tmp_path):
         (["recipes/none.yaml", "--hostfile", "hostfiles/1x8"], "recipes/none.yaml"),
         (["--hostfile", "hostfiles/1x8", "--quick", "--full"], "not allowed with"),
         (["--hostfile", "hostfiles/1x8", "--bf16=true"], "name a recipe"),
+        (["--recipe", "recipes/tiny/full.yaml"], "check takes the recipe as its first word"),
+        (["--hostfile", "hostfiles/1x8", "--only", "Ports,packets"], "there is no such check"),
+        (["--hostfile", "hostfiles/1x8", "--quick", "--only", "kernels"], "leave out --quick"),
+        (["--hostfile", "hostfiles/1x8", "--only", "all kernels"], "add --full"),
+        (["--hostfile", "hostfiles/1x8", "--calibrate"], "one host has no network"),
+        (["--hostfile", "hostfiles/1x8", "--calibrate", "--only", "memory"], "leaves out the row `collectives`"),
+        (["--hostfile", "hostfiles/1x8", "--json", "/proc/nowhere/x.json"], "is no directory"),
+        (["--hostfile", "hostfiles/1x8", "--json", "/proc/x.json", "--quick"], "--json /proc/x.json"),
         (["--hostfile", "hostfiles/1x8", "--quik"], "did you mean 'quick'"),
     ],
 )

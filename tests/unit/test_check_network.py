@@ -351,7 +351,7 @@ def test_nothing_is_written_of_what_no_gpu_measured(tmp_path):
 
 
 def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, capsys):
-    (tmp_path / "hosts").write_text("a slots=1\n")
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
     words = ["check", "--hostfile", str(tmp_path / "hosts"), "--calibrate"]
     assert main([*words, "--quick"]) == 2
     assert "--quick measures no bandwidth" in capsys.readouterr().err
