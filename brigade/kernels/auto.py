@@ -72,7 +72,28 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
             return None
         if proofs.write(proof) is None:
             _say(world, f"the proof cannot be kept in {proofs.folder()}: each run makes it again")
+    elif late := prove.to_try_again(proof):
+        _say(
+            world,
+            f"trying {', '.join(late)} again on {device}, which ran out of time (at most {prove.QUICK['seconds']:.0f} s)",
+        )
+        proof = _again(written, shapes, world, proof)
     return in_order(prove.of_attention(proof), proof)
+
+
+def _again(written: Row, shapes: Row, world: World, proof: Row) -> Row:
+    """The proof with what ran out of time tried once more; the one that is there, where that cannot be done."""
+    from . import proofs, prove
+
+    try:
+        new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof)
+    except Exception as error:  # a run that trains does not end for a proof's sake
+        _say(world, f"it cannot be tried: {type(error).__name__}: {first_line(error)}")
+        return proof
+    for line in in_words(new):
+        _say(world, line)
+    proofs.write(new)
+    return prove.merged(proof, new)
 
 
 def asked_for(settings: Settings) -> list[str]:
