@@ -27,7 +27,6 @@ QUICK = 1.6  # all quick checks of two hosts (docs/preflight.md)
 # Beside the quick ones, from the usual size on: torch is imported; a processor's speed is measured (docs/preflight.md).
 TYPICAL = {"sameness": IMPORT, "devices": 6.0}
 LONGEST_LOGIN = 20.0  # its limit
-DEPENDS = ("storage", "kernels", "rehearsal", "network")
 NEED_A_RECIPE = ("kernels", "rehearsal")  # groups that are grey without one
 
 
@@ -59,7 +58,7 @@ class Stage:
 
     group, name: as in the table of results; rounds: that follow each other; connections: of all rounds together
     payload: in words; seconds: estimated, or the most they may take (`most`); limit: the most, in any case
-    typical: of a line with the most alone, what it took where it was measured
+    typical: of a line with the most alone, what it took where it was measured; None: nobody knows
     """
 
     group: str
@@ -70,7 +69,7 @@ class Stage:
     seconds: float
     most: bool = False
     limit: float = 0.0
-    typical: float = 0.0
+    typical: float | None = None
 
 
 def plan(slots: Mapping[str, int], size: Size, gpus: bool, job: bool = True) -> Iterator[Stage]:
@@ -87,7 +86,8 @@ def plan(slots: Mapping[str, int], size: Size, gpus: bool, job: bool = True) -> 
         own = [check for check in checks(size) if check.group == group]
         longest = max((check.seconds for check in own if not check.alone), default=0.0)
         most = longest + sum(c.seconds for c in own if c.alone)
-        typical = QUICK if group == "reach" else TYPICAL.get(group, 0.0) if usual else 0.0
+        more = any(check.size != "quick" for check in own)
+        typical = QUICK if group == "reach" else TYPICAL.get(group) if more else 0.0  # all quick ones run together
         yield Stage(group, counted(len(own), "check"), 1, 0, "-", most, True, most, typical)
     if usual:
         limits = {check.name: check.seconds for check in checks(size)}
@@ -99,7 +99,7 @@ def plan(slots: Mapping[str, int], size: Size, gpus: bool, job: bool = True) -> 
             words = f"{_bytes(payloads[0])} to {_bytes(payloads[-1])}"
             yield Stage("network", name, len(BUS) * len(payloads), 0, words, limits[name], True, limits[name])
         if hosts > 1:
-            yield Stage("network", "waiting", 1, 0, "-", limits["waiting"], True, limits["waiting"])
+            yield Stage("network", "waiting", 1, 0, "-", limits["waiting"], True, limits["waiting"], 0.0)
 
 
 def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage]:
@@ -124,7 +124,7 @@ def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage
 
 def total(stages: Sequence[Stage]) -> tuple[float, float]:
     """(seconds by what is measured, seconds by the limits) of all stages."""
-    about = sum(stage.typical if stage.most else stage.seconds for stage in stages)
+    about = sum(stage.typical or 0.0 if stage.most else stage.seconds for stage in stages)
     return about, sum(stage.limit for stage in stages)
 
 
@@ -183,5 +183,7 @@ def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
         yield f"The network takes about {seconds:,.0f} s; a payload that takes more than {LONGEST:g} s at a time is left out."
     about, most = total(stages)
     yield f"all checks: about {about:,.0f} s; at most {most:,.0f} s"
-    if unknown := [f"{one.group} ({one.name})" for one in stages if one.most and one.group in DEPENDS]:
+    if unknown := [
+        one.name if one.group == "network" else one.group for one in stages if one.most and one.typical is None
+    ]:
         yield f"not in the first figure, for they depend on hosts and recipe: {', '.join(unknown)}"

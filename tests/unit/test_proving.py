@@ -12,7 +12,7 @@ import transformers
 
 from brigade.cluster import World
 from brigade.kernels import __main__ as command
-from brigade.kernels import auto, models, paths, proofs, prove, steps, worker
+from brigade.kernels import auto, judging, models, paths, proofs, prove, steps, worker
 from brigade.model import attention, packed_samples
 from brigade.recipe.files import REPOSITORY
 from testing import faulty_kernels
@@ -95,7 +95,7 @@ def test_what_auto_may_take_is_told_where_samples_begin(family):
 def test_flex_attention_is_compared_by_its_logits_on_a_cpu():
     found = tried(own("flex_attention"))["flex_attention"]
     assert found["status"] == "proven" and found["forward_only"] and set(found["errors"]) == {"logits", "moved"}
-    assert prove.judge(own("flex_attention"), {"flex_attention": {"kind": "attention", **found}}) == {}
+    assert judging.judge(own("flex_attention"), {"flex_attention": {"kind": "attention", **found}}) == {}
 
 
 def test_a_model_whose_samples_see_each_other_proves_nothing():
@@ -169,7 +169,7 @@ def judged(**milliseconds):
     found = {name: {"kind": "attention", "status": "wrong" if name not in milliseconds else "proven"} for name in rows}
     for name, time in milliseconds.items():
         found[name]["ms"] = time
-    return prove.judge(rows, found), {name: row["status"] for name, row in found.items()}
+    return judging.judge(rows, found), {name: row["status"] for name, row in found.items()}
 
 
 def test_the_fastest_that_agrees_is_taken():
@@ -190,7 +190,7 @@ def proof_of(device, shapes=SHAPES, written=None, **milliseconds):
     for name in rows:
         status = "proven" if name in milliseconds else "absent"
         found[name] = {"kind": "attention", "status": status, "why": "", "ms": milliseconds.get(name)}
-    fastest = prove.judge(rows, found)
+    fastest = judging.judge(rows, found)
     key = proofs.key(written or config(), shapes, device)
     return {"key": key, "quick": True, "seconds": 9.0, "made": 0, "fastest": fastest, "paths": found}
 
@@ -419,8 +419,8 @@ def late(proof, name, timeouts=1):
     """The proof in which one path ran out of time."""
     row = {"kind": "attention", "status": "failed", "why": "no answer within 8 s", "ms": None, "timeouts": timeouts}
     rows = {key: dict(row) for key, row in proof["paths"].items()} | {name: row}
-    fresh = {key: prove._unjudged(row) for key, row in rows.items()}
-    return proof | {"paths": fresh, "fastest": prove.judge({key: {"kind": "attention"} for key in fresh}, fresh)}
+    fresh = {key: judging.unjudged(row) for key, row in rows.items()}
+    return proof | {"paths": fresh, "fastest": judging.judge({key: {"kind": "attention"} for key in fresh}, fresh)}
 
 
 def test_a_path_that_ran_out_of_time_is_tried_again_by_the_next_run(load, on, made, capsys):
@@ -440,7 +440,7 @@ def test_a_path_that_ran_out_of_time_is_tried_again_by_the_next_run(load, on, ma
 def test_a_path_that_never_answers_is_given_up_and_a_second_try_that_fails_costs_nothing(load, on, made):
     on(A100)
     good = proof_of(A100, SHAPES | {"micro_batch": 1}, flash_attention_2=5.0, sdpa=20.0)
-    assert prove.to_try_again(late(good, "flash_attention_2", prove.TRIES)) == []
+    assert judging.to_try_again(late(good, "flash_attention_2", judging.TRIES)) == []
     proofs.write(late(good, "flash_attention_2"))
     calls, settings = made(RuntimeError("CUDA out of memory")), load(*RUN)
     auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
