@@ -129,7 +129,7 @@ INJECTED = [
              partial(_ip, "link set eth0 mtu 1500"), "yellow"),
     Injected("lost-packets", "datagrams of more than 1,400 bytes are lost on the way to a host",
              _drops("node2", "input", "meta l4proto udp ip length > 1400"), "node2", "packets",
-             r"packets of 1500 bytes from node1, node3 are lost, short ones arrive", _unblock),
+             r"packets of 1500 bytes from node1, node3 are lost, short ones arrive", _unblock, "yellow"),
     Injected("other-interface", "GLOO_SOCKET_IFNAME names a card that one host calls by another name", _other_interface, "node2",
              "interface", r"GLOO_SOCKET_IFNAME=eth0: no such interface .* ens5", _same_interface),
 ]  # fmt: skip

@@ -3,8 +3,8 @@
 found, in all functions: what probes/reach.py: look() has found.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Of bridges and containers: on every host under the same address, and they lead nowhere.
@@ -18,6 +18,11 @@ def is_virtual(name: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
+
+
+def is_own(name: str) -> bool:
+    """Whether a hostfile's name means, on every host, that host itself."""
+    return name.startswith(("localhost", "ip6-localhost")) or is_loopback(name)
 
 
 def takes(pattern: str, name: str) -> bool:
@@ -65,18 +70,35 @@ def unfit(names: list[str], found: Mapping[str, Any]) -> str:
             own = f": {found['hostname']} is {found['own'][0]} there" if found["own"] else ""
             return f"the loopback is taken{own}"
         if (is_virtual(name) or kinds.get(name) == "bridge") and name != found["leads"]:
-            return f"the bridge {name} is taken, which leads to no other host"
+            way = f"the way to the others is {found['leads']}" if found["leads"] else "which may lead to no other host"
+            return f"the bridge {name} is taken, {way}"
     return ""
 
 
-def named_wrongly(variable: str, value: str, found: Mapping[str, Any]) -> str:
-    """What is wrong with a variable's value on this host, or "". gloo takes whole names alone."""
+def _is_certain(name: str, found: Mapping[str, Any], shared: Collection[str]) -> bool:
+    """Whether nobody else can be reached over an interface that unfit() speaks of. A bridge may lead to others all the same."""
+    one = next((one for one in found["interfaces"] if one["name"] == name), {"kind": "", "addresses": []})
+    return name == "lo" or one["kind"] == "loopback" or bool(set(one["addresses"]) & set(shared))
+
+
+def named_wrongly(
+    variable: str, value: str, found: Mapping[str, Any], shared: Collection[str] = ()
+) -> tuple[Literal["", "yellow", "red"], str]:
+    """(how bad a variable's value is on this host, what is wrong with it in words). gloo takes whole names alone.
+
+    Ranks meet over the first interface that is allowed (src/bootstrap.cc takes one), so "^docker0,lo" is no fault where a bridge
+    stands behind a card: red where none is allowed, or where the first leads to nobody for certain; another bridge is a warning.
+    shared: addresses that more than one host has, by which each one reaches itself
+    """
     value = f"={value}" if variable.startswith("GLOO") else value
     names = [one["name"] for one in _all(found) if takes(value, one["name"])]
     if not names:
         there = ", ".join(one["name"] for one in _all(found))
-        return f"no such interface with an address is up; there are {there}"
-    return unfit(names, found)
+        return "red", f"no such interface with an address is up; there are {there}"
+    if first := unfit(names[:1], found):
+        return ("red" if _is_certain(names[0], found, shared) else "yellow"), first
+    problem = unfit(names, found)
+    return ("yellow", f"behind {names[0]} {problem}") if problem else ("", "")
 
 
 def mtu(found: Mapping[str, Any]) -> int:

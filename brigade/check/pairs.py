@@ -17,9 +17,8 @@ def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
         return {host: [other for other in names if other != host] for host in names}
     found = {}
     for number, host in enumerate(names):
-        beside = [names[number - 1], names[(number + 1) % len(names)]]
-        rest = [other for other in names if other != host and other not in beside]
-        found[host] = beside + random.Random(host).sample(rest, SAMPLE - len(beside))
+        steps = [-1, 1, *random.Random(host).sample(range(2, len(names) - 1), SAMPLE - 2)]
+        found[host] = [names[(number + step) % len(names)] for step in steps]
     return found
 
 
@@ -40,7 +39,8 @@ def blame(
     silent = {source for source, its in tried.items() if its and all((source, target) in failed for target in its)}
     incoming: dict[str, list[str]] = {}
     outgoing: dict[str, list[str]] = {}
-    for source, target in sorted(failed, key=lambda pair: (list(tried).index(pair[0]), pair[1])):
+    place = {host: number for number, host in enumerate(tried)}
+    for source, target in sorted(failed, key=lambda pair: (place[pair[0]], pair[1])):
         if source in silent and target not in closed:
             outgoing.setdefault(source, []).append(target)
         else:

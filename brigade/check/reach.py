@@ -12,7 +12,7 @@ from . import interfaces as choice
 from .hosts import Facts, Hosts
 from .pairs import Pair, blame, one_way, partners
 from .registry import check
-from .results import NotHere, Result, most_common, sound, unknown
+from .results import Level, NotHere, Result, most_common, sound, unknown
 
 ADDRESSES = 5  # of one host that are tried
 PORTS, MANY = (8, 4), 16  # ports of the ephemeral range that each host opens; fewer on more hosts than that
@@ -20,10 +20,14 @@ OPEN = "let the hosts of a job reach each other on all TCP ports"
 
 
 def _looks(hosts: Hosts) -> Any:
-    """One question for several checks: names, interfaces, and the way to the first host."""
-    return hosts.ask(
-        "reach.look", names=list(hosts.wanted.slots), towards=_addresses(hosts).get(next(iter(hosts.hello), ""), [])
-    )
+    """One question for several checks: names of those that each host tries, interfaces, and the way to the first host; of the
+    first one, to the second. Of many hosts names are a sample: all of a thousand would be a million look-ups at each launch."""
+    own, first, second = _addresses(hosts), *[*hosts.hello, "", ""][:2]
+    each = {
+        host: {"names": [host, *others], "towards": own.get(second if host == first else first, [])}
+        for host, others in partners(hosts.hello).items()
+    }
+    return hosts.ask("reach.look", each=each)
 
 
 def _need_two(hosts: Hosts) -> None:
@@ -50,9 +54,10 @@ def _named(hosts: Hosts) -> str:
 
 @check("names")
 async def names(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads, on each host, the addresses of all hosts' names (getaddrinfo), and who the hosts are. Threshold: each name leads to
-    an address of that very host, and no two names to one host. `launch` goes by addresses, so a wrong name is a warning; another
-    launcher's --master_addr and DeepSpeed's ssh need the name (ml-engineering: names that are the loopback)."""
+    """Reads, on each host, the addresses of the names of those that `ports` tries (getaddrinfo), and who the hosts are.
+    Threshold: each name leads to an address of that very host, and no two names to one host. `launch` goes by addresses, so a
+    wrong name is a warning; another launcher's --master_addr and DeepSpeed's ssh need the name (ml-engineering: names that are
+    the loopback)."""
     _need_two(hosts)
     facts = await _looks(hosts)
     machines: dict[str, list[str]] = {}
@@ -64,8 +69,14 @@ async def names(hosts: Hosts) -> AsyncIterator[Result]:
             problem, why = f"it is the same machine as {twins[0]}", "its ranks would take the same devices twice"
             yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
             continue
-        wrong = [(name, what) for name in facts if name != host and (what := _wrong(hosts, name, found))]
-        if not wrong:
+        others = [name for name in found["resolved"] if name != host and name in facts and not choice.is_own(name)]
+        wrong = [(name, what) for name in others if (what := _wrong(hosts, name, found))]
+        if choice.is_own(host):
+            problem = f"the hostfile says {host}, which is on every host that host itself"
+            why = "`launch` goes by addresses; ranks of deepspeed and torchrun, given this name, would wait in vain"
+            cure = f"write this host's network name into the hostfile; `hostname` says {found['hostname']} there"
+            yield Result(host, "yellow", "no network name", None, problem, why, cure)
+        elif not wrong:
             yield sound(host, "resolve")
         else:
             name, what = wrong[0]
@@ -93,25 +104,28 @@ def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
 async def interface(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, the interfaces that are up, the way to the first host, and the address of
     the host's own name. Threshold: what NCCL (src/misc/socket.cc, ncclFindInterfaces) and gloo (torch, ProcessGroupGloo.cpp,
-    createDefaultDevice) take is no bridge, no loopback, and leads to the other hosts. `launch` sets both variables to the
-    interface that does, so what they would take without it is a warning."""
+    createDefaultDevice) take is no bridge, no loopback, and leads to the other hosts. Red where a variable that ranks get allows
+    none, or where the first that it allows is the loopback, or has an address that another host has too. `launch` sets both
+    variables to the interface that does, so what they would take without it is a warning."""
     _need_two(hosts)
-    for host, found in (await _looks(hosts)).items():
-        variables = found["variables"] | dict(hosts.wanted.environment)
-        usual, gpus = found["leads"] or "eth0", bool(hosts.hello[host].get("gpus"))
-        for name in choice.VARIABLES:
-            if name in hosts.wanted.environment and (problem := choice.named_wrongly(name, variables[name], found)):
-                why = "every rank gets this variable, and would wait for the others in vain"
-                yield Result(
-                    host,
-                    "red",
-                    "wrong variable",
-                    None,
-                    f"{name}={variables[name]}: {problem}",
-                    why,
-                    f"export {name}={usual}",
-                )
-                break
+    looks, shared = await _looks(hosts), _shared(hosts)
+    ways = {found["leads"] for found in looks.values()}
+    for host, found in looks.items():
+        variables, wanted = found["variables"] | dict(hosts.wanted.environment), hosts.wanted.environment
+        gpus = bool(hosts.hello[host].get("gpus"))
+        named = {
+            name: choice.named_wrongly(name, wanted[name], found, shared) for name in choice.VARIABLES if name in wanted
+        }
+        bad = [(level, f"{name}={wanted[name]}: {said}", name) for name, (level, said) in named.items() if level]
+        if bad:
+            level, problem, name = min(bad)  # "red" is before "yellow"
+            cure = f"unset {name}: `launch` then sets it on each host to the interface that leads to the others"
+            if len(ways) == 1 and "" not in ways:
+                cure = f"export {name}={found['leads']}, or {cure}"
+            why = "every rank gets this variable, and would wait for the others in vain"
+            if level == "yellow":
+                why = "every rank gets this variable; where that bridge leads to no other host, ranks wait in vain"
+            yield Result(host, level, "wrong variable", None, problem, why, cure)
         else:
             taken = {"GLOO_SOCKET_IFNAME": choice.of_gloo(found, variables)}
             if gpus:
@@ -124,8 +138,18 @@ async def interface(hosts: Hosts) -> AsyncIterator[Result]:
             why = (
                 "`launch` sets these variables itself; ranks of deepspeed or torchrun would wait for each other in vain"
             )
-            cure = f"for those two: export {' '.join(f'{name}={usual}' for name in wrong)} on {host}"
+            usual = found["leads"] or "the interface that `ip route get` names for another host's address"
+            cure = f"for those two, on {host}: " + "; ".join(f"export {name}={usual}" for name in wrong)
             yield Result(host, "yellow", "needs a variable", None, problem, why, cure)
+
+
+def _shared(hosts: Hosts) -> set[str]:
+    """Addresses that more than one machine has: of bridges that stand on every host alike."""
+    machines: dict[str, set[str]] = {}
+    for host, hello in hosts.hello.items():
+        for address in hello.get("addresses", {}):
+            machines.setdefault(address, set()).add(hello.get("machine") or host)
+    return {address for address, its in machines.items() if len(its) > 1}
 
 
 # ---- ports and packets -------------------------------------------------------------------------------------------
@@ -147,8 +171,8 @@ def _targets(
     def door(host: str, other: str) -> Facts:
         by_name = [] if named else looks.get(host, {}).get("resolved", {}).get(other, [])
         addresses = [*(address for address in by_name if not choice.is_loopback(address)), *own[other]]
-        few = list(dict.fromkeys(addresses))[:ADDRESSES]
-        return {"addresses": few or [other], "ports": ports[other], "datagrams": listening[other]["datagrams"]}
+        few, its = list(dict.fromkeys(addresses))[:ADDRESSES], listening[other]
+        return {"addresses": few or [other], "ports": ports[other], "datagrams": its["datagrams"], "long": its["long"]}
 
     return tried, {
         host: {"host": host, "token": token, "targets": {other: door(host, other) for other in others}}
@@ -218,39 +242,74 @@ def _ports(failed: Iterable[dict[str, str]], facts: Facts) -> str:
     return f"{' and '.join(words)}: {reason}"
 
 
-@check("packets", seconds=30)
+# What becomes of long packets -> level, value, and in words: what it is, why it matters, what cures it.
+_LOSSES: dict[str, tuple[Level, str, str, str, str]] = {
+    "hangs": (
+        "red",
+        "lost",
+        "are lost, short ones arrive, and 100 KB by TCP do not",
+        "connections open, and then hang on the first long message",
+        "raise the MTU of the switch or tunnel on the way, or lower it on all hosts: sudo ip link set {card} mtu 1400",
+    ),
+    "told": (
+        "yellow",
+        "too long",
+        "are too long for the way, and a router says so",
+        "TCP sends shorter ones and works; RoCE and long datagrams lose theirs",
+        "none is needed for TCP; else give the hosts the MTU of the way: sudo ip link set {card} mtu 1500",
+    ),
+    "lost": (
+        "yellow",
+        "datagrams lost",
+        "are lost, short ones arrive; TCP was not seen to hang",
+        "if the way drops them without a word, TCP is slow to find out; RoCE and long datagrams lose theirs",
+        "let firewalls on the way pass ICMP and UDP, or lower the MTU on all hosts: sudo ip link set {card} mtu 1400",
+    ),
+}
+
+
+@check("packets", seconds=40)
 async def packets(hosts: Hosts) -> AsyncIterator[Result]:
     """Sends datagrams as long as the interface's MTU, which nobody may divide (IP_PMTUDISC_PROBE), between the same pairs as
-    `ports`. Threshold: the MTU is that of most hosts, and they arrive. Where ends differ TCP agrees on the smaller size: a
-    warning. Where the network between equal ends drops them, TCP hangs on the first long message, without an error (RFC 2923)."""
+    `ports`, and 100 KB by TCP where they are lost in silence. Threshold: the MTU is that of most hosts, and they arrive. Where
+    ends differ TCP agrees on the smaller size, and where a router says that they are too long TCP sends shorter ones: warnings.
+    Red where the network between equal ends drops them and TCP hangs on the first long message, without an error (RFC 2923)."""
     _need_two(hosts)
     looks, token = await _looks(hosts), secrets.token_hex(8)
     async with _listening(hosts, token, 0) as listening:
         tried, questions = _targets(hosts, looks, listening, token)
-        found = await hosts.ask("ports.packets", 20, questions)
-    sent = {(host, other): one for host, facts in found.items() for other, one in facts["sent"].items()}
-    short = {pair for pair, one in sent.items() if one["arrived"] == "short"}
+        found = await hosts.ask("ports.packets", 30, questions)
+    sent = {(host, other): one["arrived"] for host, facts in found.items() for other, one in facts["sent"].items()}
+    arrived: dict[str, set[str]] = {}
+    for pair, what in sent.items():
+        for host in pair:
+            arrived.setdefault(host, set()).add(what)
     mtus = {host: mtu for host, facts in looks.items() if (mtu := choice.mtu(facts))}
     usual = most_common(mtus) if mtus else 0
     odd = {host for host, mtu in mtus.items() if mtu != usual}
     tried = {host: others for host, others in tried.items() if host in found}
-    incoming, outgoing = blame(tried, {pair for pair in short if not odd & set(pair)})
+    faults = [
+        (what, *blame(tried, {pair for pair, its in sent.items() if its == what and not odd & set(pair)}))
+        for what in ("hangs", "told", "lost")
+    ]
     for host in found:
-        arrived = {one["arrived"] for pair, one in sent.items() if host in pair}
+        bad = [
+            (what, ins.get(host, []), outs.get(host, [])) for what, ins, outs in faults if host in ins or host in outs
+        ]
         if host in odd:
             problem = f"{looks[host]['leads']} has MTU {mtus[host]}, elsewhere it is {usual}"
-            problem += ", and full-size packets are lost" if any(host in pair for pair in short) else ""
+            problem += ", and full-size packets are lost" if arrived.get(host, set()) & {"hangs", "lost"} else ""
             why = "TCP has to take the smaller packets on every connection to it; RoCE and datagrams just lose theirs"
             cure = f"ssh {host} sudo ip link set {looks[host]['leads']} mtu {usual}"
             yield Result(host, "yellow", f"MTU {mtus[host]}", None, problem, why, cure)
-        elif others := [*incoming.get(host, ()), *outgoing.get(host, ())]:
-            way = "from" if host in incoming else "to"
-            problem = f"packets of {mtus.get(host, usual)} bytes {way} {_some(others)} are lost, short ones arrive"
-            why = "connections open, and then hang on the first long message"
-            cure = "raise the MTU of the switch or tunnel on the way, or lower it on all hosts: "
-            cure += f"sudo ip link set {looks[host]['leads']} mtu 1400"
-            yield Result(host, "red", "lost", None, problem, why, cure)
-        elif arrived == {"none"}:
+        elif bad:
+            what, sources, targets = bad[0]
+            level, value, says, why, cure = _LOSSES[what]
+            way = f"{'from' if sources else 'to'} {_some([*sources, *targets])}"
+            problem = f"packets of {mtus.get(host, usual)} bytes {way} {says}"
+            card = looks.get(host, {}).get("leads") or "INTERFACE"
+            yield Result(host, level, value, None, problem, why, cure.format(card=card))
+        elif arrived.get(host) == {"none"}:
             yield unknown(host, "no datagram gets through, short ones neither: a firewall may drop UDP")
         else:
             yield sound(host, f"{usual} bytes" if usual else "arrive")

@@ -1,7 +1,7 @@
 """The plan of the network checks: who measures with whom in which round, how large payloads become, and how long it all takes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors.console import counted
@@ -23,6 +23,11 @@ FEW, MANY = 7, 63  # rounds at most, of the usual size and of --full: every pair
 # For estimates alone. Seconds: of a login and its hello; of a process that measures; of importing torch; of a group per host
 LOGIN, ORDER, IMPORT, MEET = 1.5, 0.2, 8.0, 0.02
 NCCL_ROUND = 2.0  # both ways, the connections of a pair included
+QUICK = 1.6  # all quick checks of two hosts (docs/preflight.md)
+# Beside the quick ones, from the usual size on: torch is imported; a processor's speed is measured (docs/preflight.md).
+TYPICAL = {"sameness": IMPORT, "devices": 6.0}
+LONGEST_LOGIN = 20.0  # its limit
+NEED_A_RECIPE = ("kernels", "rehearsal")  # groups that are grey without one
 
 
 def rounds(count: int, most: int) -> list[list[tuple[int, int]]]:
@@ -52,7 +57,8 @@ class Stage:
     """One line of the plan.
 
     group, name: as in the table of results; rounds: that follow each other; connections: of all rounds together
-    payload: in words; seconds: estimated, or the most they may take (`most`)
+    payload: in words; seconds: estimated, or the most they may take (`most`); limit: the most, in any case
+    typical: of a line with the most alone, what it took where it was measured; None: nobody knows
     """
 
     group: str
@@ -62,22 +68,38 @@ class Stage:
     payload: str
     seconds: float
     most: bool = False
+    limit: float = 0.0
+    typical: float | None = None
 
 
-def plan(slots: Mapping[str, int], size: Size, gpus: bool) -> Iterator[Stage]:
-    """What a check of that size would do on these hosts. gpus: whether they have any; nobody has asked them."""
+def plan(slots: Mapping[str, int], size: Size, gpus: bool, job: bool = True) -> Iterator[Stage]:
+    """What a check of that size would do on these hosts. gpus: whether they have any; nobody has asked them. job: whether there
+    is a recipe, without which some groups are not run."""
     hosts, ranks = len(slots), sum(slots.values())
-    yield Stage("reach", "logins", -(-hosts // AT_ONCE[0]), hosts, "-", -(-hosts // AT_ONCE[0]) * LOGIN)
+    waves, usual = -(-hosts // AT_ONCE[0]), SIZES.index(size) >= SIZES.index("usual")
+    yield Stage("reach", "logins", waves, hosts, "-", waves * LOGIN, limit=waves * LONGEST_LOGIN)
     for group in dict.fromkeys(check.group for check in checks(size)):
-        if group == "network":
+        if group == "network" or (group in NEED_A_RECIPE and not job):
+            continue
+        if group == "kernels" and not gpus:  # what CPUs compute is proven nowhere
             continue
         own = [check for check in checks(size) if check.group == group]
         longest = max((check.seconds for check in own if not check.alone), default=0.0)
-        yield Stage(
-            group, counted(len(own), "check"), 1, 0, "-", longest + sum(c.seconds for c in own if c.alone), True
-        )
-    if SIZES.index(size) >= SIZES.index("usual"):
-        yield from _network(hosts, ranks if gpus else hosts, "nccl" if gpus else "gloo", size)
+        most = longest + sum(c.seconds for c in own if c.alone)
+        more = any(check.size != "quick" for check in own)
+        typical = QUICK if group == "reach" else TYPICAL.get(group) if more else 0.0  # all quick ones run together
+        yield Stage(group, counted(len(own), "check"), 1, 0, "-", most, True, most, typical)
+    if usual:
+        limits = {check.name: check.seconds for check in checks(size)}
+        if hosts > 1:
+            for stage in _network(hosts, ranks if gpus else hosts, "nccl" if gpus else "gloo", size):
+                yield replace(stage, limit=max(limits.get(stage.name, 0.0), stage.seconds))
+        if gpus and min(slots.values()) > 1:
+            payloads, name = PAYLOADS["nccl"], "GPUs of a host"
+            words = f"{_bytes(payloads[0])} to {_bytes(payloads[-1])}"
+            yield Stage("network", name, len(BUS) * len(payloads), 0, words, limits[name], True, limits[name])
+        if hosts > 1:
+            yield Stage("network", "waiting", 1, 0, "-", limits["waiting"], True, limits["waiting"], 0.0)
 
 
 def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage]:
@@ -98,6 +120,12 @@ def _network(hosts: int, ranks: int, backend: str, size: Size) -> Iterator[Stage
     connections = ranks * (ranks - 1) // 2 if backend == "gloo" else 4 * ranks
     words = f"{_bytes(sweep[0])} to {_bytes(sweep[-1])}, {backend}"
     yield Stage("network", "collectives", len(BUS) * len(sweep), connections, words, IMPORT + 8 + ranks * MEET)
+
+
+def total(stages: Sequence[Stage]) -> tuple[float, float]:
+    """(seconds by what is measured, seconds by the limits) of all stages."""
+    about = sum(stage.typical or 0.0 if stage.most else stage.seconds for stage in stages)
+    return about, sum(stage.limit for stage in stages)
 
 
 def _bytes(number: int) -> str:
@@ -130,7 +158,7 @@ def table(slots: Mapping[str, int], size: Size, stages: Sequence[Stage]) -> Any:
     hosts, ranks = counted(len(slots), "host"), counted(sum(slots.values()), "rank")
     drawn = Table(title=f"{hosts}, {ranks}, {size}: nothing was started", title_justify="left", header_style="bold")
     for number, title in enumerate(("group", "what", "rounds", "connections", "payload", "seconds")):
-        drawn.add_column(title, justify="right" if number in (2, 3, 5) else "left", no_wrap=True)
+        drawn.add_column(title, justify="right" if number in (2, 3, 5) else "left", no_wrap=title != "payload")
     for stage in stages:
         seconds = f"{'at most' if stage.most else 'about'} {stage.seconds:,.0f}"
         links = f"{stage.connections:,}" if stage.connections else "-"
@@ -141,6 +169,8 @@ def table(slots: Mapping[str, int], size: Size, stages: Sequence[Stage]) -> Any:
 def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
     """What the table does not say: who meets whom first, and what the network's part takes."""
     names = list(slots)
+    if len(names) == 1:
+        yield "one host: there are no pairs"
     for stage in stages:
         if stage.name in ("pairs", "every pair"):
             games = rounds(len(names), FEW if stage.name == "pairs" else MANY)
@@ -149,5 +179,11 @@ def lines(slots: Mapping[str, int], stages: Sequence[Stage]) -> Iterator[str]:
             full = len(rounds(len(names), len(names)))
             part = "" if len(games) == full else f"; a sample: all pairs would take {full:,} rounds"
             yield f"{stage.name}, round 1 of {len(games)}: {', '.join(some)}{more}{part}"
-    seconds = sum(stage.seconds for stage in stages if stage.group == "network")
-    yield f"The network takes about {seconds:,.0f} s; a payload that takes more than {LONGEST:g} s at a time is left out."
+    if seconds := sum(stage.seconds for stage in stages if stage.group == "network" and not stage.most):
+        yield f"The network takes about {seconds:,.0f} s; a payload that takes more than {LONGEST:g} s at a time is left out."
+    about, most = total(stages)
+    yield f"all checks: about {about:,.0f} s; at most {most:,.0f} s"
+    if unknown := [
+        one.name if one.group == "network" else one.group for one in stages if one.most and one.typical is None
+    ]:
+        yield f"not in the first figure, for they depend on hosts and recipe: {', '.join(unknown)}"

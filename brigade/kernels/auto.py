@@ -46,7 +46,7 @@ def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
 
 def here(settings: Settings, config: Any, world: World, device: str) -> dict[str, float] | None:
     """prove.of_attention() of this rank's device, by the proof in the cache or the short one; None where neither proves any."""
-    from . import models, proofs, prove
+    from . import judging, models, proofs, prove
 
     written, shapes = models.as_json(config), prove.shapes_of(settings)
     proof, note = proofs.read(proofs.key(written, shapes, proofs.device(world.local_rank)))
@@ -72,7 +72,28 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
             return None
         if proofs.write(proof) is None:
             _say(world, f"the proof cannot be kept in {proofs.folder()}: each run makes it again")
+    elif late := judging.to_try_again(proof):
+        _say(
+            world,
+            f"trying {', '.join(late)} again on {device}, which ran out of time (at most {prove.QUICK['seconds']:.0f} s)",
+        )
+        proof = _again(written, shapes, world, proof)
     return in_order(prove.of_attention(proof), proof)
+
+
+def _again(written: Row, shapes: Row, world: World, proof: Row) -> Row:
+    """The proof with what ran out of time tried once more; the one that is there, where that cannot be done."""
+    from . import judging, proofs, prove
+
+    try:
+        new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof)
+    except Exception as error:  # a run that trains does not end for a proof's sake
+        _say(world, f"it cannot be tried: {type(error).__name__}: {first_line(error)}")
+        return proof
+    for line in in_words(new):
+        _say(world, line)
+    proofs.write(new)
+    return judging.merged(proof, new)
 
 
 def asked_for(settings: Settings) -> list[str]:
@@ -84,7 +105,7 @@ def asked_for(settings: Settings) -> list[str]:
 
 
 def in_order(times: dict[str, float], proof: Row) -> dict[str, float]:
-    """The fastest first; times that cannot be told apart are equal, and stand in the table's order (prove.judge)."""
+    """The fastest first; times that cannot be told apart are equal, and stand in the table's order (judging.judge)."""
     best = times.get(proof["fastest"].get("attention", ""))
     tied = {name for name in times if best is not None and proof["paths"][name]["status"] == "proven"}
     equal = {name: best if name in tied and best is not None else value for name, value in times.items()}

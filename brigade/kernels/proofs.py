@@ -15,7 +15,7 @@ from typing import Any
 
 from ..data.cache import cache_directory
 from ..errors import first_line
-from . import models
+from . import judging, models
 
 Row = dict[str, Any]
 FORMAT = 1
@@ -119,8 +119,12 @@ def read(key: Row) -> tuple[Row | None, str]:
 
 
 def write(proof: Row) -> Path | None:
-    """Keep a proof; the last of several writers wins, and a reader sees a whole one. None where nothing can be written there."""
+    """Keep a proof, with what an older one knows beyond it (judging.merged);
+    the last of several writers wins, and a reader sees a
+    whole one. None where nothing can be written there."""
     file = path_of(proof["key"])
+    if file.exists() and (old := read(proof["key"])[0]):
+        proof = judging.merged(old, proof)
     aside = file.with_name(f".{file.name}-{platform.node()}-{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

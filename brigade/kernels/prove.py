@@ -15,12 +15,12 @@ from typing import Any
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from . import models, paths, proofs
+from .judging import answered, judge, may_be_timed, unjudged
 from .paths import ABSENT, ATTENTION, FAILED, PROVEN, SLOWER
 
 Row = dict[str, Any]
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # of a first run, which waits for it (issue 17)
 FULL = {"seconds": 1200.0, "path": 180.0, "rounds": 20}  # flex and compiled layers wait for a compiler
-CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
 NOT_FOR_A_CHILD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -43,18 +43,21 @@ def on_this_host(
     rows: dict[str, Row] | None = None,
     index: int = 0,
     limits: Row | None = None,
+    known: Row | None = None,
 ) -> Row:
     """Prove and time all paths on one device of this host. Nothing is written; see proofs.write().
 
     config: the model's config.json, of its texts' part (models.as_json of a config object); shapes: of shapes_of()
     quick: only what `auto` chooses among, within QUICK["seconds"]; rows: another table of paths; index: of the GPU
     limits: instead of QUICK or FULL: seconds in all, seconds for a path's call, rounds of timing
+    known: an earlier proof of this key, whose answers hold; what ran out of time in it is tried again
 
     Returns, for JSON: {"key": what it holds for, "quick", "seconds", "made": seconds since 1970, "fastest": {kind: path},
-    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only"}}}; what was found.
+    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only", "timeouts"}}}; what was found.
     status: proven (agrees, and none of its kind is faster), slower (agrees, but another is faster), wrong (its errors are beyond
     what is allowed), failed (it crashed, hung or raised), absent (this host cannot run it)
     ms: milliseconds of a forward and backward pass, or of an optimizer's step; None: not timed
+    timeouts: how often it ran out of time, of paths that failed by that alone
     """
     began = time.monotonic()
     device = proofs.device(index)
@@ -65,7 +68,13 @@ def on_this_host(
         why = paths.lacking(row, device, shapes["dtype"])
         if row["kind"] != paths.OPTIMIZER:
             why = why or no_model or models.unsupported(config, name, row)
-        found[name] = {"kind": row["kind"], "status": ABSENT, "why": why} if why else {"kind": row["kind"]}
+        earlier = known["paths"].get(name, {}) if known else {}
+        if why:
+            found[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
+        elif answered(earlier):
+            found[name] = unjudged(earlier)
+        else:
+            found[name] = {"kind": row["kind"]}
     job = {
         "config": config,
         "shapes": shapes,
@@ -73,6 +82,9 @@ def on_this_host(
         "device": f"cuda:{index}" if device["type"] == "cuda" else "cpu",
     }
     _drive(job, found, (limits or (QUICK if quick else FULL)), began)
+    for name, row in found.items():
+        if "timeouts" in row and known:
+            row["timeouts"] += known["paths"].get(name, {}).get("timeouts", 0)
     return {
         "key": proofs.key(config, shapes, device),
         "quick": quick,
@@ -81,34 +93,6 @@ def on_this_host(
         "fastest": judge(rows, found),
         "paths": found,
     }
-
-
-def judge(rows: dict[str, Row], found: dict[str, Row]) -> dict[str, str]:
-    """{kind: the fastest path that agrees}; those that another beats become "slower" in `found`.
-
-    A path without a time is behind all that have one."""
-    fastest: dict[str, str] = {}
-    for kind in dict.fromkeys(row["kind"] for row in rows.values()):
-        right = [name for name in rows if rows[name]["kind"] == kind and found[name]["status"] == PROVEN]
-        right = [name for name in right if may_be_timed(found[name])]
-        timed = [name for name in right if found[name].get("ms") is not None]
-        if not right:
-            continue
-        best = min((found[name]["ms"] for name in timed), default=None)
-        first = [name for name in timed if best is not None and found[name]["ms"] <= CLOSE * best]
-        fastest[kind] = (first or right)[0]
-        for name in timed:
-            if name not in first:
-                found[name] |= {"status": SLOWER, "why": f"{found[name]['ms'] / best:.2f}x the time of {fastest[kind]}"}
-        for name in right:
-            if timed and name not in timed:
-                found[name] |= {"status": SLOWER, "why": found[name].get("why") or "it agrees, but was not timed"}
-    return fastest
-
-
-def may_be_timed(row: Row) -> bool:
-    """Whether a path can be taken or left: a dtype is the recipe's choice, and some have no backward pass here."""
-    return row["kind"] != paths.DTYPE and not row.get("forward_only")
 
 
 def of_attention(proof: Row) -> dict[str, float]:
@@ -137,7 +121,11 @@ def _drive(job: Row, found: dict[str, Row], limits: Row, began: float) -> None:
             break
     for row in found.values():
         if "status" not in row:
-            row |= {"status": FAILED, "why": f"not reached within {limits['seconds']:.0f} s"}
+            _timed_out(row, f"not reached within {limits['seconds']:.0f} s")
+
+
+def _timed_out(row: Row, why: str) -> None:
+    row |= {"status": FAILED, "why": why, "ms": None, "timeouts": 1}
 
 
 def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
@@ -173,7 +161,7 @@ def _work(job: Row, found: dict[str, Row], patience: float, end: float) -> bool:
                 event = events.get(timeout=max(0.0, min(left, patience) if ready else left))
             except queue.Empty:
                 if current and left > 0:
-                    found[current] |= {"status": FAILED, "why": f"no answer within {patience:.0f} s", "ms": None}
+                    _timed_out(found[current], f"no answer within {patience:.0f} s")
                 return left <= 0
             if event is None:
                 break

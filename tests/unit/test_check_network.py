@@ -1,6 +1,7 @@
 """The network's speed: who meets whom, whose fault a slow pair is, what a sweep is held against, and what it means."""
 
 import asyncio
+import io
 import itertools
 import re
 import threading
@@ -65,6 +66,40 @@ def test_dry_run_of_two_hosts_without_gpus_speaks_of_gloo(tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"collectives +│ +16 │ +1 │ 64 KiB to 64 MiB, gloo", said)
     assert "every pair" not in said
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_dry_run_of_one_host_has_no_pairs(tmp_path, capsys, slots):
+    (tmp_path / "hosts").write_text(f"a slots={slots}\n")
+    assert main(["check", "--hostfile", str(tmp_path / "hosts"), "--full", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "one host: there are no pairs" in said
+    assert ("GPUs of a host" in said) == (slots > 1)
+    assert re.search(r"all checks: about [\d,]+ s; at most [\d,]+ s", said)
+
+
+def test_the_plan_without_a_recipe_has_no_rehearsal_and_its_total_is_below_the_limits():
+    slots = dict.fromkeys(NAMES, 8)
+    with_one, without = (list(sweep.plan(slots, "full", True, job)) for job in (True, False))
+    assert {stage.group for stage in with_one} - {stage.group for stage in without} == {"kernels", "rehearsal"}
+    names = {stage.name for stage in without}
+    assert names > {"pairs", "pairs by NCCL", "collectives", "GPUs of a host", "waiting"}
+    about, most = sweep.total(without)
+    assert 0 < about < most < sweep.total(with_one)[1]
+    assert not {stage.group for stage in sweep.plan(slots, "full", False)} & {"kernels"}, "there is no GPU"
+
+
+def test_seconds_stay_whole_on_a_narrow_screen():
+    from rich.console import Console
+
+    slots = {f"node{number}": 8 for number in range(1000)}
+    stages = list(sweep.plan(slots, "full", True))
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(sweep.table(slots, "full", stages))
+    said = screen.export_text()
+    assert max(map(len, said.splitlines())) <= 80
+    for stage in stages:
+        assert f"{'at most' if stage.most else 'about'} {stage.seconds:,.0f}" in said
 
 
 # ---- pairs -------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def look(host, **more):
 
 def listening(host):
     more = {"master": 29500} if host == "node1" else {}
-    return {"range": [32768, 60999], "ports": [32768, 40000], "datagrams": 5, "control": 6} | more
+    return {"range": [32768, 60999], "ports": [32768, 40000], "datagrams": 5, "long": 7, "control": 6} | more
 
 
 def judged(check, answers, hosts=NODES, environment=None, gpus=0, **own):
@@ -105,6 +105,46 @@ def test_names_that_lead_elsewhere_are_warnings_on_the_host_that_sees_them():
     assert found["node4"] == ("yellow", "node1 is 192.168.7.7, which is not an address of node1, here")
 
 
+def test_a_host_that_the_hostfile_calls_localhost_has_no_network_name():
+    hosts = ["localhost", "node2"]
+    looks = {host: look("node2") | {"resolved": {"localhost": ["127.0.0.1"], "node2": ["10.0.0.2"]}} for host in hosts}
+    hello = {host: {"machine": host, "addresses": {f"10.0.0.{number}": "eth0"}} for number, host in enumerate(hosts, 1)}
+    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"reach.look": looks}, hello)
+
+    async def run():
+        return [result async for result in reach.names(recorded)]
+
+    first, second = asyncio.run(run())
+    assert (first.host, first.level, second.level) == ("localhost", "yellow", "green")
+    assert "network name" in first.cure
+    assert "/etc/hosts" not in first.cure
+
+
+class Asked(Recorded):
+    """Keeps what each host was asked."""
+
+    async def ask(self, probe, seconds=10, each=None, **arguments):
+        self.questions = {host: arguments | own for host, own in each.items()}
+        return await super().ask(probe, seconds, each, **arguments)
+
+
+def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
+    hosts = [f"n{number}" for number in range(1000)]
+    hello = {
+        host: {"machine": host, "addresses": {f"10.1.{n // 250}.{n % 250}": "eth0"}} for n, host in enumerate(hosts)
+    }
+    looks = {host: look("node1") | {"resolved": {}} for host in hosts}
+    recorded = Asked(Wanted(dict.fromkeys(hosts, 1)), {"reach.look": looks}, hello)
+
+    async def run():
+        return [result.level async for result in reach.names(recorded)]
+
+    assert set(asyncio.run(run())) == {"green"}
+    assert {len(own["names"]) for own in recorded.questions.values()} == {SAMPLE + 1}
+    assert recorded.questions["n5"]["towards"] == ["10.1.0.0"]
+    assert recorded.questions["n0"]["towards"] == ["10.1.0.1"], "the first one's way leads to another host too"
+
+
 def test_two_names_of_one_machine_are_no_two_hosts():
     hello = {host: {"machine": "the same", "addresses": {}} for host in NODES[:2]}
     recorded = Recorded(Wanted(dict.fromkeys(hello, 1)), {"reach.look": {host: look(host) for host in hello}}, hello)
@@ -153,7 +193,7 @@ def test_a_bridge_matters_where_nccl_is_used():
     assert judged(reach.interface, {}, node2={"interfaces": interfaces})["node2"][0] == "green"
     level, problem = judged(reach.interface, {}, gpus=8, node2={"interfaces": interfaces})["node2"]
     assert (level, problem) == (
-        "yellow", "without NCCL_SOCKET_IFNAME the bridge br-1a2b is taken, which leads to no other host",
+        "yellow", "without NCCL_SOCKET_IFNAME the bridge br-1a2b is taken, the way to the others is eth0",
     )  # fmt: skip
 
 
@@ -173,6 +213,45 @@ def test_a_variable_that_every_rank_gets_must_suit_every_host():
     assert {level for level, _ in found.values()} == {"red"}
     found = judged(reach.interface, {}, environment={"GLOO_SOCKET_IFNAME": "eth"})  # gloo takes whole names
     assert {level for level, _ in found.values()} == {"red"}
+
+
+def test_a_bridge_behind_the_card_is_no_fault():
+    """The usual ^docker0,lo, on hosts with bridges of other names."""
+    card = look("node2")["interfaces"][1]
+    usual = {"environment": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}
+    for name in ("virbr0", "br-1a2b", "cni0", "flannel.1"):
+        found = judged(reach.interface, {}, node2={"interfaces": [LOOPBACK, card, bridge(name)]}, **usual)
+        assert found.pop("node2")[0] == "yellow"
+        assert set(found.values()) == {("green", "")}
+    found = judged(reach.interface, {}, node2={"interfaces": [LOOPBACK, bridge("br-1a2b"), card]}, **usual)
+    assert found["node2"][0] == "yellow", "the first, but it may lead to the others all the same"
+    assert judged(reach.interface, {}, environment={"NCCL_SOCKET_IFNAME": "^docker"})["node2"][0] == "red"
+
+
+def test_a_bridge_of_the_same_address_on_two_hosts_leads_to_nobody():
+    found = look("node2") | {"interfaces": [LOOPBACK, bridge("docker0"), look("node2")["interfaces"][1]]}
+    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, {"172.17.0.1"})[0] == "red"
+    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, set())[0] == "yellow"
+    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "eth0", found, {"172.17.0.1"}) == ("", "")
+    hello = {host: {"machine": host, "addresses": {"172.17.0.1": "docker0", address(host): "eth0"}} for host in NODES}
+    assert reach._shared(Recorded(Wanted(dict.fromkeys(NODES, 1)), {}, hello)) == {"172.17.0.1"}
+
+
+def test_a_cure_names_no_interface_that_nobody_knows():
+    def cures(**own):
+        looks = {host: look(host, variables={}, **own.get(host, {})) for host in NODES}
+        hello = {host: {"addresses": {}, "machine": host} for host in NODES}
+        wanted = Wanted(dict.fromkeys(NODES, 1), environment={"GLOO_SOCKET_IFNAME": "lo"})
+
+        async def run():
+            return {one.cure async for one in reach.interface(Recorded(wanted, {"reach.look": looks}, hello))}
+
+        return asyncio.run(run())
+
+    known, unknown = cures(), cures(**{host: {"leads": ""} for host in NODES})
+    assert len(known) == len(unknown) == 1
+    assert "export GLOO_SOCKET_IFNAME=eth0" in known.pop()
+    assert unknown.pop().startswith("unset GLOO_SOCKET_IFNAME")
 
 
 # ---- ports ---------------------------------------------------------------------------------------------------------
@@ -242,13 +321,33 @@ def packets(arrived, **own):
 def test_a_small_mtu_is_a_warning_and_a_path_that_loses_packets_is_not_sound():
     assert set(packets({}).values()) == {("green", "")}
     small = [LOOPBACK, CARD | {"mtu": 1400, "addresses": [address("node2")]}]
-    found = packets({(a, "node2"): "short" for a in TRIED["node2"]}, node2={"interfaces": small})
+    found = packets({(a, "node2"): "lost" for a in TRIED["node2"]}, node2={"interfaces": small})
     assert found.pop("node2") == ("yellow", "eth0 has MTU 1400, elsewhere it is 1500, and full-size packets are lost")
     assert {level for level, _ in found.values()} == {"green"}
-    found = packets({(a, "node2"): "short" for a in TRIED["node2"]})
-    assert found["node2"] == ("red", "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive")
+    found = packets({(a, "node2"): "hangs" for a in TRIED["node2"]})
+    said = "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive, and 100 KB by TCP do not"
+    assert found["node2"] == ("red", said)
     nothing = dict.fromkeys(((a, b) for a in NODES for b in TRIED[a]), "none")
     assert {level for level, _ in packets(nothing).values()} == {"grey"}
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("told", "packets of 1500 bytes from node1, node3, node4 are too long for the way, and a router says so"),
+        (
+            "lost",
+            "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive; TCP was not seen to hang",
+        ),
+    ],
+)
+def test_a_way_on_which_tcp_works_is_a_warning(what, says):
+    """Hosts with 9,000 bytes behind a router with 1,500, or a VPN: the MTU of the way is found, and nothing hangs."""
+    found = packets({(a, "node2"): what for a in TRIED["node2"]})
+    assert found.pop("node2") == ("yellow", says)
+    assert {level for level, _ in found.values()} == {"green"}
+    everywhere = packets({(a, b): what for a in NODES for b in TRIED[a]})
+    assert {level for level, _ in everywhere.values()} == {"yellow"}
 
 
 @pytest.mark.parametrize("check", [reach.names, reach.interface, reach.packets])
@@ -278,14 +377,54 @@ def test_both_ends_of_ports_and_packets_on_this_machine():
                 "addresses": ["127.0.0.1"],
                 "ports": [*facts["ports"], stranger, closed],
                 "datagrams": facts["datagrams"],
+                "long": facts["long"],
             }
             found = ports_probe.connect("me", "token", {"here": target})["failed"]
     assert found == {"here": {str(stranger): "another program answers there", str(closed): "connection refused"}}
     sent = ports_probe.packets("me", "token", {"here": target})["sent"]["here"]
     assert sent["arrived"] == "all"
+    assert not ports_probe._hangs("127.0.0.1", facts["long"])
     assert ports_probe.heard(facts["control"]) == {"heard": ["me"]}
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", facts["ports"][0]), timeout=5)
+
+
+def test_a_way_that_says_that_packets_are_too_long_is_told():
+    """Longer than this host's loopback takes: the kernel answers as it does after ICMP "fragmentation needed"."""
+    facts = next(held := ports_probe.listen("here", "token", 0))
+    sender = ports_probe._sender("127.0.0.1", facts["datagrams"])
+    assert ports_probe._answered(sender, b"token me".ljust(66_000, b"\0"), "token") == "told"
+    sender.close()
+    ports_probe.heard(facts["control"])
+    held.close()
+
+
+def test_long_messages_that_nobody_reads_hang(monkeypatch):
+    """As on a way that drops long packets in silence: short ones open the connection."""
+    monkeypatch.setattr(ports_probe, "LONGEST", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        assert ports_probe._hangs("127.0.0.1", deaf.getsockname()[1])
+        closed = deaf.getsockname()[1]
+    assert not ports_probe._hangs("127.0.0.1", closed), "a port that is closed is another fault"
+
+
+def test_addresses_that_do_not_answer_are_tried_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(ports_probe, "PAUSE", 0.02)
+    with socket.socket(type=socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        senders = {name: ports_probe._sender("127.0.0.1", silent.getsockname()[1]) for name in "abcde"}
+        waited = []
+        real = ports_probe.select.select
+        monkeypatch.setattr(ports_probe.select, "select", lambda *words: waited.append(len(words[0])) or real(*words))
+        assert ports_probe._first_that_answers(senders, b"token me", "token") is None
+        assert set(waited) == {5}
+    facts = next(held := ports_probe.listen("here", "token", 0))
+    both = {"silent": senders["a"], "right": ports_probe._sender("127.0.0.1", facts["datagrams"])}
+    assert ports_probe._first_that_answers(both, b"token me", "token") == "right"
+    for sender in (*senders.values(), both["right"]):
+        sender.close()
+    ports_probe.heard(facts["control"])
+    held.close()
 
 
 def test_a_port_that_is_taken_names_its_holder():

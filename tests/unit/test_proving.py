@@ -12,7 +12,7 @@ import transformers
 
 from brigade.cluster import World
 from brigade.kernels import __main__ as command
-from brigade.kernels import auto, models, paths, proofs, prove, steps, worker
+from brigade.kernels import auto, judging, models, paths, proofs, prove, steps, worker
 from brigade.model import attention, packed_samples
 from brigade.recipe.files import REPOSITORY
 from testing import faulty_kernels
@@ -95,7 +95,7 @@ def test_what_auto_may_take_is_told_where_samples_begin(family):
 def test_flex_attention_is_compared_by_its_logits_on_a_cpu():
     found = tried(own("flex_attention"))["flex_attention"]
     assert found["status"] == "proven" and found["forward_only"] and set(found["errors"]) == {"logits", "moved"}
-    assert prove.judge(own("flex_attention"), {"flex_attention": {"kind": "attention", **found}}) == {}
+    assert judging.judge(own("flex_attention"), {"flex_attention": {"kind": "attention", **found}}) == {}
 
 
 def test_a_model_whose_samples_see_each_other_proves_nothing():
@@ -169,7 +169,7 @@ def judged(**milliseconds):
     found = {name: {"kind": "attention", "status": "wrong" if name not in milliseconds else "proven"} for name in rows}
     for name, time in milliseconds.items():
         found[name]["ms"] = time
-    return prove.judge(rows, found), {name: row["status"] for name, row in found.items()}
+    return judging.judge(rows, found), {name: row["status"] for name, row in found.items()}
 
 
 def test_the_fastest_that_agrees_is_taken():
@@ -190,7 +190,7 @@ def proof_of(device, shapes=SHAPES, written=None, **milliseconds):
     for name in rows:
         status = "proven" if name in milliseconds else "absent"
         found[name] = {"kind": "attention", "status": status, "why": "", "ms": milliseconds.get(name)}
-    fastest = prove.judge(rows, found)
+    fastest = judging.judge(rows, found)
     key = proofs.key(written or config(), shapes, device)
     return {"key": key, "quick": True, "seconds": 9.0, "made": 0, "fastest": fastest, "paths": found}
 
@@ -413,6 +413,81 @@ def test_a_driver_that_nothing_names_is_another_after_each_boot(tmp_path, monkey
     monkeypatch.setattr(proofs, "BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("0b1c\n")
     assert proofs.driver.__wrapped__() == "unknown, since boot 0b1c"
+
+
+def late(proof, name, timeouts=1):
+    """The proof in which one path ran out of time."""
+    row = {"kind": "attention", "status": "failed", "why": "no answer within 8 s", "ms": None, "timeouts": timeouts}
+    rows = {key: dict(row) for key, row in proof["paths"].items()} | {name: row}
+    fresh = {key: judging.unjudged(row) for key, row in rows.items()}
+    return proof | {"paths": fresh, "fastest": judging.judge({key: {"kind": "attention"} for key in fresh}, fresh)}
+
+
+def test_a_path_that_ran_out_of_time_is_tried_again_by_the_next_run(load, on, made, capsys):
+    """A cold disk or a busy GPU: the fast path is not given up for good."""
+    on(A100)
+    good = proof_of(A100, SHAPES | {"micro_batch": 1}, flash_attention_2=5.0, sdpa=20.0)
+    proofs.write(late(good, "flash_attention_2"))
+    calls, settings = made(good), load(*RUN)
+    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    assert calls[0][1]["known"]["fastest"] == {"attention": "sdpa"}
+    assert settings.proven == {"flash_attention_2": 5.0, "sdpa": 20.0}
+    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    assert len(calls) == 1, "it has its answer"
+    assert "flash_attention_2 again" in capsys.readouterr().err
+
+
+def test_a_path_that_never_answers_is_given_up_and_a_second_try_that_fails_costs_nothing(load, on, made):
+    on(A100)
+    good = proof_of(A100, SHAPES | {"micro_batch": 1}, flash_attention_2=5.0, sdpa=20.0)
+    assert judging.to_try_again(late(good, "flash_attention_2", judging.TRIES)) == []
+    proofs.write(late(good, "flash_attention_2"))
+    calls, settings = made(RuntimeError("CUDA out of memory")), load(*RUN)
+    auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD)
+    assert len(calls) == 1 and settings.proven == {"sdpa": 20.0}
+
+
+def test_a_second_try_keeps_what_is_known_and_counts(monkeypatch):
+    """No process: what a worker would do with a path that hangs once more."""
+    proof = late(proof_of(CPU, sdpa=2.0, eager=9.0), "varlen")
+    asked = []
+
+    def work(job, found, patience, end):
+        asked.append((job["prove"], job["time"]))
+        prove._timed_out(found["varlen"], "no answer within 8 s")
+        return False
+
+    monkeypatch.setattr(prove, "_work", lambda job, found, *rest: bool(not job["prove"] or work(job, found, *rest)))
+    monkeypatch.setattr(proofs, "device", lambda index=0: CPU)
+    new = prove.on_this_host(config(), SHAPES, quick=True, rows=own("varlen", "sdpa", "eager"), known=proof)
+    assert asked == [(["varlen"], ["sdpa", "eager"])]
+    assert new["paths"]["varlen"]["timeouts"] == 2
+    assert new["fastest"] == {"attention": "sdpa"}
+
+
+def test_a_quick_proof_replaces_no_full_one():
+    full = proof_of(A100, flash_attention_2=5.0, sdpa=20.0) | {"quick": False}
+    full["paths"]["liger"] = {"kind": "liger", "status": "wrong", "why": "gradients are off by 4.0e-01"}
+    quick = proof_of(A100, flash_attention_2=50.0, sdpa=20.0)
+    proofs.write(full)
+    proofs.write(quick)
+    kept = proofs.read(full["key"])[0]
+    assert not kept["quick"]
+    assert kept["paths"] == full["paths"] and kept["fastest"] == full["fastest"]
+    quick["paths"]["flash_attention_2"] = {"kind": "attention", "status": "wrong", "why": "logits are off by 3.0e-01"}
+    proofs.write(quick)  # which nobody may forget
+    kept = proofs.read(full["key"])[0]
+    assert kept["paths"]["flash_attention_2"]["status"] == "wrong" and kept["fastest"]["attention"] == "sdpa"
+    assert kept["paths"]["liger"]["status"] == "wrong"
+
+
+def test_a_path_that_runs_out_of_time_keeps_its_earlier_answer():
+    good = proof_of(A100, flash_attention_2=5.0, sdpa=20.0)
+    proofs.write(good)
+    proofs.write(late(good, "flash_attention_2"))
+    kept = proofs.read(good["key"])[0]
+    assert kept["paths"]["flash_attention_2"]["ms"] == 5.0 and kept["fastest"] == {"attention": "flash_attention_2"}
+    assert kept["paths"]["sdpa"]["status"] == "slower"
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import resource
+import select
 import selectors
 import socket
 import threading
@@ -21,6 +22,7 @@ IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PROBE = 10, 23, 3  # linux/in.h, linux/in6.h
 CONNECTING = 5.0  # seconds: three tries of TCP
 AT_ONCE = 64  # ports that one host tries at a time, each under a few addresses: an open file each
 RETRIES, PAUSE = 4, 0.25  # of a datagram, and seconds between them
+LONG, LONGEST = 100_000, 8.0  # bytes over TCP, and seconds: after 3 s Linux may try smaller packets (tcp_mtu_probing)
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -30,7 +32,8 @@ def listen(host: str, token: str, count: int, master: int | None = None) -> Iter
 
     Whoever connects is told the token and this host's name; datagrams are answered with their length.
     range: of the ephemeral ports; ports: those that are open here; master: its port, absent where it is taken: taken says by whom
-    datagrams: a UDP port; control: a TCP port of the loopback that says who was heard, and ends all this
+    datagrams: a UDP port; long: a TCP port that reads LONG bytes and answers with their number
+    control: a TCP port of the loopback that says who was heard, and ends all this
     """
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -56,6 +59,9 @@ def listen(host: str, token: str, count: int, master: int | None = None) -> Iter
     if both:
         datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     datagrams.bind(("", 0))
+    long = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
+    facts["long"] = long.getsockname()[1]
+    threading.Thread(target=_swallow, args=(long, token), daemon=True).start()
     control = socket.create_server(("127.0.0.1", 0))
     facts |= {"datagrams": datagrams.getsockname()[1], "control": control.getsockname()[1]}
     greeting = json.dumps({"token": token, "host": host}).encode()
@@ -100,6 +106,22 @@ def _serve(
                         each.close()
                     connection.sendall(json.dumps(sorted(heard)).encode())
                 return
+
+
+def _swallow(server: socket.socket, token: str) -> None:
+    """Reads what whoever comes sends, all of them at the same time. It ends with the process, which its master ends."""
+
+    def read(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            connection.settimeout(2 * LONGEST)
+            left = LONG
+            while left and (data := connection.recv(min(left, 2**16))):
+                left -= len(data)
+            connection.sendall(f"{token} {LONG - left}".encode())
+
+    while True:
+        with suppress(OSError):
+            threading.Thread(target=read, args=(server.accept()[0],), daemon=True).start()
 
 
 def heard(control: int) -> dict[str, Any]:
@@ -175,7 +197,10 @@ def _say_hello(host: str, token: str, targets: dict[str, dict[str, Any]]) -> Non
 def packets(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Send each host a short datagram and one as long as this host's interface takes, which nobody may divide.
 
-    targets: as of connect; sent: host -> {"size": of the packet, "arrived": "all", "short" (only the short one) or "none"}
+    targets: as of connect, and "long": its port; sent: host -> {"size": of the packet, "arrived": see below}
+    all: both arrived; none: neither; else the short one alone:
+    told: the network, or this host, says that the long one is too long, so TCP sends shorter ones
+    hangs: it is lost in silence, and so are LONG bytes over TCP; lost: it is lost, and TCP passes or does not connect
     """
     found: dict[str, dict[str, Any]] = {}
     threads = []
@@ -193,24 +218,59 @@ def packets(host: str, token: str, targets: dict[str, dict[str, Any]]) -> dict[s
 
 def _packets_to(host: str, token: str, target: dict[str, Any]) -> dict[str, Any]:
     sizes = {name["name"]: name["mtu"] for name in interfaces()}
-    mine = addresses()
-    for address in target["addresses"]:
-        with suppress(OSError), socket.socket(family := family_of(address), socket.SOCK_DGRAM) as sender:
-            six = family == socket.AF_INET6
-            level, option = (socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER) if six else (socket.IPPROTO_IP, IP_MTU_DISCOVER)
-            sender.setsockopt(level, option, PROBE)
-            sender.connect((address, target["datagrams"]))
-            hello = f"{token} {host}".encode()
-            if not _answered(sender, hello, token):
-                continue
-            size = min(sizes.get(mine.get(str(sender.getsockname()[0]), ""), 1500), 65535)
-            full = hello.ljust(size - (48 if six else 28), b"\0")  # headers of IP and UDP
-            return {"size": size, "arrived": "all" if _answered(sender, full, token) else "short"}
-    return {"size": 0, "arrived": "none"}
+    mine, hello = addresses(), f"{token} {host}".encode()
+    senders = {address: one for address in target["addresses"] if (one := _sender(address, target["datagrams"]))}
+    try:
+        if (address := _first_that_answers(senders, hello, token)) is None:
+            return {"size": 0, "arrived": "none"}
+        sender = senders[address]
+        size = min(sizes.get(mine.get(str(sender.getsockname()[0]), ""), 1500), 65535)
+        headers = 48 if sender.family == socket.AF_INET6 else 28  # of IP and UDP
+        arrived = _answered(sender, hello.ljust(size - headers, b"\0"), token)
+        if arrived == "lost" and _hangs(address, target["long"]):
+            arrived = "hangs"
+        return {"size": size, "arrived": arrived}
+    finally:
+        for sender in senders.values():
+            sender.close()
 
 
-def _answered(sender: socket.socket, data: bytes, token: str) -> bool:
-    """Whether the other end says that all of it came in."""
+def _sender(address: str, port: int) -> socket.socket | None:
+    """A socket whose datagrams nobody may divide; None where there is no way to that address."""
+    sender = socket.socket(family := family_of(address), socket.SOCK_DGRAM)
+    six = family == socket.AF_INET6
+    level, option = (socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER) if six else (socket.IPPROTO_IP, IP_MTU_DISCOVER)
+    try:
+        sender.setsockopt(level, option, PROBE)
+        sender.connect((address, port))
+    except OSError:
+        sender.close()
+        return None
+    return sender
+
+
+def _first_that_answers(senders: dict[str, socket.socket], hello: bytes, token: str) -> str | None:
+    """The first address, in their order, of those from which an answer comes soonest; all are tried at the same time."""
+    expected, names = f"{token} {len(hello)}".encode(), {sender: address for address, sender in senders.items()}
+    answered: set[str] = set()
+    for number in range(RETRIES if names else 0):
+        for sender in names:
+            with suppress(OSError):
+                sender.send(hello)
+        until = time.monotonic() + PAUSE * (number + 1)
+        while (left := until - time.monotonic()) > 0 and next(iter(senders)) not in answered:
+            for sender in select.select(list(names), [], [], left)[0]:
+                with suppress(OSError):  # refused: the other end is not there yet, or a firewall says so
+                    if sender.recv(200) == expected:
+                        answered.add(names[sender])
+                        until = min(until, time.monotonic() + 0.1 * PAUSE)
+        if answered:
+            return next(address for address in senders if address in answered)
+    return None
+
+
+def _answered(sender: socket.socket, data: bytes, token: str) -> str:
+    """ "all" where the other end says that all of it came in, "told" where it is said to be too long, else "lost"."""
     sender.settimeout(PAUSE)
     for number in range(RETRIES):
         try:
@@ -219,9 +279,27 @@ def _answered(sender: socket.socket, data: bytes, token: str) -> bool:
             while time.monotonic() < until:
                 with suppress(TimeoutError):
                     if sender.recv(200) == f"{token} {len(data)}".encode():
-                        return True
+                        return "all"
         except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                return False
-            time.sleep(PAUSE)  # refused: the other end is not there yet, or a firewall says so
+            if error.errno == errno.EMSGSIZE:  # ICMP "fragmentation needed", which connected sockets are told
+                return "told"
+            time.sleep(PAUSE)
+    return "lost"
+
+
+def _hangs(address: str, port: int) -> bool:
+    """Whether a connection opens there, over which LONG bytes do not pass."""
+    try:
+        connection = socket.create_connection((address, port), timeout=CONNECTING)
+    except OSError:
+        return False
+    with connection:
+        connection.settimeout(LONGEST)
+        try:
+            connection.sendall(bytes(LONG))
+            connection.recv(200)
+        except TimeoutError:
+            return True
+        except OSError:  # reset by somebody, which is another fault than silence
+            pass
     return False
