@@ -136,7 +136,9 @@ def _dry_run(wanted: "Wanted", size: "Size", skip: list[str]) -> int:
     # Nobody is asked: hosts with several slots, and those of a recipe that names a GPU, are taken to have GPUs.
     recipe = wanted.job.settings.recipe if wanted.job else None
     gpus = max(wanted.slots.values()) > 1 or bool(recipe and recipe.cluster.gpu)
-    stages = [stage for stage in sweep.plan(wanted.slots, size, gpus) if stage.name not in skip]
+    stages = [
+        stage for stage in sweep.plan(wanted.slots, size, gpus, job=wanted.job is not None) if stage.name not in skip
+    ]
     console(highlight=False).print(sweep.table(wanted.slots, size, stages))
     print(*sweep.lines(wanted.slots, stages), sep="\n")
     return 0
