@@ -54,11 +54,11 @@ async def apply(wanted: Wanted, outcome: Outcome, told: Callable[[Done], None], 
     cures = lines(outcome.results)
     touched = {row.name for row in outcome.rows if any(r.fix and r.host in cures for r in row.results)}
     others = [check.name for check in checks() if check.name not in touched]
-    began, now = time.monotonic(), cures
+    began, left = time.monotonic(), cures
     for number, (host, own) in enumerate(cures.items()):
         if number:
-            now = lines((await run(wanted, outcome.size, name=_name(), told=checked, skip=others)).results)
-        still = [line for line in own if line in now.get(host, [])]
+            left = lines((await run(wanted, outcome.size, name=_name(), told=checked, skip=others)).results)
+        still = [line for line in own if line in left.get(host, [])]
         for line in own:
             if line not in still:
                 told(Done(host, line, "", ("not needed any more: nothing was run",)))

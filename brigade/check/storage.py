@@ -94,7 +94,7 @@ def _not_writable(host: str, directory: str, left: Facts) -> Result:
     cure = f"make it writable there (ssh {host}), or give another --output_dir"
     problem = f"{directory}: {left['error']}"
     if file := left.get("file"):
-        problem, cure = f"{file} is a file, not a directory", f"give another --output_dir, or rename {file}"
+        problem, cure = f"{file} is a file, not a directory", "give another --output_dir"
     elif left.get("size") == 0:
         problem, cure = f"{directory}: {left['error']}; no disk is there", "give an --output_dir on a disk"
     return Result(host, "red", "not writable", None, problem, why, cure)
