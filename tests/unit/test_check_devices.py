@@ -415,7 +415,7 @@ def test_a_usual_host_is_sound(name):
             "memory",
             {"memory": {"total": 2**33, "available": 2**32}},
             "yellow",
-            "4.0 of 8.0 GiB are free for 8 ranks, which need 8 GiB at least",
+            "4.0 of 8.0 GiB are free for 8 ranks, which need 8 GiB",
         ),
         (
             "memory",
