@@ -266,7 +266,7 @@ def test_xids_of_the_log_are_red_where_nvml_confirms_them(own, xid, level):
     """A reset that cured the GPU leaves the log as it is."""
     found = xids(("0000:01:00", xid, 60), own=own)
     assert {result.level for result in found} == {level}
-    assert found[-1].problem.startswith(f"GPU 1: Xid {xid}, 1 min ago")
+    assert found[0].problem.startswith(f"GPU 1: Xid {xid}, 1 min ago")
 
 
 def test_a_recovery_that_the_driver_wants_now_and_one_that_is_over():
@@ -493,7 +493,7 @@ def test_this_host_answers():
 def control_groups(monkeypatch, files):
     """files: name -> what it says in each group, from the inside"""
     monkeypatch.setattr(
-        probe, "_control_group", lambda controller, *names: zip(*(files.get(name, []) for name in names), strict=True)
+        probe, "_control_group", lambda controller, *names: zip(*(files.get(name, []) for name in names), strict=False)
     )
 
 
