@@ -12,7 +12,6 @@ from .registry import check
 from .results import NotHere, Result, sound, thresholds, unknown
 
 GIB = 2**30
-SOCKETS = 4  # of a rank for each other one: two groups with two sockets each way
 PIECES, AGAIN = 3, 6  # of arithmetic, of which the best counts; and of a host that looked slow
 
 
@@ -25,11 +24,17 @@ async def _gpus(hosts: Hosts) -> dict[str, Facts]:
     found = await hosts.ask("nvml.gpus", 20, each=asked)
     if not any("gpus" in facts for facts in found.values()):
         raise NotHere
-    return found
+    return _with_use(hosts, found)
+
+
+def _with_use(hosts: Hosts, found: Mapping[str, Facts]) -> dict[str, Facts]:
+    wanted = hosts.wanted
+    return {host: of_gpus.with_use(facts, wanted.environment, wanted.slots[host]) for host, facts in found.items()}
 
 
 async def _judged(hosts: Hosts, judges: Iterable[of_gpus.Judge], value: str) -> list[Result]:
-    """Each GPU of each host, judged. Hosts without GPUs, or without NVML, are unknown. value: of the sound ones."""
+    """Each GPU of each host, judged; one that no rank gets is a warning at most. Hosts without GPUs or NVML are unknown.
+    value: of the sound ones."""
     found = await _gpus(hosts)
     kinds, results = of_gpus.usual(found), []
     for host in hosts.hello:
@@ -53,7 +58,7 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
             )
         return
     asked = {host: Facts() for host, count in counts.items() if count}
-    found = await hosts.ask("nvml.gpus", 20, each=asked) if asked else {}
+    found = _with_use(hosts, await hosts.ask("nvml.gpus", 20, each=asked) if asked else {})
     kinds = {host: of_gpus.kinds(facts["gpus"]) for host, facts in found.items() if "gpus" in facts}
     usual = Counter(name for kind in kinds.values() for name in kind).most_common(1)
     for host, count in counts.items():
@@ -83,8 +88,9 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("gpu memory errors", seconds=40)
 async def gpu_errors(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads ECC mode, uncorrected errors since the last reset, and remapped rows by NVML. Threshold: no uncorrected error and no
-    failed row (red), no row that waits for a reset, ECC as on others of the kind; NVIDIA's "GPU Memory Error Management"."""
+    """Reads ECC mode, uncorrected errors since the last reset, and remapped rows by NVML. Threshold: no failed row and no Xid 48
+    or 95 right now (red); no uncorrected error, no row that waits for a reset, ECC as on others of the kind; NVIDIA's "GPU Memory
+    Error Management"."""
     for result in await _judged(hosts, (of_gpus.errors,), "no errors"):
         yield result
 
@@ -100,12 +106,16 @@ async def gpu_clocks(hosts: Hosts) -> AsyncIterator[Result]:
 @check("gpu links", seconds=40)
 async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads width and speed of PCIe, state of each NVLink, the NVLink fabric and peer access by NVML. Threshold: gpu_pcie of
-    thresholds.yaml; all NVLinks of the kind (gpus.yaml, else as most have); fabric joined; peers as on most hosts of the kind."""
+    thresholds.yaml; all NVLinks of the kind (gpus.yaml, else as most have) where ranks use two GPUs of the host; fabric joined;
+    peers as on most hosts of the kind."""
     found = {host: facts for host, facts in (await _gpus(hosts)).items() if "gpus" in facts}
     for result in await _judged(hosts, (of_gpus.pcie, of_gpus.nvlink), "full width"):
         yield result
     peers = {
-        host: (tuple(sorted(of_gpus.kinds(facts["gpus"]).items())), of_gpus.reached(facts))
+        host: (
+            tuple(sorted(of_gpus.kinds([gpu for gpu in facts["gpus"] if gpu["used"]]).items())),
+            of_gpus.reached(facts),
+        )
         for host, facts in found.items()
     }
     for host, (kind, (reached, pairs)) in peers.items():
@@ -126,34 +136,35 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("gpu Xid errors", seconds=40)
 async def gpu_xids(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads NVIDIA's Xid errors: live ones by NVML for a tenth of a second, past ones from the kernel's log where this user may
-    read it. Threshold: none of the last day whose action in xids.yaml is red; NVIDIA's Xid catalog, grouped as AWS does."""
+    """Reads NVIDIA's Xid errors: live ones by NVML for a tenth of a second, past ones of these GPUs from the kernel's log where
+    this user may read it. Threshold: none whose action in xids.yaml is red that comes now or that NVML confirms (it wants a
+    reset, or a row of memory waits for it); none of the last day (a warning); NVIDIA's Xid catalog, grouped as AWS does."""
     found = await _gpus(hosts)
     logs = await hosts.ask("devices.kernel_log", 15, each={host: Facts() for host in found})
     for host, facts in found.items():
-        log, by_gpu = (
-            logs.get(host, {}),
-            {gpu.get("bus", "").lower()[-10:]: gpu["index"] for gpu in facts.get("gpus", [])},
+        if "gpus" not in facts:
+            yield unknown(host, "NVML says nothing there; see the row gpus")
+            continue
+        log = logs.get(host, {})
+        results = of_gpus.judged(
+            host, of_gpus.with_log(facts["gpus"], log.get("xids", [])), {}, (of_gpus.xids,), "none"
         )
-        said: dict[str, list[Mapping[str, float]]] = {}
-        for one in facts.get("xids", []):
-            said.setdefault(f"GPU {one['index']}", []).append({**one, "age": 0})
-        for one in log.get("xids", []):
-            number = by_gpu.get(of_gpus.bus(one["bus"]))
-            said.setdefault(f"GPU {one['bus']}" if number is None else f"GPU {number}", []).append(one)
-        grave = [(gpu, xid) for gpu, xids in said.items() for xid in of_gpus.xids(xids) if xid.level != "green"]  # type: ignore[arg-type]
-        for gpu, xid in grave:
-            cure = xid.cure.replace("{host}", host).replace("{gpu}", gpu.removeprefix("GPU "))
-            yield Result(host, xid.level, xid.value, None, f"{gpu}: {xid.problem}", xid.why, cure)
-        if not grave and "unreadable" in log:
+        if results[0].level == "green" and "unreadable" in log:
             yield unknown(host, f"past ones: {log['unreadable']}; `ssh {host} sudo dmesg | grep Xid` shows them")
-        elif not grave and log:
-            yield sound(host, "none")
+        elif results[0].level != "green" or log:
+            for result in results:
+                yield result
 
 
 # ---- the host ----------------------------------------------------------------------------------------------------
 async def _host(hosts: Hosts) -> dict[str, Facts]:
     return await hosts.ask("devices.host", 10)
+
+
+def _limit(name: str, level: str) -> float:
+    """What a figure of that level lacks: where the level begins."""
+    limits = thresholds()[name]
+    return (limits.red if level == "red" else limits.yellow) or 0.0
 
 
 def _like_most(host: str, amounts: Mapping[str, float], slots: Mapping[str, int], unit: str) -> Result | None:
@@ -181,9 +192,10 @@ async def cores(hosts: Hosts) -> AsyncIterator[Result]:
         if level == "green":
             yield _like_most(host, whole, hosts.wanted.slots, "cores") or sound(host, value)
             continue
-        problem = f"{counted(slots, 'rank')} on {facts['cores']:g} cores"
+        least = slots * _limit("cores_per_slot", level)
+        problem = f"{counted(slots, 'rank')} on {facts['cores']:g} cores; they need {least:g} at least"
         why = "ranks take turns, and all others wait for them"
-        cure = f"`ssh {host} nproc`: ask for more with --cpus-per-task, or of the container with --cpus"
+        cure = f"fewer slots for {host} in the hostfile; or more cores: --cpus-per-task of the batch job, --cpus of the container"
         yield Result(host, level, value, None, problem, why, cure)
 
 
@@ -204,8 +216,9 @@ async def memory(hosts: Hosts) -> AsyncIterator[Result]:
             yield _like_most(host, whole, hosts.wanted.slots, "GiB of memory") or sound(host, value, free)
             continue
         why = "the kernel ends a process when memory runs out, and with it the run"
-        cure = f"`ssh {host} ps aux --sort=-rss | head` shows who holds it"
-        problem = f"{free:.1f} of {total:.1f} GiB are free for {counted(slots, 'rank')}"
+        cure = f"fewer slots for {host} in the hostfile; or end who holds it: `ssh {host} ps aux --sort=-rss | head`"
+        each = _limit("memory_per_slot", level)
+        problem = f"{free:.1f} of {total:.1f} GiB are free for {counted(slots, 'rank')}, which need {slots * each:g} GiB at least"
         yield Result(host, level, value, free, problem, why, cure)
 
 
@@ -231,36 +244,44 @@ async def shared_memory(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("open files")
 async def open_files(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the limit of open files that a login, and so each rank, gets there. Threshold: what open_files of thresholds.yaml
-    leaves besides four sockets for each rank of the run."""
+    """Reads the hard limit of open files that a login gets there; `launch` raises the soft one of its ranks to it. Threshold:
+    what open_files of thresholds.yaml leaves besides a socket for each rank of the run."""
     ranks = sum(hosts.wanted.slots.values())
     for host, facts in (await _host(hosts)).items():
-        soft, hard = facts["open_files"]
-        level = thresholds()["open_files"].level(soft - SOCKETS * ranks)
+        _, most = facts["open_files"]
+        level = thresholds()["open_files"].level(most - ranks)
         if level == "green":
-            yield sound(host, f"{soft:,}")
+            yield sound(host, f"{most:,}")
             continue
-        problem = f"a process may open {soft:,} files there; {counted(ranks, 'rank')} need {SOCKETS * ranks} sockets each besides"
-        why = "ranks end with 'too many open files' once they have met, or when data are read"
-        cure = (
-            f"on {host}, `* - nofile 65536` in /etc/security/limits.conf, and log in again (its hard limit is {hard:,})"
+        needed = ranks + _limit("open_files", level)
+        problem = (
+            f"a process may open {most:,} files there; with a socket for each of {ranks} ranks it needs {needed:g}"
         )
-        yield Result(host, level, f"{soft:,}", None, problem, why, cure)
+        why = "ranks end with 'too many open files' once they have met, or when data are read"
+        cure = f"on {host}, `* - nofile 65536` in /etc/security/limits.conf, and log in again"
+        yield Result(host, level, f"{most:,}", None, problem, why, cure)
 
 
 @check("locked memory")
 async def locked_memory(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the limit of locked memory, and whether the host has InfiniBand or RoCE adapters, which need it. Threshold:
-    locked_memory of thresholds.yaml where there are adapters."""
+    """Reads the limit of locked memory, and whether NCCL would use InfiniBand or RoCE adapters there, which need it: ranks have
+    GPUs, programs may use the adapters (/dev/infiniband/uverbs*), NCCL_IB_DISABLE and NCCL_NET leave them to NCCL, and the
+    limit holds (no CAP_IPC_LOCK). Threshold: locked_memory of thresholds.yaml."""
+    own = hosts.wanted.environment
+    off = own.get("NCCL_IB_DISABLE", "0") != "0" or own.get("NCCL_NET") == "Socket"
     for host, facts in (await _host(hosts)).items():
-        limit = facts["locked_memory"]
+        limit, gpus = facts["locked_memory"], hosts.hello[host].get("gpus")
         size = "unlimited" if limit is None else f"{limit / 2**20:,.0f} MiB"
-        if limit is None or not facts["infiniband"] or thresholds()["locked_memory"].level(limit / GIB) == "green":
-            yield sound(host, size if facts["infiniband"] else f"{size}, no InfiniBand")
+        needed = gpus and facts["infiniband"] and facts["verbs"] and not (off or facts["ib_off"])
+        if limit is None or not needed or thresholds()["locked_memory"].level(limit / GIB) == "green":
+            yield sound(host, size if needed else f"{size}, and NCCL uses no InfiniBand")
             continue
         problem = f"a process may lock {size}, and {', '.join(facts['infiniband'][:4])} need more"
         why = "NCCL fails with 'unhandled system error' (ibv_reg_mr: cannot allocate memory), or takes TCP"
-        cure = f"on {host}, `* - memlock unlimited` in /etc/security/limits.conf; of a container --ulimit memlock=-1"
+        cure = (
+            f"on {host}, `* - memlock unlimited` in /etc/security/limits.conf; of a container --ulimit memlock=-1; "
+            "or NCCL_IB_DISABLE=1 for TCP"
+        )
         yield Result(host, "red", size, None, problem, why, cure)
 
 

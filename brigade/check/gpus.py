@@ -1,5 +1,6 @@
 """What is wrong with one GPU, from what NVML says of it (probes/nvml.py). Everything here judges one device; devices.py asks."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,10 @@ KNOWN = table(Path(__file__).with_name("gpus.yaml"))
 XIDS = table(Path(__file__).with_name("xids.yaml"))
 IDLE = 1  # nvmlClocksEventReasonGpuIdle
 COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+NEEDED = (1, 2, 6, 7)  # NVML_GPU_RECOVERY_ACTION_*: a reset or a reboot; with the others programs go on
+RECOVERY = 154  # the Xid that tells of it, when it comes and when it goes
+OF_MEMORY = {48, 64, 95, 140}  # Xids of errors that leave a row to be replaced
+DOUBTFUL = {48, 95}  # Xids after which results are in doubt
 GIB = 2**30
 DAY = 86_400
 
@@ -55,6 +60,40 @@ def expected_links(name: str) -> int:
     return next((links for part, links in KNOWN["nvlinks"].items() if part in name), 0)
 
 
+def with_use(facts: Facts, environment: Mapping[str, str], slots: int) -> Facts:
+    """What NVML says of a host, with more of each GPU: used: whether a rank gets it, alone: whether no two of the host are used,
+    live: Xids that came right now."""
+    mine = used(facts.get("gpus", []), environment.get("CUDA_VISIBLE_DEVICES"), slots)
+    live = [(one["index"], one["xid"]) for one in facts.get("xids", [])]
+    gpus = [
+        gpu
+        | {"used": gpu["index"] in mine, "alone": len(mine) < 2}
+        | {"live": [number for index, number in live if index == gpu["index"]]}
+        for gpu in facts.get("gpus", [])
+    ]
+    return facts | ({"gpus": gpus} if "gpus" in facts else {})
+
+
+def used(gpus: list[Facts], visible: str | None, slots: int) -> list[int]:
+    """Indices of the GPUs that ranks get: the first of the visible ones. visible: CUDA_VISIBLE_DEVICES, by index, UUID (its
+    beginning is enough) or bus address; as CUDA does, whatever stands behind an entry that is no device does not count."""
+    if visible is None:
+        return [gpu["index"] for gpu in gpus][:slots]
+    found: list[int] = []
+    for name in visible.split(",")[:slots]:
+        same = [gpu["index"] for gpu in gpus if _is_called(gpu, name.strip().lower())]
+        if len(same) != 1:
+            break
+        found += same
+    return found
+
+
+def _is_called(gpu: Facts, name: str) -> bool:
+    if ":" in name:
+        return "bus" in gpu and bus(gpu["bus"]) == bus(name)
+    return name == str(gpu["index"]) or (name.startswith("gpu-") and gpu.get("uuid", "").lower().startswith(name))
+
+
 def judged(
     host: str, gpus: Iterable[Facts], kinds: Mapping[str, Mapping[str, Any]], judges: Iterable[Judge], value: str
 ) -> list[Result]:
@@ -63,6 +102,8 @@ def judged(
     for gpu in gpus:
         for judge in judges:
             for finding in judge(gpu, kinds.get(gpu.get("name", "GPU"), {})):
+                if not gpu.get("used", True):
+                    finding = _aside(finding)
                 found.setdefault(finding, []).append(gpu["index"])
     if not found:
         return [sound(host, value)]
@@ -71,6 +112,12 @@ def judged(
         cure = one.cure.replace("{host}", host).replace("{gpu}", ",".join(map(str, numbers)))
         results.append(Result(host, one.level, one.value, None, f"{which(numbers)}: {one.problem}", one.why, cure))
     return results
+
+
+def _aside(finding: Finding) -> Finding:
+    """Of a GPU that no rank gets: a warning at most."""
+    level: Level = "yellow" if finding.level == "red" else finding.level
+    return finding._replace(level=level, problem=f"{finding.problem} (not among this run's)")
 
 
 def which(numbers: list[int]) -> str:
@@ -135,7 +182,9 @@ def errors(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
     reset, replace = XIDS["actions"]["reset"]["cure"], "let GPU {gpu} of {host} be replaced"
     if count := gpu.get("uncorrected"):
         problem = f"{count} errors of its memory since the last reset could not be corrected"
-        yield Finding("red", "memory errors", problem, "what it computes is in doubt", reset)
+        now = DOUBTFUL & set(gpu.get("live", []))
+        why = "what it computes is in doubt" if now else "it may err again; errors that were contained do no more harm"
+        yield Finding("red" if now else "yellow", "memory errors", problem, why, reset)
     rows = gpu.get("remapped", {})
     if rows.get("failed"):
         problem = "a faulty row of its memory could not be replaced: no spare one is left"
@@ -162,7 +211,8 @@ def clocks(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
         problem = f"its power limit is {limit:.0f} W, of others of its kind {most:.0f} W"
         cure = f"ssh {{host}} sudo nvidia-smi -i {{gpu}} --power-limit={most:.0f}"
         yield Finding(level, f"{limit:.0f} W", problem, why, cure)
-    if "temperature" in gpu and "slowdown_at" in gpu:
+    least, most = KNOWN["slowdown_at"]
+    if "temperature" in gpu and least <= gpu.get("slowdown_at", 0) <= most:
         left = gpu["slowdown_at"] - gpu["temperature"]
         if (level := thresholds()["gpu_temperature"].level(left)) != "green":
             problem = f"it has {gpu['temperature']} °C and slows down at {gpu['slowdown_at']} °C"
@@ -190,7 +240,9 @@ def pcie(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
-    up, expected = sum(gpu.get("nvlinks", [])), kind.get("links", 0)
+    """One GPU alone needs no link, and in a virtual machine it has none."""
+    alone = gpu.get("alone", False)
+    up, expected = sum(gpu.get("nvlinks", [])), 0 if alone else kind.get("links", 0)
     why = "NCCL takes PCIe instead, which is about ten times slower, or fails"
     if expected and "nvlinks" not in gpu and not gpu.get("lost"):
         problem = f"NVML says nothing of its {expected} NVLinks"
@@ -203,28 +255,43 @@ def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
         problem = "it has not joined the NVLink fabric"
         why = "without it no program can use GPUs of this host that are linked by NVSwitch (CUDA error 802)"
         cure = "ssh {host} sudo systemctl restart nvidia-fabricmanager; its version has to be the driver's"
-        yield Finding("red", "no fabric", problem, why, cure)
+        yield Finding("yellow" if alone else "red", "no fabric", problem, why, cure)
 
 
-def xid(number: int, age: float) -> Finding:
-    """One Xid error. age: seconds"""
+def xid(number: int, age: float, now: bool) -> Finding:
+    """One Xid error. age: seconds; now: it comes right now, or NVML still says so; else only the log tells of it"""
     entry = XIDS["xids"].get(number, {"means": "it is not in Brigade's table", "action": "watch"})
     action = XIDS["actions"][entry["action"]]
     level: Level = action["level"]
-    if age > DAY:
-        level = {"red": "yellow", "yellow": "green"}[level]  # type: ignore[assignment]
+    if not now:
+        level = "green" if age > DAY else "yellow"
     when = "now" if age < 1 else f"{age / 3600:.0f} h ago" if age >= 3600 else f"{age / 60:.0f} min ago"
     problem = f"Xid {number}, {when}: {entry['means']}"
     return Finding(level, f"Xid {number}", problem, "the next run may fail in the same way", action["cure"])
 
 
-def xids(said: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Of each number the newest; the gravest first. said: {xid, age}"""
-    newest: dict[int, float] = {}
-    for one in said:
-        newest[one["xid"]] = min(one["age"], newest.get(one["xid"], one["age"]))
-    found = [xid(number, age) for number, age in newest.items()]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level), reverse=True)
+def xids(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of each number the newest; the gravest first. gpu: with `log`, as with_log() makes it"""
+    waits, live = gpu.get("recovery") in NEEDED, [number for number in gpu["live"] if number != RECOVERY]
+    newest: dict[int, tuple[float, bool]] = {}
+    for one in sorted(gpu["log"], key=lambda one: one["age"]):
+        row = one["xid"] in OF_MEMORY and bool(gpu.get("remapped", {}).get("pending"))
+        newest.setdefault(one["xid"], (one["age"], waits or row))
+    newest |= dict.fromkeys([*live, *([RECOVERY] if waits else [])], (0, True))
+    found = [xid(number, age, now) for number, (age, now) in newest.items()]
+    grave = [finding for finding in found if finding.level != "green"]
+    yield from sorted(grave, key=lambda finding: LEVELS.index(finding.level), reverse=True)
+
+
+def with_log(gpus: Iterable[Facts], log: list[Facts]) -> list[Facts]:
+    """Each GPU with `log`, its own Xids of the kernel's log since the driver last said that it needs nothing any more. A
+    container reads of the other GPUs of its machine too: they are nobody's here."""
+    found = []
+    for gpu in gpus:
+        own = [one for one in log if "bus" in gpu and bus(one["bus"]) == bus(gpu["bus"])]
+        cured = min((one["age"] for one in own if one.get("action") == 0), default=math.inf)
+        found.append(gpu | {"log": [one for one in own if one["age"] < cured]})
+    return found
 
 
 def bus(address: str) -> str:
@@ -233,5 +300,7 @@ def bus(address: str) -> str:
 
 
 def reached(facts: Facts) -> tuple[int, int]:
-    """Pairs of GPUs that can read each other's memory, and pairs."""
-    return sum(status == 0 for _, _, status in facts["peers"]), len(facts["peers"])
+    """Pairs of GPUs of the run that can read each other's memory, and pairs."""
+    mine = {gpu["index"] for gpu in facts["gpus"] if gpu["used"]}
+    found = [status for a, b, status in facts["peers"] if {a, b} <= mine]
+    return found.count(0), len(found)

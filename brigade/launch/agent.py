@@ -9,6 +9,7 @@ know, secrets included, comes in over stdin: never on a command line, never in a
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -262,5 +263,13 @@ class Agent(Probes):
         self.say("stopped")
 
 
+def allow_open_files() -> None:
+    """Raise the soft limit of open files, 1,024 on most systems, towards the hard one: ranks inherit it, and need sockets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Not beyond a million: where containers have no limit, programs that close all they might have open would take minutes.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**20)), hard))
+
+
 if __name__ == "__main__":
+    allow_open_files()
     asyncio.run(Agent().serve())

@@ -5,6 +5,7 @@ import copy
 import errno
 import os
 import re
+import subprocess
 import sys
 import time
 from itertools import combinations
@@ -12,6 +13,7 @@ from itertools import combinations
 import pytest
 import yaml
 
+from brigade.check import gpus as of_gpus
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.probes import devices as probe
 from brigade.check.probes import nvml
@@ -161,32 +163,125 @@ def test_without_nvml_gpus_are_counted_all_the_same():
     assert levels(judged("gpu clocks", mixed, 2)) == {"node1": {"green"}, "node2": {"grey"}}
 
 
+OTHERS = [(kind, name) for kind, name in BROKEN if KINDS[kind]["broken"][name]["level"] == "red"]
+
+
+@pytest.mark.parametrize(("kind", "name"), OTHERS)
+def test_a_broken_gpu_that_no_rank_gets_is_a_warning_at_most(kind, name):
+    broken = KINDS[kind]["broken"][name]
+    answers = {"node1": facts(kind), "node2": facts(kind, broken["says"])}
+    if broken.get("only"):
+        answers["node2"]["gpus"][1] = {"index": 1, **broken["says"]}
+    first = judged(broken["row"], answers, 1, environment={"CUDA_VISIBLE_DEVICES": "0"})
+    assert levels(first)["node2"] <= {"yellow", "green"}  # of one GPU no NVLink is judged
+    assert all("not among this run's" in one.problem for one in first["node2"] if one.level == "yellow")
+    if kind != "rtx-4090":
+        some = judged(broken["row"], answers, 4, environment={"CUDA_VISIBLE_DEVICES": "0,2,3,4"})
+        assert levels(some)["node2"] == {"yellow"}
+        assert "red" in levels(judged(broken["row"], answers, 2))["node2"]  # the first ones, without the variable
+
+
+@pytest.mark.parametrize(
+    ("visible", "slots", "ours"),
+    [
+        (None, 3, [0, 1, 2]),
+        ("3, 1", 2, [3, 1]),
+        ("3,1,0", 2, [3, 1]),
+        ("GPU-b2,0", 2, [2, 0]),
+        ("0000:03:00.0", 1, [3]),
+        ("0,-1,2", 3, [0]),
+        ("GPU-", 1, []),  # which one?
+        ("", 1, []),
+    ],
+)
+def test_the_gpus_of_the_ranks(visible, slots, ours):
+    gpus = [{"index": n, "uuid": f"GPU-{letter}{n}", "bus": f"00000000:0{n}:00.0"} for n, letter in enumerate("aabb")]
+    assert of_gpus.used(gpus, visible, slots) == ours
+
+
+def test_one_gpu_of_a_virtual_machine_needs_no_nvlink():
+    answers = {"node1": facts("h100-sxm")}
+    answers["node1"]["gpus"] = [answers["node1"]["gpus"][0] | {"nvlinks": [0] * 18}]
+    answers["node1"]["peers"] = []
+    assert levels(judged("gpu links", answers, slots=1)) == {"node1": {"green"}}
+
+
+@pytest.mark.parametrize("threshold", [-2, 2, 0, 250])
+def test_a_temperature_that_is_a_difference_is_no_threshold(threshold):
+    assert levels(judged("gpu clocks", {"node1": facts("h100-sxm", {"slowdown_at": threshold})})) == {
+        "node1": {"green"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("live", "level"), [([], "yellow"), ([{"index": 1, "xid": 95}], "red"), ([{"index": 2, "xid": 95}], "yellow")]
+)
+def test_uncorrected_errors_that_were_contained_are_a_warning(live, level):
+    answers = {"node1": facts("h100-sxm", {"uncorrected": 1}) | {"xids": live}}
+    assert levels(judged("gpu memory errors", answers)) == {"node1": {level}}
+
+
 # ---- Xid errors --------------------------------------------------------------------------------------------------
-def xids(*entries, live=()):
-    said = facts("h100-sxm") | {"xids": list(live)}
-    log = {"node1": {"xids": [{"bus": bus, "xid": xid, "age": age} for bus, xid, age in entries]}}
-    return judged("gpu Xid errors", {"node1": said}, log=log)["node1"]
+def xids(*entries, live=(), own=None, slots=8):
+    """own: figures of GPU 1; entries: bus, number, age, and the action of number 154"""
+    said = facts("h100-sxm", own) | {"xids": list(live)}
+    fields = ("bus", "xid", "age", "action")
+    log = {"node1": {"xids": [dict(zip(fields, entry, strict=False)) for entry in entries]}}
+    return judged("gpu Xid errors", {"node1": said}, slots, log=log)["node1"]
 
 
 def test_an_xid_has_its_meaning_its_gpu_and_its_age():
     (result,) = xids(("0000:03:00", 79, 7300), ("0000:03:00", 79, 9000))
-    assert (result.level, result.problem) == ("red", "GPU 3: Xid 79, 2 h ago: it has fallen off the PCIe bus")
+    assert (result.level, result.problem) == ("yellow", "GPU 3: Xid 79, 2 h ago: it has fallen off the PCIe bus")
     assert "ssh node1 sudo reboot" in result.cure
 
 
 @pytest.mark.parametrize(
     ("xid", "age", "level"),
     [
-        (48, 60, "red"),
-        (48, 90_000, "yellow"),
+        (48, 60, "yellow"),
+        (48, 90_000, "green"),
         (13, 60, "yellow"),
         (13, 90_000, "green"),
-        (74, 60, "red"),
+        (74, 60, "yellow"),
         (999, 1, "yellow"),
     ],
 )
 def test_old_xids_count_less(xid, age, level):
     assert [result.level for result in xids(("0000:01:00", xid, age))] == [level]
+
+
+@pytest.mark.parametrize(
+    ("own", "xid", "level"),
+    [
+        ({}, 119, "yellow"),
+        ({"recovery": 0}, 119, "yellow"),
+        ({"recovery": 1}, 119, "red"),
+        ({"recovery": 3}, 119, "yellow"),
+        ({"remapped": {"pending": 1}}, 48, "red"),
+        ({"remapped": {"pending": 1}}, 119, "yellow"),
+    ],
+)
+def test_xids_of_the_log_are_red_where_nvml_confirms_them(own, xid, level):
+    """A reset that cured the GPU leaves the log as it is."""
+    found = xids(("0000:01:00", xid, 60), own=own)
+    assert {result.level for result in found} == {level}
+    assert found[0].problem.startswith(f"GPU 1: Xid {xid}, 1 min ago")
+
+
+def test_a_recovery_that_the_driver_wants_now_and_one_that_is_over():
+    (result,) = xids(own={"recovery": 2})
+    assert (result.level, result.problem) == ("red", "GPU 1: Xid 154, now: the driver wants a reset of it, or a reboot")
+    over = [("0000:01:00", 119, 900), ("0000:01:00", 154, 900, 1), ("0000:01:00", 154, 300, 0)]
+    assert [result.level for result in xids(*over)] == ["green"]
+    assert [result.problem[:14] for result in xids(*over, ("0000:01:00", 119, 100))] == ["GPU 1: Xid 119"]
+    assert [result.level for result in xids(live=[{"index": 1, "xid": 154}])] == ["green"]  # it may be the end of it
+
+
+def test_xids_of_gpus_that_are_not_ours():
+    assert [result.level for result in xids(("0000:b1:00", 79, 60))] == ["green"]
+    (result,) = xids(live=[{"index": 6, "xid": 95}], slots=4)
+    assert (result.level, "not among this run's" in result.problem) == ("yellow", True)
 
 
 def test_live_xids_and_a_log_that_may_not_be_read():
@@ -202,10 +297,18 @@ def test_xids_are_read_from_the_kernels_log(monkeypatch):
         (10.0, "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
         (5.0, "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping"),
         (1.0, "usb 1-1: new device"),
+        (
+            0.0,
+            "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
+        ),
     ]
     monkeypatch.setattr(probe, "_kernel_messages", lambda: iter(lines))
     assert probe.kernel_log() == {
-        "xids": [{"bus": "0000:3b:00", "xid": 79, "age": 10}, {"bus": "0000:10:1c", "xid": 63, "age": 5}]
+        "xids": [
+            {"bus": "0000:3b:00", "xid": 79, "age": 10},
+            {"bus": "0000:10:1c", "xid": 63, "age": 5},
+            {"bus": "0000:3b:00", "xid": 154, "age": 0, "action": 0},
+        ]
     }
 
     def refused():
@@ -284,12 +387,14 @@ HOST = {
     "open_files": [1024, 524288],
     "locked_memory": None,
     "infiniband": ["mlx5_0"],
+    "verbs": True,
+    "ib_off": False,
 }
 HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "locked memory")
 
 
-def of_host(name, own, slots=8, gpus=8):
-    wanted = Wanted({"node1": slots, "node2": slots})
+def of_host(name, own, slots=8, gpus=8, environment=None):
+    wanted = Wanted({"node1": slots, "node2": slots}, environment=environment or {})
     answers = {"devices.host": {"node1": HOST, "node2": HOST | own}}
     check = next(check for check in checks() if check.name == name)
     hello = {host: {"gpus": gpus} for host in wanted.slots}
@@ -304,23 +409,31 @@ def test_a_usual_host_is_sound(name):
 @pytest.mark.parametrize(
     ("name", "own", "level", "says"),
     [
-        ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores"),
+        ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores; they need 8 at least"),
         ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
-        ("memory", {"memory": {"total": 2**33, "available": 2**32}}, "yellow", "4.0 of 8.0 GiB are free for 8 ranks"),
+        (
+            "memory",
+            {"memory": {"total": 2**33, "available": 2**32}},
+            "yellow",
+            "4.0 of 8.0 GiB are free for 8 ranks, which need 8 GiB",
+        ),
         (
             "memory",
             {"memory": {"total": 2**37, "available": 2**37}},
             "yellow",
             "128 GiB of memory, the median host has 256",
         ),
-        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "1.0 of 256.0 GiB"),
+        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 4 GiB at least"),
         ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
         ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
         ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
-        ("open files", {"open_files": [256, 256]}, "yellow", "16 ranks need 64 sockets each besides"),
-        ("open files", {"open_files": [180, 524288]}, "red", "a process may open 180 files there"),
+        ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
+        ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
+        ("open files", {"open_files": [180, 524288]}, "green", ""),
         ("locked memory", {"locked_memory": 8 * 2**20}, "red", "a process may lock 8 MiB, and mlx5_0 need more"),
         ("locked memory", {"locked_memory": 8 * 2**20, "infiniband": []}, "green", ""),
+        ("locked memory", {"locked_memory": 8 * 2**20, "verbs": False}, "green", ""),
+        ("locked memory", {"locked_memory": 8 * 2**20, "ib_off": True}, "green", ""),
     ],
 )
 def test_a_host_that_lacks_something_is_named(name, own, level, says):
@@ -348,16 +461,80 @@ def test_what_docker_gives_is_enough_for_ranks_on_cpus_and_for_one_gpu():
     assert of_host("/dev/shm", {"shm": {"total": 2**23, "free": 2**23}}, gpus=0)["node2"].level == "red"
 
 
+def test_locked_memory_counts_where_nccl_would_use_infiniband():
+    little = {"locked_memory": 8 * 2**20}
+    assert of_host("locked memory", little, gpus=0)["node2"].level == "green"
+    for off in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}):
+        assert of_host("locked memory", little, environment=off)["node2"].level == "green"
+    assert of_host("locked memory", little, environment={"NCCL_IB_DISABLE": "0"})["node2"].level == "red"
+
+
+def test_many_ranks_need_a_hard_limit_alone():
+    """28 hosts of 8 ranks with the limits of a usual login."""
+    assert of_host("open files", {"open_files": [1024, 2**20]}, slots=14 * 8)["node2"].level == "green"
+
+
+def test_ranks_inherit_the_hard_limit():
+    code = """if True:
+        import resource, sys
+        from brigade.launch.agent import allow_open_files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))
+        allow_open_files()
+        print(resource.getrlimit(resource.RLIMIT_NOFILE))"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "(200, 200)"
+
+
 def test_this_host_answers():
     found = probe.host()
     assert 1 <= found["cores"] <= os.cpu_count()
     assert 0 < found["memory"]["available"] <= found["memory"]["total"]
 
 
+def control_groups(monkeypatch, files):
+    """files: name -> what it says in each group, from the inside"""
+    monkeypatch.setattr(
+        probe, "_control_group", lambda controller, *names: zip(*(files.get(name, []) for name in names), strict=False)
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "memory.max": "MOST",
+            "memory.current": "NOW",
+            "memory.stat": "anon 100\nactive_file 600\ninactive_file 250\nslab_reclaimable 40",
+        },
+        {
+            "memory.limit_in_bytes": "MOST",
+            "memory.usage_in_bytes": "NOW",
+            "memory.stat": "active_file 1\ninactive_file 2\ntotal_active_file 640\ntotal_inactive_file 250",
+        },
+    ],
+)
+def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
+    """It looks full: the kernel keeps what was read until somebody wants the memory."""
+    said = {name: [text.replace("MOST", str(2**20)).replace("NOW", str(2**20 - 10))] for name, text in files.items()}
+    control_groups(monkeypatch, said)
+    assert probe._memory() == {"total": 2**20, "available": 10 + 890}
+
+
+def test_files_of_control_groups_are_read_together():
+    for most, now in probe._control_group("memory", "memory.max", "memory.current"):
+        assert most == "max" or most.isdigit()
+        assert now.isdigit()
+
+
 def test_control_groups_limit_cores_and_memory(monkeypatch):
-    files = {"cpu.max": ["max 100000", "150000 100000"], "memory.max": ["max", str(2**20)]}
-    files |= {"memory.current": ["0", "1000"]}
-    monkeypatch.setattr(probe, "_control_group", lambda controller, file: iter(files.get(file, [])))
+    control_groups(
+        monkeypatch,
+        {
+            "cpu.max": ["max 100000", "150000 100000"],
+            "memory.max": ["max", str(2**20)],
+            "memory.current": ["0", "1000"],
+            "memory.stat": ["", "anon 900\nactive_file 0"],
+        },
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert probe._cores() == 1.5
     assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000}

@@ -10,7 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:.*recovery action changed from .* to 0x([0-9a-f]+))?"
+)
+IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
+# Of a control group's memory.stat, what the kernel gives up when memory is wanted. Version 1 has them for the groups below too
+# with total_ before the name; usage counts those.
+RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
 WORK = 5_000_000  # products of core_speed(): a third of a second on a core of 2023
 
 
@@ -18,7 +24,8 @@ def host() -> dict[str, Any]:
     """As a process of this user sees it, container and batch system included.
 
     cores: that it may use, memory: bytes it may use and bytes that are free, shm: of /dev/shm, None without one
-    open_files: soft and hard limit, locked_memory: bytes; None: unlimited; infiniband: names of the adapters
+    open_files: soft and hard limit, locked_memory: bytes; None: unlimited, or this user may lock what it likes (CAP_IPC_LOCK)
+    infiniband: names of the adapters, verbs: whether programs can use them, ib_off: the environment takes NCCL away from them
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -27,8 +34,10 @@ def host() -> dict[str, Any]:
         "memory": _memory(),
         "shm": _room("/dev/shm"),
         "open_files": [soft, hard],
-        "locked_memory": None if locked == resource.RLIM_INFINITY else locked,
+        "locked_memory": None if locked == resource.RLIM_INFINITY or _may_lock() else locked,
         "infiniband": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
+        "verbs": any(Path("/dev/infiniband").glob("uverbs*")),
+        "ib_off": os.environ.get("NCCL_IB_DISABLE", "0") != "0" or os.environ.get("NCCL_NET") == "Socket",
     }
 
 
@@ -48,7 +57,10 @@ def core_speed(pieces: int) -> dict[str, Any]:
 
 
 def kernel_log() -> dict[str, Any]:
-    """xids: [{bus, xid, age}] of the kernel log since boot, age in seconds; or unreadable: why."""
+    """xids: [{bus, xid, age}] of the kernel log since boot, age in seconds; or unreadable: why.
+
+    Those of number 154 have `action`: what the driver wants from then on, NVML_GPU_RECOVERY_ACTION_*; 0: nothing any more.
+    """
     try:
         lines = list(_kernel_messages())
     except OSError as error:
@@ -57,7 +69,12 @@ def kernel_log() -> dict[str, Any]:
         if not lines:
             return {"unreadable": refused}
     found = ((age, _XID.search(text)) for age, text in lines)
-    return {"xids": [{"bus": xid[1], "xid": int(xid[2]), "age": round(age)} for age, xid in found if xid]}
+    return {"xids": [_entry(age, xid) for age, xid in found if xid]}
+
+
+def _entry(age: float, found: re.Match[str]) -> dict[str, Any]:
+    bus, number, action = found.groups()
+    return {"bus": bus, "xid": int(number), "age": round(age)} | ({"action": int(action, 16)} if action else {})
 
 
 def _kernel_messages() -> Iterator[tuple[float, str]]:
@@ -88,32 +105,44 @@ def _journal() -> Iterator[tuple[float, str]]:
 def _cores() -> float:
     """Cores that this process may use: its affinity, and what its control groups allow."""
     found = [float(len(os.sched_getaffinity(0)))]
-    for text in _control_group("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
+    for (text,) in _control_group("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
         quota, _, period = text.partition(" ")
         if quota != "max":
             found.append(int(quota) / int(period))
-    periods = list(_control_group("cpu", "cpu.cfs_period_us"))
-    for quota, period in zip(_control_group("cpu", "cpu.cfs_quota_us"), periods, strict=False):
+    for quota, period in _control_group("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
         if int(quota) > 0:
             found.append(int(quota) / int(period))
     return min(found)
 
 
 def _memory() -> dict[str, int]:
-    """total, available: bytes; the control groups' limits count."""
+    """total, available: bytes; the control groups' limits count. What they hold of files is available: the kernel drops it."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
     for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        pairs = zip(_control_group("memory", limit), _control_group("memory", used), strict=False)
-        for most, now in pairs:
+        for most, now, counts in _control_group("memory", limit, used, "memory.stat"):
             if most != "max" and int(most) < total:
-                total, available = int(most), min(available, int(most) - int(now))
+                held = max(int(now) - _reclaimable(counts), 0)
+                total, available = int(most), min(available, int(most) - held)
     return {"total": total, "available": max(available, 0)}
 
 
-def _control_group(controller: str, file: str) -> Iterator[str]:
-    """What a file says in this process's control group and in each one above it, in both versions of control groups."""
+def _reclaimable(counts: str) -> int:
+    """counts: a memory.stat. Bytes"""
+    sizes = {name: int(size) for name, size in (line.split() for line in counts.splitlines())}
+    return sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in RECLAIMABLE)
+
+
+def _may_lock() -> bool:
+    """Whether limits of locked memory do not hold for this process."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(found and int(found[1], 16) >> IPC_LOCK & 1)
+
+
+def _control_group(controller: str, *files: str) -> Iterator[list[str]]:
+    """What these files say in this process's control group and in each one above it that has them all, in both versions of
+    control groups."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -123,7 +152,7 @@ def _control_group(controller: str, file: str) -> Iterator[str]:
             inside = root / path.lstrip("/")
             for folder in [inside, *(above for above in inside.parents if above.is_relative_to(root))]:
                 with suppress(OSError):
-                    yield (folder / file).read_text().strip()
+                    yield [(folder / file).read_text().strip() for file in files]
 
 
 def _room(path: str) -> dict[str, int] | None:

@@ -62,6 +62,7 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
 
     queries: dict[str, Callable[[], Any]] = {
         "name": lambda: _text(nvml.nvmlDeviceGetName(gpu)),
+        "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(gpu)),
         "bus": lambda: _text(nvml.nvmlDeviceGetPciInfo(gpu).busId),
         "memory": lambda: {key: getattr(nvml.nvmlDeviceGetMemoryInfo(gpu), key) for key in ("total", "free")},
         "holders": lambda: [_holder(process) for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
@@ -72,6 +73,7 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
         "remapped": lambda: dict(
             zip(("correctable", "uncorrectable", "pending", "failed"), nvml.nvmlDeviceGetRemappedRows(gpu), strict=True)
         ),
+        "recovery": lambda: _recovery(nvml, gpu),
         "clock_reasons": lambda: _clock_reasons(nvml, gpu),
         "power_limit": lambda: watts(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)),
         "power_default": lambda: watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu)),
@@ -96,6 +98,12 @@ def _clock_reasons(nvml: Any, gpu: Any) -> int:
     """Before driver 535 it had another name."""
     found = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     return found if found is not None else nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+
+
+def _recovery(nvml: Any, gpu: Any) -> int | None:
+    """What the driver wants to be done, NVML_GPU_RECOVERY_ACTION_*; drivers before 560 do not say."""
+    (found,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return None if found.nvmlReturn else found.value.uiVal
 
 
 def _nvlinks(nvml: Any, gpu: Any) -> list[int] | None:
