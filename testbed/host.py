@@ -92,7 +92,8 @@ class Host:
         self.process.kill()
         self.process.wait()
         self.process, self.pid = None, 0
-        self._switch(f"link del port{self.number}")  # the kernel does it too, but in its own time
+        # The kernel does it too, in its own time: it may have been first.
+        self.site.in_switch(*IP_BATCH, lines=f"link del port{self.number}", check=False)
 
     def _first_process(self) -> int:
         assert self.process is not None
