@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors.console import counted
 from ..errors.findings import table
@@ -23,7 +24,8 @@ GIB = 2**30
 DAY = 86_400
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """value: in a few words; problem follows "GPU 3: "; {host} and {gpu} in `cure` stand for their names."""
 
     level: Level
@@ -117,7 +119,7 @@ def judged(
 def _aside(finding: Finding) -> Finding:
     """Of a GPU that no rank gets: a warning at most."""
     level: Level = "yellow" if finding.level == "red" else finding.level
-    return finding._replace(level=level, problem=f"{finding.problem} (not among this run's)")
+    return replace(finding, level=level, problem=f"{finding.problem} (not among this run's)")
 
 
 def which(numbers: list[int]) -> str:
