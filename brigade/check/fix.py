@@ -4,7 +4,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .hosts import Wanted
 from .registry import checks
@@ -67,7 +67,7 @@ async def apply(wanted: Wanted, outcome: Outcome, told: Callable[[Done], None], 
     again = await run(wanted, outcome.size, name=_name(), told=checked, skip=others)
     now = {row.name: row for row in again.rows}
     rows = [now.get(row.name, row) for row in outcome.rows]
-    return Outcome(outcome.hosts, outcome.size, rows, round(outcome.seconds + time.monotonic() - began, 2))
+    return replace(outcome, rows=rows, seconds=round(outcome.seconds + time.monotonic() - began, 2))
 
 
 def _name() -> str:

@@ -10,7 +10,8 @@ from .results import Result
 
 Size = Literal["quick", "usual", "full"]  # of a check: from which size of `check` on it runs
 # Whose faults stop a launch: no run could begin with them, and they are certain. All others are told, and the launch goes on.
-STOP = frozenset({"ports", "python", "packages", "code", "paths", "gpus", "output directory"})
+# More slots than GPUs is no row of these: launch itself refuses that, and the row `gpus` is red too where somebody uses one.
+STOP = frozenset({"ports", "python", "packages", "code", "paths", "output directory"})
 SIZES: tuple[Size, ...] = get_args(Size)
 Function = Callable[[Hosts], AsyncIterator[Result]]
 

@@ -225,32 +225,18 @@ def _rated(host: str, facts: Facts, middle: float, seconds: float | None) -> Res
     written, read = (f"{figure(facts[key] / 1e9, 2)} GB/s" for key in ("written", "read"))
     takes = "" if seconds is None else f", a checkpoint in {figure(seconds, 1)} s"
     value = f"{written} written, {read} read{'' if facts['direct'] else ' (from memory)'}{takes}"
+    problem = f"it writes {written}, the median host {figure(middle / 1e9, 2)} GB/s"
+    why = "all ranks wait for the slowest one's part of each checkpoint"
+    cure = f"ssh {host} 'iostat -x 1', `mount`: is it the same kind of disk?"
     level = thresholds()["disk_rate"].level(facts["written"] / middle)
-    if level != "green":
-        problem = f"it writes {written}, the median host {figure(middle / 1e9, 2)} GB/s"
-        why = "all ranks wait for the slowest one's part of each checkpoint"
-        return Result(
-            host,
-            level,
-            value,
-            facts["written"],
-            problem,
-            why,
-            f"ssh {host} 'iostat -x 1', `mount`: is it the same kind of disk?",
-        )
-    if seconds is not None and (level := thresholds()["checkpoint_seconds"].level(seconds)) != "green":
+    if level == "green" and seconds is not None:
         problem = f"a checkpoint of this recipe takes {figure(seconds, 0)} s to write here"
         why = "ranks wait for it, unless --async_save; and what a fault loses grows with the interval that pays"
-        return Result(
-            host,
-            level,
-            value,
-            facts["written"],
-            problem,
-            why,
-            "use a faster disk for --output_dir, --async_save, or --save_steps auto",
-        )
-    return sound(host, value, facts["written"])
+        cure = "use a faster disk for --output_dir, --async_save, or --save_steps auto"
+        level = thresholds()["checkpoint_seconds"].level(seconds)
+    if level == "green":
+        return sound(host, value, facts["written"])
+    return Result(host, level, value, facts["written"], problem, why, cure)
 
 
 def _job(hosts: Hosts) -> Job:

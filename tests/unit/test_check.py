@@ -202,6 +202,13 @@ def test_a_launch_is_refused_in_the_words_of_what_is_not_sound():
     assert "node2: node2 has 1500" in many.problem
 
 
+def test_a_launch_goes_on_where_a_fault_may_pass():
+    """A GPU that somebody uses, say: the run may begin all the same."""
+    found = outcome({"gpus": [bad("node1")], "clock": [bad("node2")], "ports": [sound(host, "open") for host in NODES]})
+    assert refusal(found.stopping) is None
+    assert refusal(outcome({"ports": [bad("node3")], "gpus": [bad("node1")]}).stopping).place == "node3"
+
+
 # ---- JSON and baseline -------------------------------------------------------------------------------------------
 def saved(rows, path, hosts=NODES):
     found = outcome(rows, hosts)
