@@ -134,9 +134,8 @@ class Pipeline(nn.Module):
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         size, experts = dist.get_world_size(self.groups.data), list(filter(self.groups.is_expert, trained))
         mean_([local(each.grad) for each in trained if not self.groups.is_expert(each)], self.groups.data, size)
-        if (
-            experts
-        ):  # a sum over the batches of those that divide them already, and in tensor groups over parts of batches
+        # A sum over the batches of those that divide them already, and in tensor groups over parts of batches.
+        if experts:
             mean_([local(each.grad) for each in experts], self.groups.same, size)
         if self.groups.ends is not None and (tied := self.tied()) is not None and tied.requires_grad:
             dist.all_reduce(local(tied.grad), group=self.groups.ends)
