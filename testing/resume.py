@@ -95,7 +95,8 @@ EXACT: dict[str, list[str]] = {
     **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
     "ddp+lamb": [*DDP, "--optim", "lamb"],
     **axes.STRATEGIES,
-    "fsdp2_tp2+lora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA],
+    **{f"{name}+lora": [*axes.STRATEGIES[name], *_LORA] for name in ("zero1_tp2", "zero3_tp2", "fsdp2_tp2")},
+    **{f"{name}+qdora": [*axes.STRATEGIES[name], *_LORA, "--load_in_4bit", "--use_dora"] for name in ("fsdp2_tp2",)},
     "fsdp2_tp2+best": [*axes.STRATEGIES["fsdp2_tp2"], *_BEST, "--learning_rate", "3e-2"],
     "zero2+8bit": [*STRATEGIES["zero2"], "--optim", "adamw_8bit"],
 }  # fmt: skip
