@@ -24,7 +24,8 @@ import xxhash
 
 from ..distributed import ranks
 from ..distributed.board import Board, board
-from ..errors import UserError, of_disk
+from ..errors import UserError
+from ..errors.disk import of_disk
 from ..recipe.files import read_yaml
 from ..run import directory as runs
 from ..run import events

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..cluster import World
-from ..errors import UserError, of_disk, writing
+from ..errors import UserError
+from ..errors.disk import of_disk, writing
 from ..recipe.flags import Settings
 from . import cache, packing, sources
 from .encode import Encoded, Encoder, LoadedEncoder, refusal

@@ -11,7 +11,7 @@ import torch
 from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
-from ..errors import UserError, writing
+from ..errors import UserError
 from ..recipe.flags import Settings
 from . import attention
 from .config_json import published_quantization
@@ -49,15 +49,17 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
     exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    from filelock import FileLock
-    from safetensors.torch import save_model
-    from transformers import AutoModelForCausalLM
-
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder / "model.safetensors"
     if file.exists():
         return str(folder)
+    from filelock import FileLock
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM
+
+    from ..errors.disk import writing
+
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):

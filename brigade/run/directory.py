@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ..cluster import World, read_hostfile
+from ..cluster import World
 from ..distributed import consistency, ranks, stop
 from ..errors import UserError
 from ..errors.console import counted
@@ -114,6 +114,8 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
 def _made_for(settings: Settings) -> str:
     cluster, machines = settings.recipe.cluster, ""
     if cluster.hostfile:
+        from ..hostfile import read_hostfile
+
         hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
         machines = f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})"
     return ", ".join(filter(None, (machines, cluster.gpu)))

@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..recipe.identity import computed, difference, recorded
+from ..recipe.difference import difference, recorded
+from ..recipe.identity import computed
 from ..strategy.axes import without
 
 
@@ -13,7 +14,7 @@ def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tu
     version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
     By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
-    length is the same run: arguments.check_steps says whether it can be lengthened.
+    length is the same run: training/lengthening.py says whether it can be lengthened.
     """
     try:
         recipe = recorded(old)
