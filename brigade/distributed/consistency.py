@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cluster import World
-from ..errors import UserError
-from ..errors.findings import shown
+from ..errors import UserError, shown
 from . import ranks
 
 if TYPE_CHECKING:

@@ -76,9 +76,10 @@ def agreed(world: World):
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
-        from . import process_group, report
+        from . import process_group
+        from .report import report
 
-        report.report(error or process_group.failure(caught), world)
+        report(error or process_group.failure(caught), world)
         raise SystemExit(2) from None
     try:
         if (dist := _group()) and dist.get_world_size() > 1:

@@ -1,8 +1,9 @@
 """Errors of a user's making: where, what, and how to cure it, in at most four lines."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -51,3 +52,16 @@ def first_line(error: BaseException, most: int = 160) -> str:
 def exit_code(error: BaseException) -> int:
     """Of a process that ends by it: 2 for a user's mistake, else 1."""
     return 2 if isinstance(error, UserError) else 1
+
+
+def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+    """A user's value as a message shows it: cut short, and only its type where it has no end (a YAML alias to itself)."""
+    try:
+        text = "null" if value is None else form(value)
+    except (RecursionError, ValueError, TypeError):
+        return type(value).__name__
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]} ..."

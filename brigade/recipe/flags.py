@@ -13,8 +13,7 @@ from typing import Any, NoReturn, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from ..errors import UserError
-from ..errors.findings import shortened
+from ..errors import UserError, shortened
 from .files import DEFAULT_RECIPE, find, read_yaml
 from .schema import OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source
 

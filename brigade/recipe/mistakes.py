@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import UserError, did_you_mean
-from ..errors.findings import shortened, shown, table
+from ..errors import UserError, did_you_mean, shortened, shown
+from ..errors.tables import table
 from .schema import SECTION_OF, SECTIONS
 
 OTHER_NAMES: dict[str, str] = table(Path(__file__).with_name("other_names.yaml"))
