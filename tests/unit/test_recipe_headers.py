@@ -16,8 +16,9 @@ import torch
 from transformers import AutoConfig
 
 from brigade.__main__ import main
-from brigade.cluster import World, read_hostfile
+from brigade.cluster import World
 from brigade.commands import plan as plan_command
+from brigade.hostfile import read_hostfile
 from brigade.model import adapters
 from brigade.model.sizes import parameter_count
 from brigade.planner.choice.job_of_recipe import load_plan, published_models
