@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors.findings import shown
+from ..errors import shown
 from .rows import BadRow
 
 COLUMNS = ("messages", "prompt", "completion", "text", "tools")

@@ -15,7 +15,7 @@ import yaml
 from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..errors.console import counted
-from ..errors.findings import table
+from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from ..run import events
 from ..strategy import accelerate_config

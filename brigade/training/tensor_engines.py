@@ -21,9 +21,8 @@ class TensorDeepSpeed(DeepSpeed):
     def arguments(self) -> dict[str, Any]:
         arguments = super().arguments()
         config = arguments["deepspeed"]
-        config.pop(
-            "train_batch_size", None
-        )  # DeepSpeed would compare it with the world size, not the data-parallel one
+        # DeepSpeed would compare it with the world size, not the data-parallel one.
+        config.pop("train_batch_size", None)
         # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:4072).
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
         if self.run.settings.recipe.model.use_peft:  # it would set the loss of parts of logits on PEFT's wrapper

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.cluster import read_hostfile
 from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
+from brigade.hostfile import read_hostfile
 from brigade.lint.report import lint, markdown, project_files
 from brigade.recipe import flags
 from brigade.strategy import accelerate_config, deepspeed_config

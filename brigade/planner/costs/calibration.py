@@ -18,8 +18,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, did_you_mean
-from ...errors.findings import shown
+from ...errors import UserError, did_you_mean, shown
 from ...recipe.files import CALIBRATION as VARIABLE
 from ...recipe.files import calibration_file as where
 from ...recipe.files import read_yaml
