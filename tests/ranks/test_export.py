@@ -41,15 +41,7 @@ RUNS = {  # name: strategy, flags
     "full-zero3+gemma3": ("zero3", []),
     "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"]),
 }
-ON_EXPERTS = [
-    "--use_peft",
-    "--learning_rate",
-    "1",
-    "--lora_target_modules",
-    "q_proj",
-    "--lora_target_parameters",
-    "experts",
-]
+ON_EXPERTS = "--use_peft --learning_rate 1 --lora_target_modules q_proj --lora_target_parameters experts".split()
 RUNS |= {  # adapters on fused experts
     "experts-ddp+qwen3_moe": ("ddp", ON_EXPERTS),
     "experts-zero2+mixtral": ("zero2", ON_EXPERTS),

@@ -19,7 +19,8 @@ from brigade.launch.job import make
 from brigade.launch.policy import Fault, Policy, check, check_memory, fault_of, next_hosts, pause, would_repeat
 from brigade.launch.status_and_logs import Output
 from brigade.launch.supervisor import Launch, Options
-from tests.unit.test_hosts import hostfile, launch_there, talk  # noqa: F401  fixtures
+from tests.unit.hosts.asking import talk
+from tests.unit.hosts.conftest import hostfile, launch_there  # noqa: F401  fixtures
 
 THREE = {"node1": 8, "node2": 8, "node3": 4}
 
