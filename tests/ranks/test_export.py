@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from brigade.__main__ import main
 from brigade.data.chat_template import TEMPLATES
 from testing import marks, parity, runs
+from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
 
 LORA = ["--use_peft", "--learning_rate", "2", "--lora_target_modules", "q_proj,v_proj,gate_proj"]
@@ -41,7 +42,7 @@ RUNS = {  # name: strategy, flags
     "full-zero3+gemma3": ("zero3", []),
     "lora-fsdp2+gemma3": ("fsdp2", [*LORA, "--learning_rate", "0.5"]),
 }
-ON_EXPERTS = "--use_peft --learning_rate 1 --lora_target_modules q_proj --lora_target_parameters experts".split()
+ON_EXPERTS = ["--use_peft", *as_flags(learning_rate=1, lora_target_modules="q_proj", lora_target_parameters="experts")]
 RUNS |= {  # adapters on fused experts
     "experts-ddp+qwen3_moe": ("ddp", ON_EXPERTS),
     "experts-zero2+mixtral": ("zero2", ON_EXPERTS),

@@ -11,10 +11,11 @@ import pytest
 
 from brigade.model.tiny import shrink
 from testing import marks
+from testing.command_line import as_flags
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SHORT = "--max_steps 3 --logging_steps 1 --max_train_samples 100 --max_eval_samples 10 --eval_answers 0".split()
+SHORT = as_flags(max_steps=3, logging_steps=1, max_train_samples=100, max_eval_samples=10, eval_answers=0)
 
 EXPERTS = "accelerate_configs/fsdp2_ep2_1x4.yaml"
 MIXTURE = ["--recipe", "recipes/tiny/full.yaml", "--model_name_or_path", "MIXTURE"]  # of experts, tiny

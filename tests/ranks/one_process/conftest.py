@@ -4,13 +4,14 @@ import pytest
 
 import train
 from testing import runs
+from testing.command_line import as_flags
 
 
 @pytest.fixture(scope="session")
 def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    further = "--max_steps 6 --save_steps 3 --optim adamw_torch --learning_rate 1e-3 --report_to tensorboard"
-    return [*runs.write_inputs(folder), *further.split()]
+    further = as_flags(max_steps=6, save_steps=3, optim="adamw_torch", learning_rate="1e-3", report_to="tensorboard")
+    return [*runs.write_inputs(folder), *further]
 
 
 @pytest.fixture(scope="session")
