@@ -58,8 +58,17 @@ ALL = RUNS | FOUR
 ONCE = {"full-ddp", "full-zero3", "lora-zero3", "qlora-fsdp2"}  # in `make test`
 
 # Files that another run writes in the same way: in `make test-matrix`.
-SELDOM = {"full-zero3_offload", "lora-zero2", "whole-zero3", "qlora-zero3", "lora-hsdp", "qlora-hsdp", "experts-zero2+mixtral",
-          "experts-divided+gpt_oss", "lora-fsdp2+gemma3"}  # fmt: skip
+SELDOM = {
+    "full-zero3_offload",
+    "lora-zero2",
+    "whole-zero3",
+    "qlora-zero3",
+    "lora-hsdp",
+    "qlora-hsdp",
+    "experts-zero2+mixtral",
+    "experts-divided+gpt_oss",
+    "lora-fsdp2+gemma3",
+}
 
 
 def each(names):

@@ -235,8 +235,17 @@ def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, 
     async def ask(*_, **__):
         return {"finished": after} if after else {}
 
-    launch.channels = [SimpleNamespace(host="node1", ranks=range(1), transport=["false"], open=True, stopped=True,
-                                       tell=lambda *_, **__: None, ask=ask)]  # fmt: skip
+    launch.channels = [
+        SimpleNamespace(
+            host="node1",
+            ranks=range(1),
+            transport=["false"],
+            open=True,
+            stopped=True,
+            tell=lambda *_, **__: None,
+            ask=ask,
+        )
+    ]
     launch.started, launch.before = True, {"finished": before} if before else {}
     launch.judge.failures = [Failure(0.0, "lost", "node1", text="nothing heard of it")]
     asyncio.run(launch._stop(0))
