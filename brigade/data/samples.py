@@ -8,7 +8,6 @@ from typing import Any
 from ..errors import shown
 from .rows import BadRow
 
-COLUMNS = ("messages", "prompt", "completion", "text", "tools")
 # ShareGPT's names beside OpenAI's.
 ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
     "human": "user",

@@ -162,8 +162,13 @@ def test_other_meshes_are_refused(pick, mistake, key):
     )
 
 
-@pytest.mark.parametrize("kind", [{"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
-                                  {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
+        {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}},
+    ],
+)
 def test_rows_go_over_a_divisor_of_the_ranks(pick, mistake, kind):
     assert pick(size=8, cluster=kind).axes.sequence == 4
     assert pick(size=8, cluster=kind).axes.data(8) == 2

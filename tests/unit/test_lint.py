@@ -250,8 +250,10 @@ def test_a_run_refuses_a_key_that_stands_twice(check, load, mistake, name, text)
 
 
 def test_a_pipelines_schedule_is_known_and_noted(check):
-    mesh = {f"parallelism_config_{key}": value for key, value in
-            {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()}  # fmt: skip
+    mesh = {
+        f"parallelism_config_{key}": value
+        for key, value in {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()
+    }
     found = check({"a.yaml": DDP | {"num_machines": 1, "parallelism_config": mesh}})
     assert names(found) == {"accelerate-own-key"}
     assert {one.at.rpartition("_config_")[2] for one in found.findings} == {
