@@ -14,6 +14,7 @@ VARIED = (
         ("fsdp2_tp2", 4, 2, variant)
         for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw", *axes.ADAPTERS)
     }
+    | {("fsdp2_tp2", 4, 2, "ends"), ("zero1_tp2", 2, 2, "ends")}
     | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip", "qdora")}
     | {
         (strategy, 2, 2, variant)
