@@ -19,8 +19,8 @@ def shown(value: Any) -> str:
     """A figure with four digits, thousands with commas; any other value as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "infinite"
+    if not math.isfinite(number(value) or 0):
+        return "NaN" if value != value else "infinite"
     if isinstance(value, int) or abs(value) >= 10_000:
         return f"{value:,.0f}"
     if 0 < abs(value) < 1e-3:
@@ -79,11 +79,11 @@ def recipe(record: Record) -> Table:
         values = record.settings.get(section)
         for key, value in values.items() if isinstance(values, dict) else ():
             said = "overridden" if f"--{key} " in f"{overridden} " else ""
-            rows.append([f"{section}.{key}", _plain(value), said])
+            rows.append([f"{section}.{key}", plain(value), said])
     return ["key", "value", ""], rows
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 2000 else f"{text[:2000]} ..."
 
@@ -148,14 +148,14 @@ def checkpoints(record: Record) -> Table:
     rows = []
     told = set()
     for line in of_kind(record, "checkpoint"):
-        step, size = line.get("step"), number(line.get("bytes"))
+        step, size = str(line.get("step")), number(line.get("bytes"))
         told.add(step)
-        there = "yes" if step in record.checkpoints else "no"
+        there = "yes" if step in map(str, record.checkpoints) else "no"
         size_ = f"{size / 2**20:,.1f}" if size is not None and math.isfinite(size) else ""
         rows.append(
             [step, str(line.get("time", ""))[:19], size_, *(line.get(k) for k in ("seconds", "blocked")), there]
         )
-    rows += [[step, "", "", None, None, "yes"] for step in record.checkpoints if step not in told]
+    rows += [[step, "", "", None, None, "yes"] for step in record.checkpoints if str(step) not in told]
     return ["step", "written", "MiB", "took, s", "training waited, s", "still there"], rows
 
 

@@ -251,7 +251,7 @@ def said_of(figure: Figure, show: Callable[[float], str]) -> str:
         finite = [
             (value, point[0]) for value, point in zip(line.values, line.points, strict=True) if math.isfinite(value)
         ]
-        if finite and not line.faint:
+        if finite and not line.name.endswith(MEAN):
             (low, at_low), (high, at_high) = min(finite), max(finite)
             first, last = (
                 f"{show(finite[0][0])} at step {finite[0][1]}",

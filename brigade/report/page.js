@@ -17,13 +17,13 @@
     chart.axis = known ? axis : "step";
     const legend = { ...spec.config.legend, columns: Math.max(1, Math.floor(element.clientWidth / 150)) };
     const fitting = { ...along(spec, chart.axis), config: { ...spec.config, legend } };
-    const result = await vegaEmbed(element, fitting, { renderer: "svg", actions: false, ast: true, defaultStyle: false });
+    const result = await vegaEmbed(element.firstElementChild, fitting, { renderer: "svg", actions: false, ast: true, defaultStyle: false });
     chart.view = result.view;
-    const svg = element.querySelector("svg");
-    svg.setAttribute("aria-hidden", "true"); // the element around it says all
-    chart.cursor = document.createElement("div");
-    chart.cursor.className = "cursor";
-    element.append(chart.cursor);
+    if (!chart.cursor) {
+      chart.cursor = document.createElement("div");
+      chart.cursor.className = "cursor";
+      element.append(chart.cursor);
+    }
   };
 
   // ---- the cursor ----

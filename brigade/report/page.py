@@ -74,7 +74,7 @@ def _table(figure: Figure) -> facts.Table:
         return [figure.unit, *(bar.name for bar in figure.bars)], [
             [part, *(bar.parts.get(part) for bar in figure.bars)] for part in parts
         ]
-    lines = [line for line in figure.lines if not line.faint]
+    lines = [line for line in figure.lines if not line.name.endswith(figures.MEAN)]
     steps: dict[int, dict[str, float]] = {}
     for line in lines:
         for place in kept(line.values, max(4, facts.ROWS // len(lines))):

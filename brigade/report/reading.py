@@ -87,9 +87,9 @@ def number(value: Any) -> float | None:
 
 def _record(directory: Path, name: str) -> Record:
     record = Record(directory, name)
-    if not directory.is_dir():
-        raise UserError(str(directory), "there is no such directory", "name the output directory of a run")
     try:
+        if not directory.is_dir():
+            raise UserError(str(directory), "there is no such directory", "name the output directory of a run")
         record.checkpoints = sorted(runs.step_of(path) for path in runs.checkpoints(directory))
         record.settings = _settings(record)
         record.events = _lines(record, events.FILE)
@@ -275,4 +275,4 @@ def _short_names(directories: list[Path]) -> list[str]:
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # one directory twice
+    return [f"{path.absolute().name} ({place})" for place, path in enumerate(directories, 1)]  # one directory twice
