@@ -29,6 +29,7 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of _wait_for_all: as many on every rank
 _ENDED = "brigade/ended"  # in the store: which rank ended at once, by a signal
+on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a run that trains, on the rank that failed first
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -195,7 +196,9 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     if first:
         from .report import report
 
-        report(error, world)
+        reason = report(error, world)
+        with suppress(Exception):
+            on_failure(reason)
     elif ended:
         supervised.note(follows=True)
         print(f"rank {world.rank} on {world.host} stops: {ended}", file=sys.stderr)

@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
     "axis": {"labelColor": QUIET, "titleColor": QUIET, "gridColor": GRID, "domain": False, "ticks": False,
              "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "labelPadding": 6},
     "legend": {"orient": "top", "direction": "horizontal", "title": None, "labelColor": INK, "labelFontSize": 12,
-               "symbolStrokeWidth": 3, "labelLimit": 260, "columns": 4},
+               "symbolStrokeWidth": 3, "symbolOpacity": 1, "symbolType": "stroke", "labelLimit": 260, "columns": 4},
     "line": {"strokeWidth": 1.8, "strokeJoin": "round", "invalid": "break-paths-show-path-domains"},
 }  # fmt: skip
 
@@ -146,7 +146,12 @@ def _of_bars(figure: Figure) -> dict[str, Any]:
         "encoding": {
             "y": {"field": "bar", "type": "nominal", "sort": [bar.name for bar in figure.bars], "title": None},
             "x": {"field": "value", "type": "quantitative", "title": figure.unit, "axis": {"tickCount": 6}},
-            "color": {"field": "part", "type": "nominal", "scale": {"domain": parts, "range": COLOURS}},
+            "color": {
+                "field": "part",
+                "type": "nominal",
+                "scale": {"domain": parts, "range": COLOURS},
+                "legend": {"symbolType": "square"},
+            },
             "order": order,
             "tooltip": shown,
         },

@@ -54,6 +54,10 @@ class Record:
         state, step = self.known.get("state", "ended"), self.steps[-1]["step"] if self.steps else 0
         at = f"at step {step}" + (f" of {steps}" if (steps := self.known.get("steps")) else "")
         marker = self.known.get("marker", {})
+        last = [line for line in self.events if line.get("event") in ("failed", "fault", "started")][-1:]
+        said = last[0].get("text") or last[0].get("what") if last else None
+        if said and (state == "ended" or (state == "running" and last[0]["event"] == "failed")):  # it is about to end
+            return "failed", f"It failed {at}: {said}"
         if state == "running":
             return state, f"It is running, {at}."
         if state == "succeeded":
@@ -63,9 +67,6 @@ class Record:
             return state, f"It reached its end.{told}"
         if state == "stopped":
             return state, f"It was stopped by {marker.get('by', 'somebody')} {at}. The same command continues it."
-        said = next((line for line in reversed(self.events) if line.get("event") in ("failed", "fault", "started")), {})
-        if words := said.get("text") or said.get("what"):
-            return "failed", f"It failed {at}: {words}"
         return state, f"It ended before its end, {at}, and left no word why: it was killed, or its host went away."
 
 

@@ -1,4 +1,4 @@
-"""What happens in a run, for whoever watches from outside: events.jsonl in its directory (run/events.py)."""
+"""What happens in a run, for whoever watches from outside: events.jsonl in its directory (run/events.py), and its page."""
 
 import queue
 import threading
@@ -17,6 +17,7 @@ class ReportEvents(TrainerCallback):
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.pages: Any = None  # from the first evaluation of a trained model on
         self.lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.writer: threading.Thread | None = None
 
@@ -44,10 +45,20 @@ class ReportEvents(TrainerCallback):
         self.lines.put(None)
         if self.writer:
             self.writer.join(5)
+        if self.pages:
+            self.pages.finish()
 
     def _write(self) -> None:
         while line := self.lines.get():
             events.add(self.run.directory, **line)
+            if self.run.settings.recipe.training.report_page and line["event"] == "evaluation" and line["step"]:
+                self._renew_page()
+
+    def _renew_page(self) -> None:
+        from ..run.page import Pages
+
+        self.pages = self.pages or Pages(self.run.directory)
+        self.pages.renew()
 
 
 def _short(value: float) -> float:
