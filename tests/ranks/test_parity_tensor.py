@@ -30,7 +30,10 @@ DAMAGED = axes.case("zero1_tp2", 2, 2) | {"name": "damaged", "damage": True}
 
 
 def often(name):
-    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant."""
+    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant, QDoRA for DoRA
+    and QLoRA."""
+    if variant(name) in ("dora", "qlora"):
+        return False
     return "w4-k4" in name or (name.startswith(("zero3", "fsdp2")) and "+" in name)
 
 
