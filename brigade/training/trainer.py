@@ -74,12 +74,12 @@ class Trainer(EvaluatingTrainer):
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         self.expert_balance: Any = None
-        # No hooks in a compiled program; in a pipeline other layers are elsewhere.
-        whole = not training.torch_compile and run.strategy.axes.stages == 1
-        if whole and any(map(upstream.are_experts, model.modules())):
+        own = any(map(upstream.are_experts, model.modules()))
+        has_experts = any(ranks.gather(own)) if run.strategy.axes.stages > 1 else own
+        if has_experts and not training.torch_compile:  # no hooks in a compiled program
             from .expert_balance import ExpertBalance
 
-            self.expert_balance = ExpertBalance(run, model, self.place.speaks_for_its_data)
+            self.expert_balance = ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
         self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
