@@ -18,8 +18,9 @@ VARIED = (
     | {
         (strategy, 2, 2, variant)
         for strategy in ("zero1_tp2", "zero3_tp2")
-        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw")
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw", "lora")
     }
+    | {(strategy, 4, 2, "lora") for strategy in ("zero1_tp2", "zero2_tp2", "zero3_tp2")}
 )
 CASES = {case["name"]: case for case in (axes.case(*which) for which in sorted(PLAIN | VARIED, key=str))}
 # Norms of each head, tied embeddings and accumulation: all that ever went wrong.

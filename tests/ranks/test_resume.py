@@ -25,7 +25,7 @@ CARRIED = [
         )
     ),
 ]  # fmt: skip
-BY_NAME = {case.name: case for case in CARRIED}
+BY_NAME = {case.name: case for case in [*CARRIED, *resume.DIVIDED]}
 ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
 # Each pair of strategies goes on once, on four, one or three ranks in turn, and each method. Others: `make test-matrix`.
 FULL = [case.name for case in CARRIED if case.method == "full"]
@@ -74,15 +74,11 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory, asked_for):
-    """(what undisturbed runs on two ranks logged, what runs logged that went on from their checkpoints)."""
+    """(what undisturbed runs logged, what runs logged that went on from their checkpoints)."""
     folder = tmp_path_factory.mktemp("carried")
     cases = [BY_NAME[name] for name in sorted(asked_for("carry"))]
-    sources = {source["name"]: source for source in (resume.run_of(case.method, case.before) for case in cases)}
-    whole, further = runs.run_cases(2, list(sources.values()), folder), {}
-    for ranks in sorted({case.after.ranks for case in cases}):
-        todo = [resume.continued(case, folder) for case in cases if case.after.ranks == ranks]
-        further |= runs.run_cases(ranks, todo, folder)
-    return whole, further
+    whole = resume.in_groups([(case.before, resume.run_of(case.method, case.before)) for case in cases], folder)
+    return whole, resume.in_groups([(case.after, resume.continued(case, folder)) for case in cases], folder)
 
 
 @pytest.mark.parametrize("carry", marked(BY_NAME, ONCE, OFTEN))

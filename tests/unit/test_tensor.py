@@ -84,7 +84,7 @@ def test_of_an_adapter_the_divided_side_is_divided():
 @pytest.mark.parametrize(
     "facts",
     [
-        {"kind": "zero3", "method": "lora"},
+        {"kind": "zero3", "method": "qlora"},
         {"kind": "zero1", "method": "qdora"},
         {"kind": "fsdp2", "method": "full", "torch_compile": True},
         {"kind": "zero1", "method": "full", "use_liger_kernel": True},
@@ -103,6 +103,11 @@ def test_what_runs_is_not(kind):
 def test_every_method_runs_in_tensor_groups_and_in_stages(method):
     for axes in ({"tensor": True, "kind": "fsdp2"}, {"tensor": True, "stages": True, "kind": "zero1"}):
         assert refusal(method=method, **axes) is None
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_deepspeed_divides_lora(kind):
+    assert refusal(tensor=True, kind=kind, method="lora") is None
 
 
 def test_no_group_divides_a_block_of_4_bit_weights():

@@ -26,8 +26,8 @@ from ...recipe.files import read_yaml
 SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
-OPTIONAL = ("matmul_tflops", "node_gbit")
-OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source")
+OPTIONAL = ("matmul_tflops", "node_gbit", "sustained")
+OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation")
 _ignored: set[Path | None] = set()
 
 
