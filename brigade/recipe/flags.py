@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="train.py",
         allow_abbrev=False,
+        usage="train.py [--recipe FILE] [--KEY VALUE ...]",
         description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
     )
     run = parser.add_argument_group("run")
