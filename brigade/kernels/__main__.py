@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, more: list[str]) -> int:
     config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
     _check_device(options.device)
     proof = prove.on_this_host(config, shapes, options.quick, index=options.device)
-    kept = proofs.write(proof) if prove.of_attention(proof) else None
+    kept = proofs.write(proof) if prove.of_kind(proof) else None
     if options.json:
         print(json.dumps(proof, indent=1))
     else:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .schema import NOT_IN_IDENTITY, Recipe
+from .schema import BY_PROOF, NOT_IN_IDENTITY, Recipe
 
 COMPUTED = ("model", "data", "training")  # sections that decide what a run computes
 DEFAULTS = 1  # raise it when a key's default changes: a recipe without the key is then another run
@@ -37,6 +37,9 @@ def recorded(document: Mapping[str, Any]) -> Recipe:
     for values in sections.values():
         for key in NOT_IN_IDENTITY:
             values.pop(key, None)
+        for key in BY_PROOF:
+            if values.get(key) == "auto":
+                del values[key]
     return Recipe.model_validate(sections)
 
 

@@ -332,7 +332,7 @@ def test_ranks_settle_together(load, on, made, monkeypatch, second, expected):
     """Rank 0 as it meets another: of another host, of one without a GPU, of its own host."""
     on(A100)
     made(proof_of(A100, flash_attention_2=5.0, varlen=6.0))
-    answers = iter([second, {"varlen": 7.0} if second[0] == "host-2" and second[1] else None])
+    answers = iter([second, {"attention": {"varlen": 7.0}} if second[0] == "host-2" and second[1] else None])
     monkeypatch.setattr(auto.ranks, "gather", lambda mine: [mine, next(answers)])
     settings = load(*RUN)
     auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), World(0, 0, 2, 1, "host-1", "torchrun"))
@@ -523,7 +523,7 @@ def test_the_command_writes_the_proof_that_a_run_finds():
 def test_time_that_is_over_leaves_paths_unproven():
     proof = prove.on_this_host(config(), SHAPES, quick=True, limits={"seconds": 0.0, "path": 1.0, "rounds": 1})
     assert proof["fastest"] == {} and "not reached within 0 s" in proof["paths"]["varlen"]["why"]
-    assert prove.of_attention(proof) == {}
+    assert prove.of_kind(proof) == {}
 
 
 def test_a_gpu_that_is_not_there_is_a_users_mistake(capsys):

@@ -17,6 +17,6 @@ def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
         proof = proving.on_this_host(config, proving.shapes_of(settings), quick)
     except UserError as error:
         return {"problem": f"{error.place}: {error.problem}"}
-    if proving.of_attention(proof):
+    if proving.of_kind(proof):
         proofs.write(proof)
     return proof
