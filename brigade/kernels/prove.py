@@ -84,7 +84,7 @@ def on_this_host(
             found[name] = unjudged(earlier)
         else:
             found[name] = {"kind": row["kind"]}
-    job = {
+    job: Row = {
         "config": config,
         "shapes": shapes,
         "rows": rows,
