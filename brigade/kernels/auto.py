@@ -56,6 +56,14 @@ def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:
     return list(dict.fromkeys(kinds))
 
 
+def words_for(settings: Settings, kinds: Collection[str] = ()) -> Row:
+    """What prove.on_this_host() is told of a recipe. kinds: of asked(); default: these, or attention alone"""
+    return {
+        "kinds": kinds or asked(settings) or [ATTENTION],
+        "attention": settings.recipe.model.attn_implementation,
+    }
+
+
 def taken(
     settings: Settings, closed: Collection[str], sets: dict[str, float], optimizers: dict[str, float]
 ) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def here(settings: Settings, config: Any, world: World, device: str, kinds: Coll
         return None
     if note:
         _say(world, note)
-    how: Row = {"kinds": kinds, "attention": settings.recipe.model.attn_implementation}
+    how = words_for(settings, kinds)
     if proof is None:
         _say(
             world,
