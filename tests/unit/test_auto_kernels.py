@@ -37,6 +37,8 @@ def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
         if name in milliseconds:
             status = "wrong" if name in wrong else "proven"
             found[name] = {"kind": row["kind"], "status": status, "why": "logits are off", "ms": milliseconds[name]}
+        elif row["kind"] == paths.ATTENTION:
+            found[name] = {"kind": row["kind"], "status": "absent", "why": ""}
         if row["kind"] == paths.SET and name in found:
             found[name]["attention"] = with_
     rows = {name: table[name] for name in found}
