@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors.console import counted
-from ..errors.findings import table
+from ..errors.tables import table
 from .hosts import Facts
 from .results import Level, Result, most_common, sound, thresholds
 

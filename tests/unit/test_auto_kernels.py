@@ -7,7 +7,8 @@ import yaml
 from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
-from brigade.recipe.identity import identity, recorded
+from brigade.recipe.difference import recorded
+from brigade.recipe.identity import identity
 from brigade.recipe.schema import BY_PROOF
 
 LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "intermediate_size": 1024}
