@@ -17,32 +17,7 @@ CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
 MATMUL_SHARE = 0.8
 # What people write around a card's own name, which tells no two cards apart.
-AROUND = {
-    *[
-        "nvidia",
-        "amd",
-        "geforce",
-        "rtx",
-        "tesla",
-        "instinct",
-        "sxm",
-        "sxm2",
-        "sxm3",
-        "sxm4",
-        "sxm5",
-        "oam",
-        "hbm2",
-        "hbm2e",
-        "hbm3",
-        "hbm3e",
-        "dgx",
-        "hgx",
-        "paper",
-        "gpu",
-        "tensor",
-        "core",
-    ]
-}
+AROUND = {*"nvidia amd geforce rtx tesla instinct sxm sxm2 sxm3 sxm4 sxm5 oam hbm2 hbm2e hbm3 hbm3e dgx hgx paper gpu tensor core".split()}
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
 
