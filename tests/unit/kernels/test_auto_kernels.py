@@ -10,21 +10,12 @@ from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
 from brigade.recipe.difference import recorded
 from brigade.recipe.identity import identity
 from brigade.recipe.schema import BY_PROOF
+from tests.unit.kernels.made_up import H100, LLAMA, RUN, SHAPES, WORLD
 
-LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "intermediate_size": 1024}
-SHAPES = {"dtype": "bf16", "max_length": 256, "micro_batch": 1, "packing": True}
-H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "capability": 9.0, "driver": "570.86.10", "cuda": "12.8"}
-WORLD = World(0, 0, 1, 1, "host-1", "python")
-RUN = ("--bf16", "--max_length", "256", "--packing")
 ALL = ("--optim", "auto", "--use_liger_kernel", "auto", "--torch_compile", "auto")
 ATTENTION = {"varlen": 6.0, "sdpa": 20.0}
 ALONE = {"liger": 5.0, "without_liger": 6.0, "compiled": 5.5, "uncompiled": 6.0}
 OPTIMIZERS = {"adamw_torch_fused": 1.0, "adamw_torch": 3.0}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
 
 
 def written():
