@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
                 text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
                 default = f"default: {text}"
             text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
-            kind = _kind(info.annotation) + " or auto" * (key in BY_PROOF)
+            kind = _kind(info.annotation) + "|auto" * (key in BY_PROOF)
             group.add_argument(*names, dest=key, metavar=kind, help=text, **nargs)
     return parser
 
