@@ -13,6 +13,10 @@ VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
     "attach": ("attach", "follow a launch that goes on in the background (launch --detach)"),
     "status": ("status", "how far runs are, who runs them, and how they ended"),
+    "report": (
+        "report",
+        "a page for the browser: a run's curves, answers, checkpoints and recipe, or several runs side by side",
+    ),
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),

@@ -58,6 +58,7 @@ def write_inputs(folder: Path) -> list[str]:
             "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them
             "save_steps": None,
             "report_to": [],
+            "report_page": False,  # half a second of each; tests/ranks/test_report_run.py asks for them
         },
     }
     (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,8 @@ from ..cluster import World, world_from_environment
 from ..errors import exit_code, first_line
 from ..errors.console import write_what_it_can
 from . import stop, supervised
+
+on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a run that trains, on the rank that failed first
 
 
 def start(world: World, alone: bool = False) -> None:
@@ -122,7 +124,9 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
 
     first, ended = process_group.first_to_fail() if _group() else (True, "")
     if first:
-        report.report(error, world)
+        reason = report.report(error, world)
+        with suppress(Exception):
+            on_failure(reason)
     else:
         supervised.note(follows=True)
         why = ended or f"because another rank failed first ({first_line(error, 120)})"

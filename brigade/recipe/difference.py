@@ -26,14 +26,14 @@ def recorded(document: Mapping[str, Any]) -> Recipe:
 def difference(old: Any, new: Any) -> tuple[str, Any, Any] | None:
     """(key, value in old, value in new) of the first key in which two trees of values differ, or None. The key is written
     with dots; the value of a key that one of them lacks is None."""
-    before, now = _flat(old), _flat(new)
+    before, now = flat(old), flat(new)
     return next(((key, before.get(key), now.get(key)) for key in before | now if before.get(key) != now.get(key)), None)
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} as {"a.b": 1}; long lists by their elements, of which one differs."""
     if isinstance(tree, list) and len(repr(tree)) > 80:
         tree = dict(enumerate(tree))
     if not isinstance(tree, dict) or not tree:
         return {prefix.rstrip("."): tree}
-    return {key: value for name, below in tree.items() for key, value in _flat(below, f"{prefix}{name}.").items()}
+    return {key: value for name, below in tree.items() for key, value in flat(below, f"{prefix}{name}.").items()}

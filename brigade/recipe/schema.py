@@ -244,6 +244,8 @@ class TrainingSection(Section):
     longest so far, at least 180. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
     report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = ["tensorboard"]
     """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
+    report_page: bool = True
+    """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
@@ -283,8 +285,8 @@ BY_PROOF = ("torch_compile", "use_liger_kernel", "optim")
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
 NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
-    "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "dataloader_num_workers",
-    "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
+    "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "report_page",
+    "dataloader_num_workers", "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
 }  # fmt: skip
 
 # Keys that say which part or version of a data set is meant; files have none.

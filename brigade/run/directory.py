@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ..cluster import World
-from ..distributed import consistency, ranks, stop
+from ..distributed import consistency, ranks, stop, supervised
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.batch import Batch, length
@@ -133,10 +133,18 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         from ..distributed import shared_directory
 
         run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
+    ours = run.settings.recipe.training.report_page and not supervised.is_watched()  # else launch has the verdict
+    ranks.on_failure = lambda reason: _note_failure(run.directory, reason) if ours else None
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
         if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
             _claim(run, fingerprint, hosts)
+
+
+def _note_failure(directory: Path, reason: str) -> None:
+    from . import page
+
+    page.of_failure(directory, reason)
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..distributed import supervised
 from ..recipe.batch import length
-from . import best_checkpoint, events
+from . import best_checkpoint, events, page
 from .directory import RECORD, STATE, SUCCESS, Run, now, release, write_whole
 
 
@@ -27,9 +27,12 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     events.add(run.directory, "end", **figures)
     release(run)
     supervised.note(marker=True)
+    written = run.settings.recipe.training.report_page and page.write(run.directory)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
     where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
-    print(f"{where}the resolved run in {run.directory / RECORD}.", flush=True)
+    print(f"{where}the resolved run in {run.directory / RECORD}.")
+    if written:
+        print(f"How it went, for the browser: {run.directory / page.FILE}.", flush=True)
 
 
 def say_finished(run: Run) -> None:

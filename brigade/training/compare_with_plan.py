@@ -1,6 +1,7 @@
 """After the tenth step: what the planner predicts of this run, and what was measured. One line, and an entry in run.yaml."""
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from transformers import TrainerCallback
 
 from ..distributed import ranks
 from ..run.directory import Run
-from .throughput import STEPS, WARM_UP, Meter
+from .throughput import STATES, STEPS, WARM_UP, Meter
 
 
 class CompareWithPlan(TrainerCallback):
@@ -20,9 +21,17 @@ class CompareWithPlan(TrainerCallback):
     def __init__(self, run: Run, meter: Meter, config: Any, trained: int) -> None:
         self.run, self.meter, self.config, self.trained = run, meter, config, trained
         self.steps, self.began = 0, 0.0
+        self.states: Any = None  # measured_states.StateBytes, of one step within the warm-up
+        self.bytes = dict.fromkeys(STATES, 0)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.states:
+            self.states.on_substep_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.steps += 1
+        with suppress(Exception):  # a run that trains does not end for a figure's sake
+            self._measure_states(args, state, control, **given)
         if self.steps == WARM_UP:
             self.began = self._training_time()
         elif self.steps == STEPS:
@@ -31,6 +40,20 @@ class CompareWithPlan(TrainerCallback):
                 from .planned import compare  # the planner is loaded now, and not before
 
                 compare(self.run, self.config, self.trained, measured)
+
+    def _measure_states(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Of the step before the last of the warm-up: this rank's model states in bytes."""
+        if self.steps == WARM_UP - 2 and "model" in given:
+            from .measured_states import StateBytes
+
+            self.states = StateBytes()
+            self.states.on_train_begin(args, state, control, **given)
+        elif self.states:
+            watched, self.states = self.states, None
+            watched.on_step_end(args, state, control)
+            found = watched.states
+            self.bytes = dict(zip(STATES, (found.parameters, found.gradients, found.optimizer), strict=True))
+            watched.on_train_end(args, state, control)
 
     def _training_time(self) -> float:
         """Seconds, pauses left out, when the device has done what it was given."""
@@ -55,6 +78,7 @@ class CompareWithPlan(TrainerCallback):
             "seconds": seconds,
             "waited": waited,
             "allocated": self.meter.training_peak_gib(),
+            **{name: self.bytes[name] / 2**30 for name in STATES},
         }
         of_ranks = ranks.gather(row)
         return {key: max(other[key] for other in of_ranks) for key in row}

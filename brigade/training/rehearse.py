@@ -143,6 +143,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "logging_steps": 1,
         "warmup_steps": 0,
         "report_to": [],
+        "report_page": False,
         "save_total_limit": None,
     }
     recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}

@@ -97,6 +97,10 @@ class Stopping(TrainerCallback):
             runs.write_whole(directory / runs.STOPPED, json.dumps(marker, indent=2) + "\n")
             events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
         runs.release(self.run)
+        if self.run.world.is_main_rank and self.run.settings.recipe.training.report_page:
+            from ..run import page
+
+            page.write(directory, limit=10)  # whoever asked may not wait long
         said = f"Stopped by {self.by} {stop.where()}"
         report.tell_launcher(f"{said} This is no failure")
         if self.run.world.is_main_rank:

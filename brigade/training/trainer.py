@@ -236,6 +236,7 @@ class Trainer(EvaluatingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self.meter.report())
+            logs["tokens"] = self.tokens_before + self.meter.tokens_of_all
             if self.expert_balance:
                 logs.update(self.expert_balance.report(self.state.global_step))
         super().log(logs, start_time)

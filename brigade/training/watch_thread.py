@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..distributed import hangs, heartbeat, report, supervised
+from ..distributed import hangs, heartbeat, ranks, report, supervised
 from ..distributed.observer import LOOK, Observer, is_stopped
 from ..errors.console import counted
 from ..run import events
@@ -114,6 +114,7 @@ class Watch(threading.Thread):
             verdict += f"; of {counted(unseen, 'other rank')} nothing is seen in {self.folder} of {self.world.host}"
         self.write(verdict=verdict)
         events.add(self.run_directory, "fault", kind="hang", step=own.step, text=verdict)
+        ranks.on_failure(verdict)
         self.leave(f"error: {verdict}\n  stacks and collectives of all ranks: {self.folder}")
 
     def leave(self, message: str) -> None:

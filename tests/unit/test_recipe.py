@@ -100,7 +100,7 @@ def test_the_learning_rate_does_not_depend_on_the_ranks(share, scaling, ranks):
 # Keys that may change when a run continues. Whoever adds a key decides here, too.
 WATCHING = {
     "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
-    "save_total_limit", "report_to", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
+    "save_total_limit", "report_to", "report_page", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
     "nonfinite", "nonfinite_limit", "loss_spike", "hang_timeout", "async_save", "tiled_loss", "tiled_mlp",
 }  # fmt: skip
 
