@@ -1,5 +1,7 @@
 """`auto` for Liger, compiled layers and the optimizer's form: what is proven on every GPU is taken, alone each and together."""
 
+from types import SimpleNamespace
+
 import pytest
 import transformers
 import yaml
@@ -10,6 +12,9 @@ from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
 from brigade.recipe.difference import recorded
 from brigade.recipe.identity import identity
 from brigade.recipe.schema import BY_PROOF
+from brigade.strategy import Strategy
+from brigade.strategy.axes import NONE, Axes
+from brigade.training import preflight
 from tests.unit.kernels.made_up import H100, LLAMA, RUN, SHAPES, WORLD
 
 ALL = ("--optim", "auto", "--use_liger_kernel", "auto", "--torch_compile", "auto")
@@ -210,3 +215,28 @@ def test_compiled_layers_are_proven_together_with_the_attention_of_a_cpu():
     proof = prove.on_this_host(small, shapes, rows=rows, limits=limits)
     assert {proof["paths"][name]["status"] for name in ("attention_alone", "with_compiled")} <= {"proven", "slower"}
     assert proof["paths"]["with_compiled"]["attention"] == "varlen" and proof["fastest"]["set"]
+
+
+# ---- where a run computes in another way than a proof ----------------------------------------------------------------
+LIGER, COMPILED = "use_liger_kernel", "torch_compile"
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes", "flags", "expected"),
+    [
+        ("single", NONE, (), set()),
+        ("ddp", NONE, (), set()),
+        ("zero2", NONE, (), set()),
+        ("zero3", NONE, (), {LIGER}),
+        ("fsdp2", NONE, (), {LIGER}),
+        ("zero1", Axes(tensor=2), (), {LIGER, COMPILED}),
+        ("ddp", NONE, ("--tiled_loss", "auto"), {LIGER}),
+        ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
+    ],
+)
+def test_what_no_proof_decides(load, monkeypatch, kind, axes, flags, expected):
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
+    run = SimpleNamespace(settings=load(*RUN, *ALL, *flags), strategy=Strategy(kind, kind, "flag", axes=axes))
+    assert preflight._unproven(run) == expected
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    assert preflight._unproven(run) == expected | {COMPILED}
