@@ -198,6 +198,7 @@ class TrainingSection(Section):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars"] = (
         "adamw_torch_fused"
     )
+    """auto: the faster form of AdamW in 32 bits that is proven on this run's GPUs; on a CPU the default."""
     optim_args: Annotated[str, AfterValidator(_pairs)] | None = None
     """The optimizer's own further arguments: `name=value,name=value`."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
@@ -210,9 +211,9 @@ class TrainingSection(Section):
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more work."""
     torch_compile: bool = False
-    """Compile the decoder layers and the loss with torch.compile."""
+    """Compile the decoder layers and the loss with torch.compile. auto: where that is proven on this run's GPUs and faster."""
     use_liger_kernel: bool = False
-    """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
+    """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU). auto: as torch_compile."""
     tiled_loss: Positive | Literal["auto"] | None = None
     """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
     256 MiB (docs/parallelism.md)."""
@@ -292,6 +293,10 @@ class Recipe(Section):
 
 SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
+
+# Keys that may say `auto`: a run takes what is proven on its GPUs (docs/kernels.md), and without a proof the default. Which it
+# took is no part of its identity.
+BY_PROOF = ("torch_compile", "use_liger_kernel", "optim")
 
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
 NOT_IN_IDENTITY = {

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from brigade.check import result_file
+from brigade.check.bandwidth import Sweep
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.registry import GROUPS, SIZES, Check, checks
 from brigade.check.results import (
@@ -224,6 +225,19 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert result_file.read(tmp_path / "a.json") == document
     assert json.loads((tmp_path / "a.json").read_text())["exit_code"] == 3
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+
+
+def test_the_whole_sweep_is_written_down(tmp_path):
+    """2 bytes for each of the payload, over 2 ranks half of them: 64 MiB in 10 ms are 6.7 GB/s on the bus."""
+    rows = [("all_reduce", 2**26, 0.01), ("all_to_all", 2**20, 0.002)]
+    found = outcome({"collectives": [sound(host, "6.71 GB/s", 6.71) for host in NODES]})
+    document = result_file.document(found, None, 0, Sweep("gloo", 2, 2, "CPU", rows))
+    result_file.write(document, tmp_path / "a.json")
+    sweep = json.loads((tmp_path / "a.json").read_text())["sweep"]
+    assert (sweep["backend"], sweep["device"], sweep["hosts"], sweep["ranks"]) == ("gloo", "CPU", 2, 2)
+    assert [(one["collective"], one["payload"], one["seconds"]) for one in sweep["timed"]] == rows
+    assert sweep["timed"][0]["bus"] == pytest.approx(6.71, rel=1e-3)
+    assert result_file.read(tmp_path / "a.json") == document
 
 
 def test_a_baseline_says_what_changed_since_it_last_worked(tmp_path):
