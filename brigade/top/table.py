@@ -36,9 +36,9 @@ class RankRow:
 def rank_rows(watching: Watching) -> list[RankRow]:
     """All ranks of which anything is known, by number."""
     latest: dict[str, dict[str, Any]] = dict(watching.read)
-    for host in watching.hosts.values():
-        if host.samples:
-            latest |= host.samples[-1][1].get("ranks", {})
+    for seen in watching.hosts.values():
+        if seen.samples:
+            latest |= seen.samples[-1][1].get("ranks", {})
     slow = slow_now(watching.told)
     rows = []
     for key, says in latest.items():
@@ -71,7 +71,7 @@ def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
 
 def _rate(host: HostSeen, key: str, figure: str, clock: str = "at") -> float | None:
     """Per second, between the oldest and the newest sample in which a rank's figure differs."""
-    points = []
+    points: list[tuple[float, float]] = []
     for _, facts in host.samples:
         says = facts.get("ranks", {}).get(key, {})
         when = facts.get("at") if clock == "at_host" else says.get("at")
@@ -192,7 +192,7 @@ def render(watching: Watching, height: int = 0) -> Any:
 def _heading(watching: Watching) -> str:
     if not watching.directory:
         return f"{len(watching.hosts)} hosts"
-    last = next((line for line in reversed(watching.told) if line.get("event") == "step"), {})
+    last: dict[str, Any] = next((line for line in reversed(watching.told) if line.get("event") == "step"), {})
     parts = [Path(watching.directory).name]
     if last:
         parts.append(f"step {last.get('step')}/{last.get('steps', '?')}")

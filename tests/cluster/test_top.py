@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 from testbed.faults import INJECTED
 
@@ -62,5 +63,4 @@ def test_top_marks_a_slow_rank_a_stopped_rank_and_a_lost_host(cluster):
 
 def own_number(pid):
     """A process's number on its own host."""
-    with open(f"/proc/{pid}/status") as file:
-        return int(re.search(r"NSpid:.*\s(\d+)\n", file.read())[1])
+    return int(re.search(r"NSpid:.*\s(\d+)\n", Path(f"/proc/{pid}/status").read_text())[1])
