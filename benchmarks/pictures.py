@@ -46,7 +46,7 @@ def parity(path: Path) -> None:
         for key, name in (("loss", "training loss"), ("grad_norm", "gradient norm"), ("eval_loss", "held-out loss"))
         if row[key]
     ]
-    scale = {"type": "log", "domain": [LEAST, 2 * ALLOWED]}
+    scale = {"type": "log", "domain": [LEAST, 2 * ALLOWED], "nice": False}
     title = (
         f"relative difference from a single process; at the left edge {LEAST:.0e} and less; red: what the tests allow"
     )
@@ -54,7 +54,7 @@ def parity(path: Path) -> None:
     x = {"field": "difference", "type": "quantitative", "scale": scale, "title": title}
     x["axis"] = {"format": ".0e", "values": powers}
     y = {"field": "axis", "type": "nominal", "title": None}
-    colour = {"field": "of", "type": "nominal", "scale": {"range": charts.COLOURS}}
+    colour = {"field": "of", "type": "nominal", "scale": {"range": charts.COLOURS}, "legend": {"symbolType": "square"}}
     tick = {"type": "tick", "thickness": 1.5, "height": 12, "opacity": 0.6}
     encoding = {"x": x, "y": y, "yOffset": {"field": "of", "type": "nominal"}, "color": colour}
     rule = {"type": "rule", "color": "#d03b3b", "strokeWidth": 1.5}

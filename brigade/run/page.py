@@ -35,6 +35,8 @@ def renew(directory: Path) -> None:
     if _process is None and time.monotonic() >= _next:
         _before = _children()
         _process = _start(directory)
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, _process.pid, 19)
 
 
 def _account() -> None:
@@ -81,8 +83,6 @@ def _start(directory: Path) -> Any:
     except OSError as error:
         print(f"warning: no page of {directory}: {error}", file=sys.stderr)
         return None
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
     return process
 
 
