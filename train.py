@@ -58,7 +58,6 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     from brigade.model.tokenizer import load_tokenizer
     from brigade.training import preflight
     from brigade.training.environment import prepare_environment
-    from brigade.training.schedule import check_steps
 
     with ranks.agreed(world):
         prepare_environment(world, strategy)
@@ -78,7 +77,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
     checkpoint = resume.agree(run, data.fingerprint, model_files["weights"])
     with ranks.agreed(world):
-        check_steps(run, len(data.train), checkpoint)
+        preflight.check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
     heartbeat.begin(settings.recipe.training.hang_timeout)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes

@@ -108,7 +108,7 @@ def _list(checks: "list[Check]") -> int:
 
 def _wanted(options: argparse.Namespace) -> "Wanted":
     from ..check.hosts import Wanted
-    from ..cluster import read_hostfile
+    from ..hostfile import read_hostfile
     from ..launch.environment import forwarded
     from ..launch.job import hosts_of_slurm_job, make
     from ..recipe.files import find

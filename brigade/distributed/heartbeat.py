@@ -22,9 +22,8 @@ TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0
 FADES = 0.99  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
 
-page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast(
-    "d"
-)  # anonymous and shared: a forked child writes, its parent reads
+# Anonymous and shared: a forked child writes, its parent reads.
+page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 page[TIMEOUT] = AUTO
 shared = False  # whether this process's parent reads it; else a fork of ranks would share one page
 seconds = [0.0] * len(PHASES)  # spent in each phase since begin(), of this process

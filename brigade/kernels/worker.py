@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..distributed.supervised import PR_SET_PDEATHSIG
+from ..distributed.launched import PR_SET_PDEATHSIG
 from . import paths
 from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..distributed.supervised import owner
+from ..distributed.launched import owner
 from .hearing import BEAT, SILENCE, Hearing
 from .host_facts import addresses as own_addresses
 from .host_facts import devices_fail, holder, look_around, processes, progress, send

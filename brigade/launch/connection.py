@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..errors.findings import table
+from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing

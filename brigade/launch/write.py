@@ -15,7 +15,7 @@ import yaml
 from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..errors.console import counted
-from ..errors.findings import table
+from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from ..run import events
 from ..strategy import accelerate_config
@@ -171,13 +171,10 @@ def _accelerator(job: Job) -> str | None:
 def notice(job: Job) -> tuple[int, str]:
     """(seconds between the notice of an end and the end, why so many): what this run has measured, if it ran here before."""
     if measured := events.slowest(job.output_dir, "grace"):
-        return max(
-            NOTICE, math.ceil(measured)
-        ), f"{job.output_dir} measured that a step and a checkpoint take up to {measured:.0f} s"
-    return (
-        NOTICE,
-        "nothing is measured yet: write this file again after the first checkpoints, and it has what they take",
-    )
+        why = f"{job.output_dir} measured that a step and a checkpoint take up to {measured:.0f} s"
+        return max(NOTICE, math.ceil(measured)), why
+    why = "nothing is measured yet: write this file again after the first checkpoints, and it has what they take"
+    return NOTICE, why
 
 
 def torchrun_options(job: Job) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
-from ..errors import UserError, writing
+from ..errors import UserError
 from ..recipe.flags import Settings
 from . import attention
 from .config_json import published_quantization
@@ -49,15 +49,17 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
     exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    from filelock import FileLock
-    from safetensors.torch import save_model
-    from transformers import AutoModelForCausalLM
-
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder / "model.safetensors"
     if file.exists():
         return str(folder)
+    from filelock import FileLock
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM
+
+    from ..errors.disk import writing
+
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):
@@ -95,9 +97,8 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
     # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
     converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
-    own = (
-        not is_fsdp_enabled() or is_local_dist_rank_0()
-    )  # FSDP2 sends all ranks of a host what the host's first one has
+    # FSDP2 sends all ranks of a host what the host's first one has.
+    own = not is_fsdp_enabled() or is_local_dist_rank_0()
     if sent := converted and not own:
         options["device_map"] = "meta"
         if quantization:  # without weights there is nothing to dequantise

@@ -49,8 +49,12 @@ def _not_empty(value: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, use_attribute_docstrings=True
-    )  # --help shows them
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # --help shows them
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -15,10 +15,15 @@ FILE = "events.jsonl"
 
 
 def add(directory: Path, event: str, **fields: Any) -> None:
-    """Append one line. A disk that is full or away costs the line, not the run."""
-    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
-    with suppress(OSError), (directory / FILE).open("a") as file:
-        file.write(json.dumps(line, default=str) + "\n")
+    """Append one event. A disk that is full or away costs the line, not the run."""
+    append(directory / FILE, event=event, **fields)
+
+
+def append(file: Path, **fields: Any) -> None:
+    """Append one line, with its time."""
+    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
+    with suppress(OSError), file.open("a") as lines:
+        lines.write(json.dumps(line, default=str) + "\n")
 
 
 def read(directory: Path) -> list[dict[str, Any]]:

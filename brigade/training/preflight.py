@@ -1,11 +1,13 @@
 """Whether this host and this model can do what a run asks for. Told before the model is built."""
 
 import importlib.util
+import math
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from .. import upstream
@@ -15,11 +17,12 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..model import packed_samples
 from ..model.location import check_beside
-from ..recipe.batch import Batch
-from ..recipe.files import calibration_file
+from ..recipe.batch import Batch, length
+from ..recipe.files import DEFAULT_RECIPE, calibration_file
 from ..recipe.flags import Settings
-from ..run.directory import Run
+from ..run.directory import RECORD, SUCCESS, Run
 from ..strategy import Strategy
+from .schedule import run_length
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
@@ -135,6 +138,25 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     if training.torch_compile and not any(map(shutil.which, compilers)):
         problem = f"it compiles with {' or '.join(compilers)}, and there is none"
         yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
+
+
+def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
+    """Raises UserError where the learning rate would never be reached, or where a run of another length than the one that
+    wrote the checkpoint cannot go on from it (lengthening.py)."""
+    settings, in_parts = run.settings, run_length(run, train_samples)
+    training, steps = settings.recipe.training, math.ceil(in_parts)
+    place = settings.place(length(training.model_dump())[0])
+    # A trial of the recipe that nobody had to name, and the repetition of a run, go on as they are: the table says it.
+    known = settings.recipe_path.name == RECORD or settings.recipe_path.resolve() == DEFAULT_RECIPE
+    if training.warmup_steps > steps and not (known and "warmup_steps" not in settings.sources):
+        problem = f"warmup_steps is {training.warmup_steps:g}, but the run has {counted(steps, 'step')} ({place}): "
+        problem += "it would never reach learning_rate"
+        cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
+        raise UserError(settings.place("warmup_steps"), problem, cure)
+    if checkpoint or (run.resized and (run.directory / SUCCESS).exists()):
+        from . import lengthening
+
+        lengthening.check(run, in_parts, checkpoint, place)
 
 
 def quick_imports(settings: Settings) -> AbstractContextManager[None]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
@@ -70,14 +69,13 @@ class Trainer(EvaluatingTrainer):
             problem = "takes no num_items_in_batch, so its loss would depend on accumulation and ranks"
             place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
-        self.run, self.world, self.engine, self.data, self.window_shown = run, run.world, engine, data, False
+        self.run, self.world, self.engine, self.data = run, run.world, engine, data
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         self.expert_balance: Any = None
-        whole = (
-            not training.torch_compile and run.strategy.axes.stages == 1
-        )  # no hooks in a program, no layers elsewhere
+        # No hooks in a compiled program; in a pipeline other layers are elsewhere.
+        whole = not training.torch_compile and run.strategy.axes.stages == 1
         if whole and any(map(upstream.are_experts, model.modules())):
             from .expert_balance import ExpertBalance
 
@@ -94,6 +92,10 @@ class Trainer(EvaluatingTrainer):
         if run.world.is_main_rank:
             self.add_callback(Progress())
             self.add_callback(ReportEvents(run))
+            if data.train.streamed:
+                from .show_windows import ShowWindows
+
+                self.add_callback(ShowWindows(run, data.train, self.collate))
         self.add_callback(nonfinite.StepGuard())
         if training.early_stopping_patience:
             from .early_stopping import EarlyStopping
@@ -136,30 +138,13 @@ class Trainer(EvaluatingTrainer):
             self.saving.check()
         nonfinite.guard_of(self).begin(self)
         heartbeat.enter(heartbeat.WINDOW if self.train_dataset.streamed else heartbeat.DATA, self.state.global_step + 1)
-        first = self.state.global_step * self.run.batch.global_size
         if self.train_dataset.streamed:
-            self.train_dataset.reach(first)
+            self.train_dataset.reach(self.state.global_step * self.run.batch.global_size)
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
-        if self.train_dataset.streamed and self.world.is_main_rank:
-            self._show_windows(range(first, first + self.run.batch.global_size))
         return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
-
-    def _show_windows(self, rows: range) -> None:
-        """Of the first window that this run reads all figures, of the others what was cut or dropped."""
-        from ..data import report_window
-
-        recipe = self.run.settings.recipe
-        computed = recipe.training.model_copy(update={"padding_free": self.collate.padding_free})
-        for samples, facts in self.train_dataset.entered(rows):
-            whole, self.window_shown = not self.window_shown, True
-            line = report_window.window(
-                samples, facts, recipe.data, computed, self.run.batch, whole, self.collate.squares
-            )
-            if line:
-                tqdm.write(line)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -12,14 +12,15 @@ PLAIN = {(strategy, ranks, k) for strategy in axes.STRATEGIES for ranks, k in ((
 VARIED = (
     {
         ("fsdp2_tp2", 4, 2, variant)
-        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw")
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw", *axes.ADAPTERS)
     }
-    | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip")}
+    | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip", "qdora")}
     | {
         (strategy, 2, 2, variant)
         for strategy in ("zero1_tp2", "zero3_tp2")
-        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw")
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw", "lora")
     }
+    | {(strategy, 4, 2, "lora") for strategy in ("zero1_tp2", "zero2_tp2", "zero3_tp2")}
 )
 CASES = {case["name"]: case for case in (axes.case(*which) for which in sorted(PLAIN | VARIED, key=str))}
 # Norms of each head, tied embeddings and accumulation: all that ever went wrong.

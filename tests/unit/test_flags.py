@@ -12,8 +12,8 @@ from brigade.__main__ import VERBS, main
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.files import DEFAULT_RECIPE
-from brigade.recipe.flags import OTHER_NAMES
 from brigade.recipe.identity import identity
+from brigade.recipe.mistakes import OTHER_NAMES
 from brigade.recipe.schema import SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]

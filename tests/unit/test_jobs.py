@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brigade.cluster import read_hostfile
 from brigade.errors import UserError
+from brigade.hostfile import read_hostfile
 from brigade.launch.job import make
 from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_words, write
 from brigade.recipe.files import read_yaml

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.cluster import read_hostfile
 from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
+from brigade.hostfile import read_hostfile
 from brigade.lint.report import lint, markdown, project_files
 from brigade.recipe import flags
 from brigade.strategy import accelerate_config, deepspeed_config
@@ -226,8 +226,10 @@ def test_a_run_refuses_a_key_that_stands_twice(check, load, mistake, name, text)
 
 
 def test_a_pipelines_schedule_is_known_and_noted(check):
-    mesh = {f"parallelism_config_{key}": value for key, value in
-            {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()}  # fmt: skip
+    mesh = {
+        f"parallelism_config_{key}": value
+        for key, value in {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()
+    }
     found = check({"a.yaml": DDP | {"num_machines": 1, "parallelism_config": mesh}})
     assert names(found) == {"accelerate-own-key"}
     assert {one.at.rpartition("_config_")[2] for one in found.findings} == {

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from brigade.errors import UserError, did_you_mean, nearest
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic, without_filler
-from brigade.recipe.identity import BEFORE, identity
+from brigade.recipe.difference import BEFORE
+from brigade.recipe.identity import identity
 from brigade.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]

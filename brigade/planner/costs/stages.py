@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 
+from ...model.experts import shards
 from ..choice.job import Job
 from ..models.adapter_costs import linears
 
@@ -133,6 +134,16 @@ def expert_divisor(job: Job) -> int:
     needs its ranks as well. train.py's tensor groups leave each expert whole."""
     together = job.expert <= job.data * job.context and not experts_whole(job)
     return job.expert * (job.tensor if together else 1)
+
+
+def same_experts(job: Job) -> tuple[int, int]:
+    """(ranks that shard one copy of the same experts, all ranks of a stage that hold them) under expert parallelism."""
+    of_stage = job.data * job.context * job.tensor
+    holders = max(1, of_stage // expert_divisor(job))
+    if not job.ours:
+        return min(job.shard_ranks, holders), holders
+    # Groups of neighbours, of any axis, within a copy of all else.
+    return shards(job.expert, of_stage if job.pipeline > 1 else job.shard_ranks * job.tensor), holders
 
 
 def experts_whole(job: Job) -> bool:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
-from ...model.experts import shards
 from ..choice.job import Job
 from .engines import OPTIMIZER_BYTES
-from .stages import Stage, expert_divisor, frozen_bytes, stages
+from .stages import Stage, frozen_bytes, same_experts, stages
 
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
@@ -96,13 +95,9 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
         return _beside_autotp(job, stage)
     if not stage.experts:
         return _shared(job, stage.trained, frozen, job.shard_ranks)
-    of_stage = job.data * job.context * job.tensor
-    copies = max(1, min(job.shard_ranks, of_stage // expert_divisor(job)))
-    if job.ours:  # groups of neighbours, of any axis, within a copy of all else
-        copies = shards(job.expert, of_stage if job.pipeline > 1 else job.shard_ranks * job.tensor)
     trained, under = stage.experts * full, 2 * stage.experts * (not full)
     dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
-    experts, held_too = _shared(job, trained, under, copies)
+    experts, held_too = _shared(job, trained, under, same_experts(job)[0])
     return _sum(dense, experts), held + held_too
 
 
