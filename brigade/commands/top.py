@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..cluster import read_hostfile
+    from ..hostfile import read_hostfile
     from ..recipe.files import find
 
     directory = options.directory
