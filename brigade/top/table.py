@@ -175,11 +175,11 @@ def render(watching: Watching, height: int = 0) -> Any:
         if len(lines) > room
         else []
     )
-    head = Text(printable(_heading(watching)), style="bold", no_wrap=True, overflow="ellipsis")
+    heading = Text(printable(_heading(watching)), style="bold", no_wrap=True, overflow="ellipsis")
     said = verdict(rows, watching.told)
     calm = said.startswith(("All ranks", "The run has"))
     return Group(
-        head,
+        heading,
         Text(""),
         table,
         *more,
