@@ -359,6 +359,7 @@ def test_without_ssh_it_says_so(tmp_path):
     done = brigade("--hostfile", tmp_path / "hosts", "--quick", env=os.environ | {"PATH": str(tmp_path)})
     assert done.returncode == 3
     assert "ssh cannot be started here" in done.stdout
+    assert "cure: install it" in done.stdout
 
 
 def test_the_schema_and_the_list_are_printed():
