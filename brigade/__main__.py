@@ -13,6 +13,10 @@ VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
     "attach": ("attach", "follow a launch that goes on in the background (launch --detach)"),
     "status": ("status", "how far runs are, who runs them, and how they ended"),
+    "top": (
+        "top",
+        "hosts and ranks while they train: step, phase, speed, processors, memory, network, and who is slow",
+    ),
     "report": (
         "report",
         "a page for the browser: a run's curves, answers, checkpoints and recipe, or several runs side by side",

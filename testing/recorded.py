@@ -31,7 +31,7 @@ def write_run(
     changes: of run.yaml's sections; of_run: of its record
     """
     directory.mkdir(parents=True, exist_ok=True)
-    shared, own = random.Random(seed), random.Random(str(directory))
+    shared, own = random.Random(seed), random.Random(f"{directory.name} {seed}")
     evaluate = evaluate or max(1, steps // 10)
     events: list[dict[str, Any]] = []
 

@@ -113,6 +113,12 @@ class Agent(Probes):
         """How far is the run in this output directory?"""
         return progress(Path(directory))
 
+    async def do_usage(self, directory: str) -> dict[str, Any]:
+        """What do this host, and the ranks on it of the run in this output directory, use right now?"""
+        from .usage import sample  # for `top` alone
+
+        return {"facts": await asyncio.to_thread(sample, directory)}
+
     async def do_clean(self, runs: list[str]) -> None:
         """Kill what earlier runs left on this host; answers when nothing of them is left."""
         while left := [pid for run in runs for pid in processes(run)]:

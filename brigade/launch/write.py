@@ -224,7 +224,8 @@ def secrets(job: Job) -> list[str]:
     recipe = job.settings.recipe
     sources = (recipe.model.model_name_or_path, recipe.model.tokenizer_name_or_path, recipe.data.dataset_name)
     from_hub = any(source not in (None, BUILT_IN) and not _is_here(source) for source in sources)
-    return ["HF_TOKEN"] * from_hub + ["WANDB_API_KEY"] * ("wandb" in recipe.training.report_to)
+    keys = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
+    return ["HF_TOKEN"] * from_hub + [key for name, key in keys.items() if name in recipe.training.report_to]
 
 
 def _is_here(source: str | None) -> bool:

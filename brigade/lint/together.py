@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
 from ..planner.costs.network import hold_name
-from ..recipe.batch import batch_arithmetic, without_filler
+from ..recipe.batch import Batch, batch_arithmetic
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
@@ -191,3 +192,13 @@ def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterat
         yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values, strategy=strategy.name)
     if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
         yield Finding.of("recipe-experts", recipe.name, "model.model_name_or_path", **values, size=size)
+
+
+def without_filler(batch: Batch) -> str:
+    """What to change so that nothing of a step is wasted, in words."""
+    unit = batch.micro * batch.data_parallel_size
+    near = sorted({max(unit, batch.global_size // unit * unit), math.ceil(batch.global_size / unit) * unit})
+    share, rest = divmod(batch.global_size, batch.data_parallel_size)
+    other = max((micro for micro in range(1, batch.micro) if share % micro == 0), default=0)
+    micro = f"set per_device_train_batch_size to {other}, or " if other and not rest else ""
+    return f"{micro}set global_batch_size to {' or '.join(map(str, near))}"

@@ -28,20 +28,17 @@ _NO_CAUSE = ("identity", "started", "command", "overridden", "promise", "ds_conf
 
 @dataclass
 class Comparison:
-    """Tables and sentences of a page. different: key, and its value in each run"""
+    """Tables and sentences of a page. different: key, and its value in each run; verdicts: of each run but the first, its
+    conclusion before its reasons"""
 
     different: facts.Table = field(default_factory=lambda: ([], []))
-    verdicts: list[str] = field(default_factory=list)
+    verdicts: list[list[str]] = field(default_factory=list)
     overview: facts.Table = field(default_factory=lambda: ([], []))
 
 
 def compare(records: list[Record]) -> Comparison:
     """Each run with the first one."""
-    verdicts = [sentence for other in records[1:] for sentence in verdict(records[0], other)]
-    verdicts.append(
-        "The intervals hold the noise of single batches. What another seed would change is not in them: for that, train each "
-        "recipe with several seeds and show all of them here."
-    )
+    verdicts = [verdict(records[0], other) for other in records[1:]]
     return Comparison(differences(records), verdicts, _overview(records))
 
 

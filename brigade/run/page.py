@@ -20,43 +20,45 @@ LIMIT = 60.0  # seconds that the end of a run waits for its page
 FILE = "report.html"
 
 
-class Pages:
-    """Of one run that trains, for a thread beside it."""
+_process: Any = None  # that writes the page of a run that trains
+_next, _before = (
+    0.0,
+    0.0,
+)  # when the next one may begin; seconds of processors that ended children had taken before this one
 
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.process, self.next = directory, None, 0.0  # type: ignore[var-annotated]
-        self.before = 0.0  # seconds of processors that ended children of this process had taken
 
-    def renew(self) -> None:
-        """Begin a new page, unless one is being written or was a moment ago."""
-        if self.process and self.process.poll() is not None:
-            self._account()
-        if self.process is None and time.monotonic() >= self.next:
-            self.before = _children()
-            self.process = _start(self.directory)
+def renew(directory: Path) -> None:
+    """Begin a new page, unless one is being written or was a moment ago."""
+    global _process, _before
+    if _process and _process.poll() is not None:
+        _account()
+    if _process is None and time.monotonic() >= _next:
+        _before = _children()
+        _process = _start(directory)
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, _process.pid, 19)
 
-    def _account(self) -> None:
-        took = _children() - self.before
-        self.next = time.monotonic() + took / SHARE / (os.cpu_count() or 1)
-        _warn(self.process)
-        self.process = None
 
-    def finish(self) -> None:
-        """Let no page be under way that knows less than the last one."""
-        if self.process:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LIMIT)
-            self._account()
+def _account() -> None:
+    global _process, _next
+    _next = time.monotonic() + (_children() - _before) / SHARE / (os.cpu_count() or 1)
+    ended, _process = _process, None
+    _warn(ended)
 
 
 def write(directory: Path, limit: float = LIMIT) -> bool:
     """Write the page now; whether it is there within `limit` seconds. Any error is a warning line."""
+    if _process:  # it knows less than the one that comes
+        _process.kill()
+        _process.wait()
+        _account()
     if (process := _start(directory)) is None:
         return False
     try:
         process.wait(limit)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
         print(f"warning: {directory / FILE} was not written within {limit:.0f} s", file=sys.stderr)
         return False
     return _warn(process)
@@ -81,14 +83,12 @@ def _start(directory: Path) -> Any:
     except OSError as error:
         print(f"warning: no page of {directory}: {error}", file=sys.stderr)
         return None
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
     return process
 
 
 def _warn(process: Any) -> bool:
     """Whether it ended well; else its last words are told."""
-    if process.returncode:
+    if process.returncode > 0:
         said = " ".join((process.stderr.read() or "it was killed").split()) if process.stderr else ""
         print(f"warning: no page of the run: {said.removeprefix('error: ')[:300]}", file=sys.stderr, flush=True)
     if process.stderr:

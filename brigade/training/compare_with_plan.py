@@ -1,7 +1,6 @@
 """After the tenth step: what the planner predicts of this run, and what was measured. One line, and an entry in run.yaml."""
 
 import time
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ class CompareWithPlan(TrainerCallback):
     def __init__(self, run: Run, meter: Meter, config: Any, trained: int) -> None:
         self.run, self.meter, self.config, self.trained = run, meter, config, trained
         self.steps, self.began = 0, 0.0
-        self.states: Any = None  # measured_states.StateBytes, of one step within the warm-up
-        self.bytes = dict.fromkeys(STATES, 0)
+        self.states: Any = None  # measured_states.OneStep, of one step within the warm-up
+        self.bytes = (0, 0, 0)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.states:
@@ -30,8 +29,12 @@ class CompareWithPlan(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.steps += 1
-        with suppress(Exception):  # a run that trains does not end for a figure's sake
-            self._measure_states(args, state, control, **given)
+        if self.steps == WARM_UP - 2 and "model" in given:
+            from .measured_states import OneStep
+
+            self.states = OneStep(args, state, control, **given)
+        elif self.states:
+            self.bytes, self.states = self.states.end(args, state, control), None
         if self.steps == WARM_UP:
             self.began = self._training_time()
         elif self.steps == STEPS:
@@ -40,20 +43,6 @@ class CompareWithPlan(TrainerCallback):
                 from .planned import compare  # the planner is loaded now, and not before
 
                 compare(self.run, self.config, self.trained, measured)
-
-    def _measure_states(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Of the step before the last of the warm-up: this rank's model states in bytes."""
-        if self.steps == WARM_UP - 2 and "model" in given:
-            from .measured_states import StateBytes
-
-            self.states = StateBytes()
-            self.states.on_train_begin(args, state, control, **given)
-        elif self.states:
-            watched, self.states = self.states, None
-            watched.on_step_end(args, state, control)
-            found = watched.states
-            self.bytes = dict(zip(STATES, (found.parameters, found.gradients, found.optimizer), strict=True))
-            watched.on_train_end(args, state, control)
 
     def _training_time(self) -> float:
         """Seconds, pauses left out, when the device has done what it was given."""
@@ -78,7 +67,7 @@ class CompareWithPlan(TrainerCallback):
             "seconds": seconds,
             "waited": waited,
             "allocated": self.meter.training_peak_gib(),
-            **{name: self.bytes[name] / 2**30 for name in STATES},
+            **{name: size / 2**30 for name, size in zip(STATES, self.bytes, strict=True)},
         }
         of_ranks = ranks.gather(row)
         return {key: max(other[key] for other in of_ranks) for key in row}

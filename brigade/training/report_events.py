@@ -17,7 +17,6 @@ class ReportEvents(TrainerCallback):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pages: Any = None  # from the first evaluation of a trained model on
         self.lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.writer: threading.Thread | None = None
 
@@ -45,20 +44,14 @@ class ReportEvents(TrainerCallback):
         self.lines.put(None)
         if self.writer:
             self.writer.join(5)
-        if self.pages:
-            self.pages.finish()
 
     def _write(self) -> None:
         while line := self.lines.get():
             events.add(self.run.directory, **line)
             if self.run.settings.recipe.training.report_page and line["event"] == "evaluation" and line["step"]:
-                self._renew_page()
+                from ..run import page  # not before there is something to show
 
-    def _renew_page(self) -> None:
-        from ..run.page import Pages
-
-        self.pages = self.pages or Pages(self.run.directory)
-        self.pages.renew()
+                page.renew(self.run.directory)
 
 
 def _short(value: float) -> float:

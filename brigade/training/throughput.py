@@ -65,6 +65,7 @@ class Meter:
             self.tokens_ever += about.tokens
             for key in COUNTED:
                 self.sums[key] += getattr(about, key)
+        heartbeat.page[heartbeat.TOKENS] = self.tokens_ever
 
     @contextmanager
     def pause(self):

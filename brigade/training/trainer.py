@@ -11,7 +11,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from .. import upstream
 from ..data.collate import ABOUT, WithFiller
-from ..data.sampling import GlobalBatches, Loader, StreamBatches
+from ..data.sampling import GlobalBatches, Loader
 from ..distributed import heartbeat, ranks
 from ..errors import UserError
 from ..model import packed_samples
@@ -120,7 +120,10 @@ class Trainer(EvaluatingTrainer):
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
         shape = (len(rows), micro, accumulation, self.place.data, self.run.batch.data_parallel_size, seed)
         supervised = None if rows.streamed else rows.supervised()
-        batches = (StreamBatches if rows.streamed else GlobalBatches)(*shape, supervised, size)
+        kind = GlobalBatches
+        if rows.streamed:
+            from ..data.stream_batches import StreamBatches as kind
+        batches = kind(*shape, supervised, size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:

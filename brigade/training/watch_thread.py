@@ -87,6 +87,8 @@ class Watch(threading.Thread):
         time_ = datetime.now(UTC).isoformat(timespec="seconds")
         says = {"rank": self.world.rank, "host": self.world.host, "pid": os.getpid(), "writings": self.writings}
         says |= {"time": time_, **self.observer.seen(), "waits": self.waits, **more}
+        if tokens := heartbeat.page[heartbeat.TOKENS]:  # for `top`, which makes a rate of it
+            says |= {"at": round(self.written, 3), "tokens": int(tokens)}
         temporary = self.folder / f".rank-{self.world.rank}"
         with suppress(OSError):
             self.folder.mkdir(exist_ok=True)

@@ -163,6 +163,7 @@ def test_output_directory_is_the_one_of_the_run():
 @pytest.mark.parametrize("recipe, flags, needed", [
     ("recipes/tiny/full.yaml", [], []), ("recipes/qwen3-8b/full.yaml", [], ["HF_TOKEN"]),
     ("recipes/qwen3-8b/full.yaml", ["--report_to", "wandb"], ["HF_TOKEN", "WANDB_API_KEY"]),
+    ("recipes/tiny/full.yaml", ["--report_to", "swanlab"], ["SWANLAB_API_KEY"]),
     ("recipes/tiny/full.yaml", ["--dataset_name", "who/what"], ["HF_TOKEN"]),
     ("recipes/tiny/full.yaml", ["--dataset_name", "x" * 5000], ["HF_TOKEN"]),
 ])  # fmt: skip

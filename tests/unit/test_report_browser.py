@@ -3,44 +3,29 @@
 import itertools
 import json
 import os
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from brigade.report import page, reading
+from testing import browser as browsers
+from testing.browser import show
 from testing.recorded import append, write_run
 
 SCRIPT = "<script>window.hacked = 1</script>"
 NEEDED = "BRIGADE_NEEDS_BROWSER"  # set where these tests may not be left out: .ci/run
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
-         "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars")  # fmt: skip
 LIMIT = 2.0  # seconds from the call to the last chart
 FIGURES = 10
 
 
 @pytest.fixture(scope="module")
 def browser():
-    if not (CHROMIUM and DRIVER):
-        how = "no chromium here: the tests of report's page in a browser are left out; apt-get install chromium chromium-driver"
+    if not (browsers.CHROMIUM and browsers.DRIVER):
+        how = f"the tests of report's page in a browser are left out: {browsers.MISSING}"
         pytest.fail(how) if os.environ.get(NEEDED) else pytest.skip(how)
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for flag in (*FLAGS, f"--user-data-dir={folder}"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-        try:
-            yield driver
-        finally:
-            driver.quit()
+    with browsers.browser() as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +37,6 @@ def run(tmp_path_factory):
     append(run, event="step", step=201, loss=float("nan"), grad_norm=1e9)
     append(run, event="slow", step=201, rank=1, host=SCRIPT, why="</td><img src=x onerror='window.hacked=1'>")
     return run
-
-
-def show(browser, path, width=1280, dark=False):
-    """Open a page and wait until its last chart is drawn; returns the seconds that took, by the browser's own clock."""
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    for log in ("browser", "performance"):
-        browser.get_log(log)  # of the page before
-    browser.get(path.as_uri())
-    deadline = time.monotonic() + 60
-    while not (drawn := browser.execute_script("return document.documentElement.dataset.drawn && performance.now()")):
-        assert time.monotonic() < deadline, browser.get_log("browser")
-        time.sleep(0.02)
-    return drawn / 1000
 
 
 def _each(browser, selector, what):
@@ -141,7 +110,7 @@ def test_keyboard_search_and_axes(browser, written):
 
 @pytest.mark.parametrize("width, dark", [(400, True), (1600, False)])
 def test_it_fits_a_phone_and_a_wide_screen_by_day_and_night(browser, written, width, dark):
-    show(browser, written, width, dark)
+    show(browser, written, width, dark=dark)
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     ground, ink = browser.execute_script(
         "const of = (e, key) => getComputedStyle(e)[key].match(/\\d+/g).slice(0, 3).map(Number);"
@@ -199,5 +168,5 @@ def test_a_picture_for_people_to_look_at(browser, written):
     """BRIGADE_SCREENSHOTS=FOLDER keeps them: nobody but a person sees whether a page is good to look at."""
     if folder := os.environ.get("BRIGADE_SCREENSHOTS"):
         for width, dark in ((400, False), (400, True), (1600, False), (1600, True)):
-            show(browser, written, width, dark)
+            show(browser, written, width, dark=dark)
             browser.save_screenshot(str(Path(folder) / f"report-{width}-{'dark' if dark else 'light'}.png"))
