@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from ..upstream import tensor_styles
+
 BLOCK = 64  # neighbours in a row that bitsandbytes scales together (nn/modules.py: Params4bit.blocksize)
 
 
@@ -27,7 +29,7 @@ def cut_4bit(linear: Any, where: Shard, mesh: DeviceMesh) -> None:
     how = {"compress_statistics": False, "quant_type": weight.quant_type, "quant_storage": weight.quant_storage}
     linear.weight = Params4bit(part.contiguous(), module=linear, **how).to(weight.device)
     linear.weight.quant_state.dtype = dtype
-    linear._hf_quantized_needs_local_tp = True  # Transformers' styles then hand it no DTensors
+    tensor_styles.compute_locally(linear)
 
 
 def compute_dora(dora: Any, mesh: DeviceMesh, columns: bool) -> None:

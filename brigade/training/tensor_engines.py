@@ -43,10 +43,10 @@ class TensorDeepSpeed(DeepSpeed):
 
     def with_adapters(self, model: Any, weights: str) -> Any:
         from ..engines import tensor
-        from ..upstream import autotp
+        from ..upstream import autotp, tensor_styles
 
         model = super().with_adapters(model, weights)
-        model._tp_plan = tensor.plan_of(model)
+        tensor_styles.give_plan(model, tensor.plan_of(model))
         autotp.look_into_adapters()
         return model
 

@@ -61,7 +61,7 @@ def test_a_row_shows_the_largest_differences_of_its_cases():
 def test_the_list_of_what_is_refused_has_every_reason_about_an_axis():
     shown = parity_axes.refused()
     for said in (
-        "adapters over a tensor group",
+        "leaves DoRA's magnitudes whole",
         "AutoEP does not run",
         "ring attention",
     ):

@@ -50,6 +50,8 @@ DEFINED = {
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
     "deepspeed/module_inject/auto_tp.py": ["_replace_module", "_replace_with_config"],
     "deepspeed/module_inject/layers.py": ["_partition_sizes", "GatherFromTensorParallelRegion", "VocabParallelLinear"],
+    "deepspeed/runtime/tensor_parallel/config.py": ["_tp_plan"],
+    "transformers/distributed/tensor_parallel.py": ["_hf_quantized_needs_local_tp"],
     "deepspeed/utils/groups.py": [
         "_ZERO_PARAM_INTRA_PARALLEL_GROUP",
         "_TENSOR_MODEL_PARALLEL_GROUP",
