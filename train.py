@@ -63,13 +63,11 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
         config = load_config(settings)
-    preflight.settle_kernels(run, config)  # on GPUs: what is proven there, the same on all ranks
+    preflight.check(run, config)  # can these hosts do it, and with which kernels and micro-batch? The same on all ranks
     with ranks.agreed(world):
-        batch = preflight.check(run, config)
         tokenizer = load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)
-    run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)

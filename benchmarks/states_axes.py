@@ -36,7 +36,7 @@ PLAN: Plan = {
         ("tensor 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
         ("tensor 2 x data 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
         ("tensor 2 x data 4", "zero1 zero2 zero3 fsdp2 hsdp", "untied"),
-        ("tensor 2", "zero1 zero2 zero3 fsdp2", "untied+lora"),
+        ("tensor 2", "zero1 zero2 zero3 fsdp2", "tied+lora untied+lora"),
         ("tensor 2 x data 2", "zero1 zero2 zero3 fsdp2 ddp", "untied+lora"),
     ],
     "sequence": [

@@ -119,11 +119,9 @@ DIVIDED = _across(
     "full: ddp_tp2 2 -> zero1_tp2_pp2 4",
     "full: zero3 2 -> ddp_tp2 4",
     "full: fsdp2_tp2_sp2 4 -> fsdp2 2",
-    "full: zero3_tp2 4 -> zero3_tp2 2",
     "full: zero1_tp2 4 -> ddp 2",
     "LoRA: zero1_tp2 4 -> fsdp2 2",
-    "LoRA: zero3_tp2 4 -> zero3_tp2 2",
-    "LoRA: ddp 2 -> zero3_tp2 4",
+    "LoRA: ddp 2 -> fsdp2_tp2 4",
     "LoRA: fsdp2_tp2 2 -> zero1_tp2_pp2 4",
 )
 

@@ -44,8 +44,8 @@ async def _judged(hosts: Hosts, judges: Iterable[of_gpus.Judge], value: str) -> 
 @check("gpus", seconds=40)
 async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
     """Counts GPUs by nvidia-smi and compares them with the slots; reads their kind, their memory and who holds it by NVML.
-    Threshold: as many as slots (fewer: red, more: a warning), of one kind, none divided (MIG), and gpu_memory_free of
-    thresholds.yaml."""
+    Threshold: as many as slots (fewer: red, more: a warning), of one kind (else CUDA's order of them is another one than NVML's),
+    none divided (MIG), and gpu_memory_free of thresholds.yaml."""
     visible = hosts.wanted.environment.get("CUDA_VISIBLE_DEVICES")
     counts = {host: hello.get("gpus", 0) for host, hello in hosts.hello.items()}
     if not any(counts[host] is None or counts[host] for host in counts):
@@ -67,6 +67,8 @@ async def gpus(hosts: Hosts) -> AsyncIterator[Result]:
                 why = "all ranks wait for the slowest kind, and the smallest memory is the limit"
                 cure = f"leave {host} out, or run on its kind alone"
                 said.append(Result(host, "yellow", name, None, f"{name}, elsewhere {usual[0][0]}", why, cure))
+        if order := of_gpus.in_another_order(host, kinds.get(host, {}), slots, hosts.wanted.environment):
+            said.append(order)
         facts = found.get(host, {})
         judges = (of_gpus.lost, of_gpus.divided, of_gpus.free_memory)
         said += [r for r in of_gpus.judged(host, facts.get("gpus", []), {}, judges, "") if r.level != "green"]

@@ -151,6 +151,17 @@ def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result |
     return None
 
 
+def in_another_order(host: str, kinds: Mapping[str, int], slots: int, environment: Mapping[str, str]) -> Result | None:
+    """Where ranks get some of several kinds: CUDA numbers the fastest first (CUDA programming guide, CUDA_DEVICE_ORDER), NVML and
+    nvidia-smi by bus address."""
+    if len(kinds) < 2 or sum(kinds.values()) <= slots or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return None
+    problem = f"{counted(slots, 'rank')} on GPUs of {len(kinds)} kinds, and CUDA numbers them in another order than this table"
+    why = "ranks may get other GPUs than those that were looked at here, and than CUDA_VISIBLE_DEVICES means"
+    cure = "CUDA_DEVICE_ORDER=PCI_BUS_ID where `launch` starts; or CUDA_VISIBLE_DEVICES by UUID"
+    return Result(host, "yellow", "another order", None, problem, why, cure)
+
+
 # ---- judges ------------------------------------------------------------------------------------------------------
 def lost(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
     if gpu.get("lost"):

@@ -17,7 +17,7 @@ Function = Callable[[Hosts], AsyncIterator[Result]]
 
 # Groups and their modules with checks, in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "reach": ("reach",),
+    "reach": ("names", "reach"),
     "sameness": ("sameness",),
     "devices": ("devices", "resources"),
     "storage": ("storage",),

@@ -172,7 +172,7 @@ def _check(
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     code = exit_code(outcome.results)
-    found = result_file.document(outcome, options.recipe, code)
+    found = result_file.document(outcome, options.recipe, code, wanted.measured.get("network"))
     if options.json == "-":
         print(found.model_dump_json(indent=1))
     else:

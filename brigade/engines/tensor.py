@@ -155,7 +155,12 @@ def plan_of(model: Any) -> dict[str, str]:
             head is not None and head.weight is embedding.weight and module in (head, embedding)
         ):
             continue
-        if hasattr(module, "base_layer"):
+        if hasattr(module, "modules_to_save"):  # PEFT keeps the module beside the copy that it trains whole
+            found |= {
+                f"{name}.{part}": style
+                for part in ("original_module", *(f"modules_to_save.{key}" for key in module.modules_to_save))
+            }
+        elif hasattr(module, "base_layer"):
             found[f"{name}.base_layer"] = style
             found |= {f"{name}.lora_magnitude_vector.{key}": style for key in module.lora_magnitude_vector}
             divided = module.lora_B if WEIGHTS[style] == 0 else module.lora_A

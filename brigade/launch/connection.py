@@ -55,8 +55,7 @@ class Channel:
             )
         except OSError as error:
             problem = f"{self.transport[0]} cannot be started here: {error.strerror}"
-            cure = "is it installed, and does `ulimit -u` allow a process for each host?"
-            raise UserError(self.host, problem, cure) from None
+            raise UserError(self.host, problem, cure_of(problem, self.host)) from None
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):

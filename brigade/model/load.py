@@ -113,7 +113,9 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
-        _hold_places(model)
+        from ..upstream import fsdp2
+
+        fsdp2.hold_places(model)
     check_finite(model if own else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
@@ -140,17 +142,6 @@ def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> 
         # whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
         bnb_4bit_quant_storage=dtype,
     )
-
-
-def _hold_places(model: "PreTrainedModel") -> None:
-    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
-    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
-    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
-                module._parameters[name] = place
 
 
 def compile_layers(model: "PreTrainedModel") -> None:

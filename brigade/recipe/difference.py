@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .identity import COMPUTED
-from .schema import NOT_IN_IDENTITY, Recipe
+from .schema import BY_PROOF, NOT_IN_IDENTITY, Recipe
 
 # What runs did before a key was there, where that is not its default: {"training": {"key": value}}.
 BEFORE: dict[str, dict[str, Any]] = {}
@@ -17,6 +17,9 @@ def recorded(document: Mapping[str, Any]) -> Recipe:
     for values in sections.values():
         for key in NOT_IN_IDENTITY:
             values.pop(key, None)
+        for key in BY_PROOF:
+            if values.get(key) == "auto":
+                del values[key]
     return Recipe.model_validate(sections)
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ..errors import UserError, shortened
 from .files import DEFAULT_RECIPE, find, read_yaml
-from .schema import OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source
+from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
 
 STRATEGIES = ("ds_config", "accelerate_config")
 
@@ -27,6 +27,7 @@ class Settings:
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     overridden: one line per recipe value that a flag replaced
     rows_in_parts: whether the strategy divides rows over ranks (set once it is chosen)
+    by_proof: keys for which the recipe says `auto`; `recipe` has their defaults until kernels/auto.py has taken what is proven
     proven: attention that agrees with eager on every device of this run -> milliseconds, the fastest first (set by
         kernels/auto.py before the model is built; empty: nothing is known, or no GPU)
     argv: the flags as they were given, without what a launcher puts between them
@@ -42,7 +43,26 @@ class Settings:
     overridden: list[str] = field(default_factory=list)
     argv: list[str] = field(default_factory=list)
     rows_in_parts: bool = False
+    by_proof: tuple[str, ...] = ()
     proven: dict[str, float] = field(default_factory=dict)
+
+    def take(self, **values: Any) -> None:
+        """Set keys of the recipe's training section."""
+        training = self.recipe.training.model_copy(update=values)
+        self.recipe = self.recipe.model_copy(update={"training": training})
+
+    @property
+    def before_proofs(self) -> Recipe:
+        """The recipe by which runs are told apart, whatever their GPUs have proven."""
+        defaults = {key: TrainingSection.model_fields[key].default for key in self.by_proof}
+        training = self.recipe.training.model_copy(update=defaults)
+        return self.recipe.model_copy(update={"training": training})
+
+    def document(self) -> dict[str, Any]:
+        """The recipe for a YAML file: with `auto` again where proofs decide."""
+        document = self.recipe.model_dump(mode="json")
+        document["training"] |= dict.fromkeys(self.by_proof, "auto")
+        return document
 
     @property
     def name(self) -> str:
@@ -71,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="train.py",
         allow_abbrev=False,
+        usage="train.py [--recipe FILE] [--KEY VALUE ...]",
         description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
     )
     run = parser.add_argument_group("run")
@@ -91,7 +112,8 @@ def parser() -> argparse.ArgumentParser:
                 text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
                 default = f"default: {text}"
             text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
-            group.add_argument(*names, dest=key, metavar=_kind(info.annotation), help=text, **nargs)
+            kind = _kind(info.annotation) + "|auto" * (key in BY_PROOF)
+            group.add_argument(*names, dest=key, metavar=kind, help=text, **nargs)
     return parser
 
 
@@ -143,6 +165,7 @@ def load(argv: list[str]) -> Settings:
             document[section] = {}
     if all(isinstance(values, dict) for values in document.values()):  # else validation says so
         _apply(flags, document, settings)
+        _leave_to_proofs(document, settings)
     try:
         settings.recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -179,6 +202,14 @@ def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings:
             value = None if key in flags else data.pop(key, None)
             if value not in (None, Source.model_fields[key].default):
                 settings.overridden.append(f"--train_file replaces the recipe's {key}")
+
+
+def _leave_to_proofs(document: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Keys that say `auto` have their defaults until something is proven."""
+    training = document.get("training", {})
+    settings.by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")
+    for key in settings.by_proof:
+        del training[key]
 
 
 def underscores(word: str) -> str:

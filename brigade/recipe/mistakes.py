@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ..errors import UserError, did_you_mean, shortened, shown
 from ..errors.tables import table
-from .schema import SECTION_OF, SECTIONS
+from .schema import BY_PROOF, SECTION_OF, SECTIONS
 
 OTHER_NAMES: dict[str, str] = table(Path(__file__).with_name("other_names.yaml"))
 
@@ -42,7 +42,7 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
     # A key that takes several types has one complaint for each of them.
     same = [other for other in others if len(first["loc"]) == len(other["loc"]) == 3 and other["loc"][1] == key]
-    wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *same])))
+    wanted = " or ".join([*dict.fromkeys(map(_wanted, [first, *same])), *["'auto'"] * (key in BY_PROOF)])
     value = document.get(section)
     if key:
         value = value.get(key) if isinstance(value, dict) else value

@@ -48,6 +48,7 @@ class Run:
     made_for: str = ""  # the recipe's own cluster in words
     shared: bool = True  # whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
     base: dict[str, str] = field(default_factory=dict)  # digests of the weights that it begins with, by file
+    kernels: dict[str, Any] = field(default_factory=dict)  # what it computes with: attention, and each key of BY_PROOF
     skipped: list[str] = field(default_factory=list)  # which checkpoints it does not continue from, and why
     # checkpoint-N -> what is wrong with it, where sizes do not tell
     damaged: dict[str, str] = field(default_factory=dict)
@@ -82,7 +83,7 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
 
         check(settings)
     directory = settings.directory(strategy.name)
-    name = identity(settings.recipe, strategy.identity())
+    name = identity(settings.before_proofs, strategy.identity())
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
     if directory.exists() and not directory.is_dir():
         raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
@@ -190,7 +191,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     except OSError as error:
         problem = f"the output directory cannot be written: {error.strerror}"
         raise UserError(str(directory), problem, "give another --output_dir") from None
-    recipe = run.settings.recipe.model_dump(mode="json")
+    recipe = run.settings.document()
     recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
     record = {
         "identity": run.identity,
@@ -202,6 +203,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "hosts": hosts,
         "launcher": run.world.launcher,
         "overridden": run.settings.overridden,
+        "kernels": run.kernels,
         "command": shlex.join(["train.py", *run.settings.argv]),
         "started": now(),
         "versions": versions(),

@@ -45,7 +45,7 @@ def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tu
     if with_strategy and not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
     trees = []
-    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.recipe, run.strategy.as_cluster())):
+    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.before_proofs, run.strategy.as_cluster())):
         tree = computed(one)
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]

@@ -20,6 +20,7 @@ from ..model.location import check_beside
 from ..recipe.batch import Batch, length
 from ..recipe.files import DEFAULT_RECIPE, calibration_file
 from ..recipe.flags import Settings
+from ..recipe.schema import BY_PROOF
 from ..run.directory import RECORD, SUCCESS, Run
 from ..strategy import Strategy
 from .schedule import run_length
@@ -27,12 +28,26 @@ from .schedule import run_length
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
 
-def check(run: Run, config: Any) -> Batch:
-    """Compare what the run asks for with this host and with the model of this `config`. Raises UserError.
+def check(run: Run, config: Any) -> None:
+    """Settle what the run computes with, and compare what it asks for with each host and with the model of this `config`. A
+    collective: a UserError that one rank finds ends all of them.
 
-    Returns run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues,
-    or the planner's.
+    Sets run.kernels, and run.batch with what an "auto" micro-batch is on these devices, the same on all ranks.
     """
+    from ..model import attention
+
+    _settle_kernels(run, config)
+    with ranks.agreed(run.world):
+        batch = _check(run, config)
+        training = run.settings.recipe.training
+        run.kernels = {"attention": attention.choose(run.settings, config)[0]}
+        run.kernels |= {key: getattr(training, key) for key in BY_PROOF} | {"use_liger_kernel": liger(run.settings)[0]}
+    run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
+
+
+def _check(run: Run, config: Any) -> Batch:
+    """run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues, or the
+    planner's. Raises UserError."""
     settings = run.settings
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
@@ -61,14 +76,29 @@ def check(run: Run, config: Any) -> Batch:
     return batch
 
 
-def settle_kernels(run: Run, config: Any) -> None:
-    """Which attention `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
+def _settle_kernels(run: Run, config: Any) -> None:
+    """What `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
     import torch
 
     if any(ranks.gather(torch.cuda.is_available())):
         from ..kernels import auto  # not at the top: a run on a CPU proves nothing
 
-        auto.settle(run.settings, config, run.world)
+        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(_unproven(run))))
+
+
+def _unproven(run: Run) -> set[str]:
+    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight from where a rank
+    has a part of it alone; and what another key of the recipe excludes."""
+    training, strategy = run.settings.recipe.training, run.strategy
+    in_parts = bool(strategy.axes) or strategy.kind not in ("single", "ddp", "zero1", "zero2")
+    keys = {"use_liger_kernel"} if in_parts or training.tiled_loss else set()
+    return keys | ({"torch_compile"} if strategy.axes or training.tiled_mlp or not _compiler(gpu=True) else set())
+
+
+def _compiler(gpu: bool) -> bool:
+    """Whether this host has Triton's compiler, or inductor's."""
+    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
+    return any(map(shutil.which, compilers))
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
@@ -133,10 +163,9 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     for key, package, otherwise in packages:
         if importlib.util.find_spec(package) is None:
             yield key, f"{package!r} is not installed on this host", f"pip install {package}{otherwise}"
-    # Triton's compilers, or inductor's.
-    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
-    if training.torch_compile and not any(map(shutil.which, compilers)):
-        problem = f"it compiles with {' or '.join(compilers)}, and there is none"
+    if training.torch_compile and not _compiler(gpu):
+        names = f"{os.environ.get('CC', 'gcc')} or clang" if gpu else os.environ.get("CXX", "g++")
+        problem = f"it compiles with {names}, and there is none"
         yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
 
 

@@ -11,7 +11,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from .. import upstream
 from ..data.collate import ABOUT, WithFiller
-from ..data.sampling import GlobalBatches, Loader, StreamBatches
+from ..data.sampling import GlobalBatches, Loader
 from ..distributed import heartbeat, ranks
 from ..errors import UserError
 from ..model import packed_samples
@@ -74,12 +74,12 @@ class Trainer(EvaluatingTrainer):
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         self.expert_balance: Any = None
-        # No hooks in a compiled program; in a pipeline other layers are elsewhere.
-        whole = not training.torch_compile and run.strategy.axes.stages == 1
-        if whole and any(map(upstream.are_experts, model.modules())):
+        own = any(map(upstream.are_experts, model.modules()))
+        has_experts = any(ranks.gather(own)) if run.strategy.axes.stages > 1 else own
+        if has_experts and not training.torch_compile:  # no hooks in a compiled program
             from .expert_balance import ExpertBalance
 
-            self.expert_balance = ExpertBalance(run, model, self.place.speaks_for_its_data)
+            self.expert_balance = ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
         self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
@@ -120,7 +120,10 @@ class Trainer(EvaluatingTrainer):
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
         shape = (len(rows), micro, accumulation, self.place.data, self.run.batch.data_parallel_size, seed)
         supervised = None if rows.streamed else rows.supervised()
-        batches = (StreamBatches if rows.streamed else GlobalBatches)(*shape, supervised, size)
+        kind = GlobalBatches
+        if rows.streamed:
+            from ..data.stream_batches import StreamBatches as kind
+        batches = kind(*shape, supervised, size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:

@@ -36,7 +36,7 @@ def look_into_adapters() -> None:
 
     @functools.wraps(replace)
     def look_inside(self: Any, child: Any, name: str) -> Any:
-        if not hasattr(child, "base_layer"):
+        if not hasattr(child, "base_layer") and not hasattr(child, "modules_to_save"):
             return replace(self, child, name)
         outer, _, own = name.rpartition(".")
         self._replace_module(child, own, outer)

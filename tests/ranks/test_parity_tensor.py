@@ -14,6 +14,7 @@ VARIED = (
         ("fsdp2_tp2", 4, 2, variant)
         for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw", *axes.ADAPTERS)
     }
+    | {("fsdp2_tp2", 4, 2, "ends"), ("zero1_tp2", 2, 2, "ends")}
     | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip", "qdora")}
     | {
         (strategy, 2, 2, variant)
@@ -29,7 +30,10 @@ DAMAGED = axes.case("zero1_tp2", 2, 2) | {"name": "damaged", "damage": True}
 
 
 def often(name):
-    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant."""
+    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant, QDoRA for DoRA
+    and QLoRA."""
+    if variant(name) in ("dora", "qlora"):
+        return False
     return "w4-k4" in name or (name.startswith(("zero3", "fsdp2")) and "+" in name)
 
 

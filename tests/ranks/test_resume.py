@@ -29,7 +29,14 @@ BY_NAME = {case.name: case for case in [*CARRIED, *resume.DIVIDED]}
 ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
 # Each pair of strategies goes on once, on four, one or three ranks in turn, and each method. Others: `make test-matrix`.
 FULL = [case.name for case in CARRIED if case.method == "full"]
-OFTEN = {FULL[3 * pair + pair % 3] for pair in range(len(FULL) // 3)} | BY_NAME.keys() - set(FULL)
+OFTEN = {FULL[3 * pair + pair % 3] for pair in range(len(FULL) // 3)} | {c.name for c in CARRIED} - set(FULL)
+OFTEN |= {
+    "full, zero1_tp2_pp2 on 8 to zero1_pp2 on 4",
+    "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
+    "full, zero1_sp2_pp2 on 8 to zero1_sp2_pp2 on 4",
+    "full, ddp_tp2 on 4 to ddp_tp2 on 2",
+    "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
+}
 # Further methods under a strategy of the same kind as another that has them.
 SELDOM = {
     "ddp+lora",
@@ -40,6 +47,7 @@ SELDOM = {
     "zero2+best",
     "ddp+bf16",
     "zero3_offload_param",
+    "zero1_tp2+lora",
 }
 
 

@@ -95,6 +95,16 @@ def test_gpus_are_counted_against_the_slots(count, slots, level, says):
     assert says in result.problem
 
 
+def test_some_gpus_of_a_mixed_host_may_be_others_than_those_that_were_looked_at():
+    """CUDA numbers the fastest first."""
+    mixed = facts("rtx-4090", {"name": "NVIDIA GeForce RTX 3090"})
+    some = judged("gpus", {"node1": mixed}, 1)["node1"]
+    assert "another order" in {result.value for result in some} and {result.level for result in some} == {"yellow"}
+    by_bus = judged("gpus", {"node1": mixed}, 1, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})["node1"]
+    every = judged("gpus", {"node1": mixed}, 2)["node1"]
+    assert "another order" not in {result.value for result in [*by_bus, *every]}
+
+
 def test_hidden_devices_do_not_count():
     hidden = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     assert levels(judged("gpus", {"node1": facts("h100-sxm")}, 4, environment=hidden)) == {"node1": {"green"}}

@@ -40,6 +40,30 @@ def test_a_rule_fires_where_it_is_broken(check, rule, capsys):
     assert max(map(len, printed.splitlines())) < 1000 and "Traceback" not in printed
 
 
+@pytest.mark.parametrize(
+    ("ds_config", "config", "said"),
+    [
+        (
+            {"tensor_parallel": {"autotp_size": 4}},
+            {"num_attention_heads": 8, "num_key_value_heads": 2},
+            "num_key_value_heads 2",
+        ),
+        ({"tensor_parallel": {"autotp_size": 2}}, {"intermediate_size": 129}, "intermediate_size 129"),
+        (
+            {"pipeline": {"stages": 8}},
+            {"num_hidden_layers": 6},
+            "num_hidden_layers 6 (llama) does not go over a pipeline size of 8",
+        ),
+        ({"pipeline": {"stages": 2, "virtual_stages": 4}}, {"num_hidden_layers": 6}, "pipeline size of 8"),
+    ],
+)
+def test_a_model_that_an_axis_cannot_divide(check, ds_config, config, said):
+    strategy = {"zero_optimization": {"stage": 1}} | ds_config
+    report = check({"r.yaml": recipe(cluster={"ds_config": strategy}), "config.json": config | {"model_type": "llama"}})
+    assert [finding.rule for finding in report.findings if finding.severity == "error"] == ["recipe-sizes"]
+    assert any(said in finding.problem for finding in report.findings)
+
+
 @pytest.mark.parametrize("rule", EXAMPLES)
 def test_its_mended_neighbour_is_silent(check, rule):
     clean = {

@@ -15,8 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError, did_you_mean, nearest
+from brigade.lint.together import without_filler
 from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic, without_filler
+from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.difference import BEFORE
 from brigade.recipe.identity import identity
 from brigade.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource

@@ -51,6 +51,7 @@ def model_states(
       the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N. ZeRO-3 makes the second copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
     - There is an fp32 master copy.
+    - Of adapters the first copy is gone by then, and ZeRO-1 and 2 keep none of what a slice cuts (measured: docs/states.md).
     FSDP2 has none, and 16/N in any precision, as train.py has it reduce in every micro-step.
     """
     own = OPTIMIZER_BYTES.get(optim, 8)
@@ -64,7 +65,7 @@ def model_states(
     if kind == "zero3":
         copies = weight * share + frozen / ranks + ((weight * parameters + frozen) / hpz if hpz else 0)
         return StateBytesPerRank(copies, weight * share + 4 * min(share, SUB_GROUP_SIZE), optimizer)
-    gradients = weight * (share + cut) + 4 * share
+    gradients = 4 * share + (0 if frozen else weight * (share + cut))
     if kind == "zero1":
         gradients = max(gradients, weight * parameters)
     return StateBytesPerRank(weight * parameters + frozen, gradients, optimizer)
@@ -112,6 +113,9 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     They are a sub-group of their own, which is not stepped together with the others.
     """
     n, over_all = job.shard_ranks, job.shard_ranks * job.tensor
+    if job.method != "full":  # adapters come later, and are sharded as what is divided
+        divided, held = _shared(job, stage.trained, frozen_bytes(job, stage.parameters - stage.whole), n)
+        return _sum(divided, _shared(job, 0.0, frozen_bytes(job, stage.whole), over_all)[0]), held
     divided, held = _shared(job, stage.trained - stage.whole, 0.0, n)
     whole, held_too = _shared(job, stage.whole, 0.0, over_all)
     both = _sum(divided, whole)

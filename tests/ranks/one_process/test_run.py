@@ -36,6 +36,8 @@ def test_the_output_directory_holds_what_the_readme_says(done):
     record = yaml.safe_load((output / "run.yaml").read_text())
     assert record["run"]["ranks"] == 1 and record["run"]["versions"]["torch"].startswith("2.13")
     assert record["training"]["max_steps"] == 6 and "auto" not in str(record["run"]["batch"])
+    kernels = {"attention": "varlen", "optim": "adamw_torch", "torch_compile": False, "use_liger_kernel": False}
+    assert record["run"]["kernels"] == kernels  # what was taken, whether the recipe names it or says auto
     success = json.loads((output / "success.json").read_text())
     assert success["steps"] == 6 and success["identity"] == record["run"]["identity"]
     assert success["held_out_loss"] < success["held_out_loss_before"]
@@ -81,6 +83,21 @@ def test_the_same_command_continues_an_interrupted_run(done, flags, tmp_path, ca
         (step, pytest.approx(loss)) for step, loss in enumerate(losses(history), 1)
     ]
     assert [event.step for event in shown.Scalars("eval/loss")] == [0, 6]
+
+
+def test_auto_for_kernels_is_the_same_run_on_a_cpu(flags, tmp_path):
+    """Its default optimizer is another one than `flags` name, so it is compared with a run that says nothing of kernels."""
+    plain = [word for word in flags if word not in ("--optim", "adamw_torch", "--optim=adamw_torch")]
+    auto = ["--optim", "auto", "--use_liger_kernel", "auto", "--torch_compile", "auto"]
+    found = [
+        (train.main([*plain, *more, "--output_dir", str(tmp_path / str(number))]), tmp_path / str(number) / "run.yaml")
+        for number, more in enumerate(([], auto))
+    ]
+    assert losses(found[0][0].state.log_history) == losses(found[1][0].state.log_history)
+    records = [yaml.safe_load(path.read_text()) for _, path in found]
+    assert records[0]["run"]["identity"] == records[1]["run"]["identity"]
+    assert records[0]["run"]["kernels"] == records[1]["run"]["kernels"]
+    assert {records[1]["training"][key] for key in ("optim", "use_liger_kernel", "torch_compile")} == {"auto"}
 
 
 def test_run_yaml_repeats_the_run_elsewhere(done, tmp_path):
