@@ -29,6 +29,10 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
     for tracker, (name, place) in LOCAL.items():
         if tracker in training.report_to:
             os.environ.setdefault(name, place.format(run.directory.absolute()))
+    if "swanlab" in training.report_to:
+        from ..upstream import swanlab_run
+
+        swanlab_run.answer_none_before_a_run()
     options: dict[str, Any] = {key: getattr(training, key) for key in SAME}
     evaluated, workers = training.per_device_eval_batch_size, training.dataloader_num_workers
     if training.optim not in OWN_OPTIMIZERS:
