@@ -8,7 +8,7 @@ the stages of a pipeline.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ..choice.job import Job
 from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_linears
@@ -42,7 +42,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """What torch.cuda.max_memory_allocated would say."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:

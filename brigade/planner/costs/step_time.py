@@ -22,6 +22,7 @@ GROUPED = 0.8  # of a dense product's rate that those of many experts at once re
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
+PAGED = {"paged_adamw_8bit": 2, "paged_adamw": 8}  # bytes per parameter of moments that do not stay on the card
 NVME = 6e9  # bytes per second and node of local disks
 
 
@@ -144,6 +145,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
+    if job.optimizer.startswith("paged"):  # moments come from the host's memory and go back
+        optimizer += 2 * PAGED[job.optimizer] * stepped / (g.pcie_gb_s * 1e9)
     tensor = m * n * around
     inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
