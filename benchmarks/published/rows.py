@@ -59,6 +59,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
     ("", {}),  # whatever runs on Transformers: the strategy says the engine
 ]  # fmt: skip
+# How products in FP8 are scaled: in blocks, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
+SCALED = ((r"mx", "mx"), (r"float8", "torch"))
 # Architectures of models that a table describes by their widths alone.
 BY_NAME: list[tuple[str, Family]] = [
     ("mpt", FAMILIES["mpt"]), ("neox|pythia", FAMILIES["gpt_neox"]),
@@ -269,7 +271,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         link=row.get("inter_node", ""),
         loss=loss,
         expert=expert,
-        fp8=precision == "fp8",
+        fp8=first(SCALED, f"{row['precision']} {kernels}".lower(), "tensor") if precision == "fp8" else "",
         offload=offload,
         optimizer=optimizer,
         **traits,

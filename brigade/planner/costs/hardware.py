@@ -135,7 +135,9 @@ def usual_share(generation: str, without: str = "") -> float:
     shares: dict[str, set[float]] = {}
     fitted = {kind: entry for kind, entry in _published().items() if "sustained" in entry}
     for entry in fitted.values():
-        share = entry["sustained"] * entry["matmul_tflops"] / entry["bf16_tflops"]
+        share = (
+            entry["sustained"] * entry.get("matmul_tflops", MATMUL_SHARE * entry["bf16_tflops"]) / entry["bf16_tflops"]
+        )
         if not without or entry["sustained"] != fitted[without]["sustained"]:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
