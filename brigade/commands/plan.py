@@ -134,8 +134,8 @@ def _choose(options: argparse.Namespace) -> int:
     if options.write:
         from ..planner.output import write
 
-        found = write.write(winner, workload, options.model, options.write, options.hostfile)
-        print("\n".join(f"Wrote {path}" for path in found) or "The recipe is there already, unchanged.")
+        written = write.write(winner, workload, options.model, options.write, options.hostfile)
+        print("\n".join(f"Wrote {path}" for path in written) or "The recipe is there already, unchanged.")
     return 0
 
 

@@ -319,10 +319,11 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     nothing does.
 
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), it is for
-    what fits in no other way; else it is weighed like the others.
+    what fits in no other way with the usual optimizer; else it is weighed like the others.
     """
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.only]
-    fitting = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload] or fitting
+    elsewhere = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload]
+    fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
     fitting = safest(fitting)
     if not fitting:
         return None
