@@ -226,8 +226,8 @@ def _buffers(job: Job, stage: Stage) -> float:
     s, full, psi = job.shape, job.method == "full", stage.parameters
     if job.stage >= 3 and job.engine == "zero":
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
-        experts = s.experts * s.expert
-        return 2 * max(min(LIVE, psi), s.vocab * s.hidden, experts) + 2 * 2 * s.hidden**2 + 2 * experts * full
+        together = s.experts * s.expert
+        return 2 * max(min(LIVE, psi), s.vocab * s.hidden, together) + 2 * 2 * s.hidden**2 + 2 * together * full
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
         # Stages of a pipeline stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32
