@@ -21,7 +21,7 @@ from brigade.planner.costs import calibration, hardware
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
 from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error, unseen_error
-from .planner_tables import by_set, first_choices, leave_one_out, memory_left_out, playbook, spread
+from .planner_tables import by_chip, by_set, first_choices, leave_one_out, memory_left_out, playbook, spread
 
 PAGE = DOCS / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
@@ -44,9 +44,13 @@ def residuals() -> dict[str, list[tuple[Run, float]]]:
     found: dict[str, list[tuple[Run, float]]] = {"memory": [(run, memory_error(run)) for run in runs() if run.memory]}
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
-            if run.healthy and hardware.gpu(run.job.gpu).seen:
+            if run.healthy and not run.job.fp8 and hardware.gpu(run.job.gpu).seen:  # FP8 is no train.py's
                 found.setdefault(of_time(run.job), []).append((run, 1 / error))
-    return found | {"time_unseen": [(run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip]}
+    return found | {
+        "time_unseen": [
+            (run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip and not run.job.fp8
+        ]
+    }
 
 
 def of_hosts() -> dict[str, list[tuple[Held, float]]]:
@@ -80,6 +84,7 @@ def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float
     return interval((error for _, error in found), tail), coverage(found, tail, group)
 
 
+@cache
 def by_what() -> dict[str, tuple[tuple[float, float], float]]:
     """held() of everything that has an interval; of a chip that no run was fitted to, chips are left out."""
     every = residuals() | of_hosts()
@@ -136,6 +141,7 @@ def tables() -> dict[str, str]:
         "models": leave_one_out(lambda run: run.model, "model"),
         "memory": memory_left_out(),
         "first-choices": first_choices(),
+        "chips": by_chip(lambda run: by_what()[of_time(run.job, hardware.gpu(run.job.gpu).seen)][0]),
         "playbook": markdown(["the whole table", "rows", "error"], whole),
         "host-memory": memory_table(),
         "disk": disk_table(),

@@ -25,6 +25,10 @@ CHIPS = {
     "H200": "H100",
     "H100 94GB": "H100, 500 W",
     "RTX 4090": "RTX 4090",
+    "B200": "Blackwell",
+    "GB200": "Blackwell",
+    "B300": "Blackwell",
+    "GB300": "Blackwell",
 }
 HEALTHY = 20.0  # percent of MFU below which a run waits for something that no formula knows
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.pages import markdown
 from benchmarks.published import table
+from brigade.planner.costs import hardware
 from brigade.planner.costs.memory import GIB
 
 from .planner_rows import DATA, HEALTHY, TABLES, Run, estimated, left_out, measured_mfu, memory_error, runs, speed_error
@@ -99,29 +100,68 @@ def memory_left_out() -> str:
 
 
 def first_choices() -> str:
-    """Of cells (source, model, method, GPU kind, GPUs, sequence length) with several configurations: is the first choice good?"""
+    """Of cells (source, model, method, GPU kind, GPUs, sequence length) with several configurations: is the first choice good?
+
+    A run that failed has no speed, so that choosing it is as bad as can be. Beside it the least model parallelism that fits: the
+    configuration with the fewest ranks that share a model, of those the largest micro-batch.
+    """
     cells: dict[str, dict[tuple[Any, ...], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs():
-        if run.speed:
+        if run.speed or not run.ok:
             cells[run.source][run.model, run.job.method, run.job.gpu, run.job.gpus, run.job.sequence].append(run)
-    lines = []
-    every: list[float] = []
+    lines: list[list[Any]] = []
+    every: list[tuple[float, float]] = []
     for source, members in cells.items():
-        shares = [
-            _share_of_best([(estimated(run, {}).tokens_per_second_per_gpu, run.speed or 0.0) for run in cell])
-            for cell in members.values()
-            if len(cell) > 1
-        ]
+        measured = [cell for cell in members.values() if len(cell) > 1 and any(run.speed for run in cell)]
+        shares = [(_first(cell, _speed), _first(cell, _least_divided)) for cell in measured]
         if shares:
             lines.append(_near(source, shares))
         every += shares
-    return markdown(
-        ["set", "cells", "first choice within 10 % of the best", "worst"], [*lines, _near("**all**", every)]
-    )
+    head = [
+        "set",
+        "cells",
+        "first choice within 10 % of the best",
+        "worst",
+        "least model parallelism that fits",
+        "worst",
+    ]
+    return markdown(head, [*lines, _near("**all**", every)])
 
 
-def _near(name: str, shares: list[float]) -> list[Any]:
-    return [name, len(shares), sum(share >= 0.9 for share in shares), f"{100 * min(shares):.0f}%"]
+def _speed(run: Run) -> tuple[float, ...]:
+    return (estimated(run, {}).tokens_per_second_per_gpu,)
+
+
+def _least_divided(run: Run) -> tuple[float, ...]:
+    return (-run.job.tensor * run.job.pipeline * run.job.context, run.job.micro_batch)
+
+
+def _first(cell: list[Run], by: Callable[[Run], tuple[float, ...]]) -> float:
+    """The share of the best measured speed that the first choice has, of those that are predicted to fit, or of all."""
+    fitting = [run for run in cell if estimated(run, {}).fits] or cell
+    return (max(fitting, key=by).speed or 0.0) / max(run.speed or 0.0 for run in cell)
+
+
+def _near(name: str, shares: list[tuple[float, float]]) -> list[Any]:
+    found: list[Any] = [name, len(shares)]
+    for each in zip(*shares, strict=True):
+        found += [sum(share >= 0.9 for share in each), f"{100 * min(each):.0f}%"]
+    return found
+
+
+def by_chip(between: Callable[[Run], tuple[float, float]]) -> str:
+    """Speed by chip, and how many rows lie in the interval that `plan` prints. between: factors on the predicted time"""
+    lines = []
+    kinds: dict[str, list[Run]] = defaultdict(list)
+    for run in runs():
+        if run.speed and run.healthy:
+            kinds[run.chip or hardware.gpu(run.job.gpu).kind].append(run)
+    for chip, members in kinds.items():
+        errors = [speed_error(run, {}) for run in members]
+        in_16_bits = [(run, error) for run, error in zip(members, errors, strict=True) if not run.job.fp8]
+        inside = sum(low <= error <= high for run, error in in_16_bits for low, high in [between(run)])
+        lines.append([chip, *spread(errors), f"{inside} of {len(in_16_bits)}"])
+    return markdown(["chip", "speed: rows", "median", "p90", "bias", "of those in 16 bits, in the interval"], lines)
 
 
 def _share_of_best(cell: list[tuple[float, float]]) -> float:

@@ -31,6 +31,9 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("task", "strategy", "kernels"), r"\b(galore|q-galore|apollo|lomo)\b", "its optimizer is not modelled"),
     (("task",), r"\b(dpo|ppo|grpo|rlhf|kto|orpo|simpo|reward|distil\w*|inference|generation)\b",
      "it does more than a forward and a backward pass of one model"),
+    (("strategy", "kernels", "notes"), r"tiled.?mlp|mlp.{0,12}tiles|ring.?(flash.?)?att\w*|cp.?offload", "it is not modelled"),
+    (("notes",), r"(optimizer|param\w*|weights?|cpu|nvme|activations?)[ -]*offload|offload\w* (the )?(optimizer|param|weights)",
+     "its notes say what its columns leave out"),
     (("precision",), r"fp4|int8|\b8.?bit", "of products, those in 16 bits and in FP8 are modelled"),
 )  # fmt: skip
 
@@ -49,7 +52,7 @@ PRECISIONS: Words[str] = (
     (r"bf16|fp16|bfloat16|float16|\b16\b|16-|amp|mixed|half|nf4|4.?bit|int4", "mixed"),
 )  # fmt: skip
 ATTENTIONS: Words[Attention] = (
-    (r"(no|without|w/o) (flash|fa)|eager|naive attention|vanilla attention", "eager"),
+    (r"(no|without|w/o) (flash|fa)|eager.?att|att\w*[ =:_-]*eager|naive attention|vanilla attention", "eager"),
     (r"flash.?(attn|attention)?.?v?3|\bfa.?3", "flash3"), (r"flash.?(attn|attention)?.?v?1\b|\bfa.?1|xformers|triton", "flash1"),
     (r"flash|\bfa.?2|sdpa|flex", "flash2"),
 )  # fmt: skip

@@ -59,6 +59,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
     ("", {}),  # whatever runs on Transformers: the strategy says the engine
 ]  # fmt: skip
+# How products in FP8 are scaled: in blocks, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
+SCALED = ((r"mx", "mx"), (r"float8", "torch"))
 # Architectures of models that a table describes by their widths alone.
 BY_NAME: list[tuple[str, Family]] = [
     ("mpt", FAMILIES["mpt"]), ("neox|pythia", FAMILIES["gpt_neox"]),
@@ -144,7 +146,12 @@ def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
     elif MIXTURE.search(name):
         raise Inexpressible(f"{name!r} is a mixture of experts, of which no column tells")
     vocab = size(row, "vocab", None if family.gated else 51200)
-    tied = ("tied" in name and "untied" not in name) or family.tied or "llama3.2" in name
+    said = (row.get("tied") or "").strip().lower()
+    tied = (
+        said in ("yes", "true", "1")
+        if said
+        else ("tied" in name and "untied" not in name) or family.tied or "llama3.2" in name
+    )
     widths = [hidden // heads] if hidden % heads == 0 else []
     widths += [128, 256] if family.qk_norm or "gemma" in name.lower() else []
     if not widths:
@@ -166,7 +173,7 @@ def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
             family=replace(family, positions=learned),
             **experts,
         )
-        for shared in (tied, not tied)
+        for shared in ((tied,) if said else (tied, not tied))
         for width in widths
         for learned in positions
     ]
@@ -217,6 +224,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     loss: Loss = (
         "fused"
         if re.search(FUSED_LOSS, text)
+        else "tiled"
+        if re.search(r"tiled.?(loss|logits|ce\b|cross)", text)
         else "chunked"
         if "chunk" in kernels
         else (("online" if re.search(ONLINE, framework) else "compiled") if "compile" in kernels else usual)
@@ -269,8 +278,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         link=row.get("inter_node", ""),
         loss=loss,
         expert=expert,
-        fp8=precision == "fp8",
+        fp8=first(SCALED, f"{row['precision']} {kernels}".lower(), "tensor") if precision == "fp8" else "",
         offload=offload,
+        ours=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,
         optimizer=optimizer,
         **traits,
     )
@@ -300,6 +310,7 @@ def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:
         raise Inexpressible(f"{optimizer} under the engine {engine} is not modelled")
 
 
+WIDTHS = ("params_b", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "tied")
 # The two models of the Ultra-Scale Playbook's own table (playbook_h100.csv), which gives their parameters alone.
 PLAYBOOK = {
     "1.34B": {
@@ -325,9 +336,11 @@ def as_published(row: Mapping[str, str]) -> Mapping[str, str]:
     """A row of either format in published.csv's columns; measured columns are left behind."""
     if "n_gpus" in row:
         return row
-    if row["model"] not in PLAYBOOK:
-        raise Inexpressible(f"model {row['model']!r} is none of the table's {' and '.join(PLAYBOOK)}")
-    return PLAYBOOK[row["model"]] | {
+    widths = {"model": row["model"]} | {key: row[key] for key in WIDTHS if row.get(key)}
+    if row["model"] not in PLAYBOOK and "hidden" not in widths:
+        known = " and ".join(PLAYBOOK)
+        raise Inexpressible(f"model {row['model']!r} is none of the table's {known}, and no column gives its widths")
+    return PLAYBOOK.get(row["model"], widths) | {
         "n_gpus": row["gpus"],
         "gpu": "H100-80GB",
         "inter_node": "EFA (AWS P5, 3200Gb/s per node)",

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             if "least" in takes:
                 kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
             more = {key: value for key, value in takes.items() if key not in ("type", "least", "below")}
-            more |= {"choices": METHODS} if "choices" in more else {}
+            more |= {"choices": METHODS} if more.get("choices") == "METHODS" else {}
             more |= {"type": kind} if kind else {}
             group.add_argument(f"--{flag}", **more)
 
@@ -90,17 +90,19 @@ def _recipe(options: argparse.Namespace) -> int:
     hold_name(options.network, "flag --network")
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
-    return show_recipe(options.model, cluster, hosts, options.trace, options.margin)
+    money = None if options.tokens == 1e9 else options.tokens, options.price
+    return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, as_json=options.json)
 
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from ..planner.choice import search
+    from ..planner.choice import goals, search
     from ..planner.output import show
 
     workload, cluster = asked(options)
     traces = show.tracer(options.model) if options.trace else search.by_formula
-    ranked = search.candidates(workload, cluster, traces)
+    found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)
+    cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
         shape = (
@@ -112,13 +114,19 @@ def _choose(options: argparse.Namespace) -> int:
         from ..planner.output import plot
 
         plot.write(options.plot, workload, cluster, ranked)
-    winner = search.chosen(ranked)
+    advice = [*advice, *show.warnings(options.model, workload)]
+    if options.json:
+        from ..planner.output.as_json import answer_json
+
+        print(answer_json(found, advice, options.price))
+        return 0 if winner else 1
+    print(*map(show.wrapped, advice), sep="\n", end="\n" * bool(advice))
     show.trained(ranked[0].estimate.job, workload.whole)
     console().print(show.comparison(workload, cluster, ranked, winner))
     if winner is None:
         print(show.nothing_fits(workload, cluster, ranked, traces))
         return 1
-    show.describe(winner.estimate)
+    show.describe(winner.estimate, options.tokens, options.price)
     if options.trace:
         show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
     if not options.liger:
@@ -126,8 +134,8 @@ def _choose(options: argparse.Namespace) -> int:
     if options.write:
         from ..planner.output import write
 
-        found = write.write(winner, workload, options.model, options.write, options.hostfile)
-        print("\n".join(f"Wrote {path}" for path in found) or "The recipe is there already, unchanged.")
+        written = write.write(winner, workload, options.model, options.write, options.hostfile)
+        print("\n".join(f"Wrote {path}" for path in written) or "The recipe is there already, unchanged.")
     return 0
 
 
@@ -153,11 +161,9 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
         _refuse(
             "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
         )
-    sizes = sorted(set(hosts.values()))
-    if len(sizes) > 1:
-        problem = f"its hosts have {' and '.join(map(str, sizes))} slots"
-        raise UserError(options.hostfile, problem, "plan for hosts of one size")
-    return Cluster(options.gpu, sizes[0], len(hosts), options.network, options.host_memory, options.nvme)
+    sizes, every = set(hosts.values()), sum(hosts.values())
+    described = (options.gpu, max(sizes), len(hosts), options.network, options.host_memory, options.nvme)
+    return Cluster(*described, all=every if len(sizes) > 1 else 0)
 
 
 def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
@@ -194,7 +200,10 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
     if options.micro_batch and batch % least and batch % gpus == 0:
         problem = f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}"
         _refuse("micro_batch", problem, f"use --global_batch_size {-(-batch // least) * least}")
-    if options.optim not in optims:
+    if options.lora_r and options.lora_r > shape.hidden:
+        problem = f"{options.lora_r:,} is more than the model's width of {shape.hidden:,}: no low rank"
+        _refuse("lora_r", problem, "give 8 to 256, or --method full")
+    if options.optim and options.optim not in optims:
         _refuse("optim", f"unknown optimizer {options.optim!r}", did_you_mean(options.optim, optims))
     rank = options.lora_r or Workload.rank
     return Workload(
@@ -207,7 +216,7 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
         whole=whole,
         kernels=("Liger",) if options.liger else INSTALLED,
         margin=options.margin,
-        choices=named(options.strategy, options.optim),
+        choices=named(options.strategy, options.optim or "adamw_torch_fused"),
         optimizer=options.optim,
         micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
     )

@@ -217,9 +217,11 @@ def test_kernels_are_what_the_row_says():
     assert made(kernels="fused CE").loss == "fused" and made(kernels="chunked CE").loss == "chunked"
     assert (made(kernels="torch.compile").kernels, made(kernels="no torch.compile").kernels) == (FUSED, EAGER)
     assert {
-        word: made(kernels=word).attention for word in ("eager", "no flash-attn", "sdpa", "FA2", "flash-attn 1", "FA3")
+        word: made(kernels=word).attention
+        for word in ("eager", "eager attention", "no flash-attn", "sdpa", "FA2", "flash-attn 1", "FA3")
     } == {
-        "eager": "eager",
+        "eager": "flash2",  # of kernels that nothing compiles
+        "eager attention": "eager",
         "no flash-attn": "eager",
         "sdpa": "flash2",
         "FA2": "flash2",
@@ -318,3 +320,45 @@ def test_columns_that_are_needed_are_listed(tmp_path):
     (tmp_path / "b.csv").write_text(",".join(needed) + "\n" + ",".join(needed.values()) + "\n")
     (row,) = table.predict_file(tmp_path / "b.csv", tmp_path / "out.csv")
     assert row["fits"] and not row["reason"]
+
+
+@pytest.mark.parametrize("more, said", [
+    ({"kernels": "TiledMLP"}, "'tiledmlp'"), ({"strategy": "DeepSpeed ZeRO-3 + ring attention"}, "'ring attention'"),
+    ({"notes": "CPU offload of the optimizer"}, "'cpu offload'"), ({"notes": "activation offload"}, "'activation offload'"),
+])  # fmt: skip
+def test_what_no_formula_has_is_refused_by_its_name(more, said):
+    assert said in table.predict(ROW | more)["reason"]
+
+
+def test_tiled_losses_and_ulysses_are_counted():
+    assert made(kernels="tiled loss").loss == "tiled"
+    long = {
+        "n_gpus": "8",
+        "dp": "1",
+        "cp": "8",
+        "seq_len": "131072",
+        "mbs": "1",
+        "strategy": "DeepSpeed ZeRO-3 + Ulysses",
+        "zero": "3",
+    }
+    found = made(**long | {"grad_acc": "1", "gbs_seqs": ""})
+    assert found.ours and found.context == 8 and found.tokens == 16384
+
+
+def test_a_model_that_nobody_knows_is_estimated_by_its_widths():
+    """In the playbook's short format too, whose two models have theirs built in."""
+    widths = {"layers": "20", "hidden": "2560", "ffn": "6912", "heads": "20", "vocab": "50304"}
+    row = {
+        "model": "mine",
+        "gpus": "8",
+        "dp": "8",
+        "tp": "1",
+        "pp": "1",
+        "zero": "1",
+        "mbs": "1",
+        "grad_acc": "4",
+    } | widths
+    assert not table.predict(row)["reason"]
+    tied, untied = (table.predict(row | {"tied": said})["pred_mem_gib"] for said in ("yes", "no"))
+    assert float(tied) < float(untied)
+    assert "no column gives its widths" in table.predict({k: v for k, v in row.items() if k not in widths})["reason"]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from brigade.errors import UserError
 from brigade.planner.costs import calibration
-from brigade.planner.costs.hardware import catalogue, flops_per_token, mfu, peak_tflops
+from brigade.planner.costs.hardware import catalogue, flops_per_token, gpu, mfu, peak_tflops
 
 
 # Names as torch.cuda.get_device_name() gives them.
@@ -12,15 +13,15 @@ from brigade.planner.costs.hardware import catalogue, flops_per_token, mfu, peak
     ("NVIDIA A100-PCIE-40GB", 312),
     ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
     ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA A10G", 70),
-    ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71),
+    ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71), ("NVIDIA A10", 125), ("Tesla V100-SXM2-32GB", 125),
+    ("NVIDIA H20", 148), ("NVIDIA H800", 989), ("AMD Instinct MI300X", 1307), ("NVIDIA GeForce RTX 5090", 209.5),
 ])  # fmt: skip
 def test_known_names(name, tflops):
     assert peak_tflops(name) == tflops
 
 
 @pytest.mark.parametrize("name", [
-    "", "cpu", "Tesla V100-SXM2-16GB", "NVIDIA A10", "AMD Instinct MI300X", "NVIDIA H20", "NVIDIA H800",
-    "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
+    "", "cpu", "Tesla P100-PCIE-16GB", "NVIDIA H20Z", "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
 ])  # fmt: skip
 def test_unknown_names(name):
     assert peak_tflops(name) is None and mfu(1000.0, 1e9, name) is None
@@ -40,9 +41,39 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
 def test_every_entry_has_numbers_and_source():
     optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb"}
     for name, entry in catalogue().items():
-        assert set(entry) - optional == {*calibration.NUMBERS, "driver", "names", "source"} and entry["source"], name
+        assert (
+            set(entry) - optional == {*calibration.NUMBERS, "driver", "names", "source", "generation"}
+            and entry["source"]
+        ), name
         assert min(entry[key] for key in calibration.NUMBERS) > 0, name
         assert entry.get("matmul_tflops", 1) <= entry["bf16_tflops"], name
+
+
+@pytest.mark.parametrize("written, kind", [
+    ("H100 SXM", "H100 80GB"), ("H100-SXM-80GB", "H100 80GB"), ("A800-80GB", "A800 80GB"), ("A100 (paper, 80GB)", "A100 80GB"),
+    ("B200-SXM", "B200"), ("H200-SXM-141GB", "H200"), ("4090 24GB", "RTX 4090"), ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+    ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"),
+    ("H100 PCIe 80GB", "H100 PCIe"), ("H100 94GB", "H100 94GB"), ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("DGX-GB200", "GB200"),
+])  # fmt: skip
+def test_a_card_is_known_by_what_people_write(written, kind):
+    assert gpu(written).kind == kind
+
+
+@pytest.mark.parametrize("written, near", [("H1000", "H100 80GB"), ("A100 30GB", "A100 80GB"), ("B2000", "B200")])
+def test_a_card_that_nobody_has_suggests_the_nearest(written, near):
+    with pytest.raises(UserError) as error:
+        gpu(written)
+    assert f"did you mean {near!r}" in error.value.cure
+
+
+def test_a_chip_that_no_run_was_fitted_to_reaches_what_its_generation_does():
+    known, unknown = gpu("H100"), gpu("H20")
+    share = known.product_rate / 989e12
+    assert known.seen and not unknown.seen
+    assert min(0.48, share) <= unknown.product_rate / 148e12 <= share
+    assert gpu("MI300X").product_rate / 1307e12 == pytest.approx(
+        gpu("H100 94GB").product_rate / 989e12
+    )  # the least of all
 
 
 def test_flops_of_a_token_by_hand():

@@ -32,9 +32,12 @@ class Estimate:
     job: Job
     gpu: Gpu
     memory: Memory
-    time: StepTime
     held: float
     context: float
+
+    @functools.cached_property
+    def time(self) -> StepTime:
+        return step_time(self.job, self.gpu)
 
     @property
     def allocated_gib(self) -> float:
@@ -115,4 +118,4 @@ def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -
     found, loose = moments(job, traced), job.conventions.fragmentation - 1
     held = max(one.allocated * (1 + loose * (SHORT if one.activations else SHORT_IN_STEP)) for one in found)
     context = (CONTEXT_GIB + collectives) * GIB
-    return Estimate(job, device, max(found, key=lambda one: one.allocated), step_time(job, device), held, context)
+    return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context)

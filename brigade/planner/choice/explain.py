@@ -32,9 +32,11 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return candidate.refused
     if not candidate.fits:
         parts = {name: getattr(result.memory, name) for name in result.memory.__dataclass_fields__}
-        largest = max(parts, key=lambda name: parts[name])
-        lacks = candidate.margin * result.gpu.memory_gib - result.spare_gib
-        return f"out of memory by {figure(lacks, 0)} GiB: {largest} take {parts[largest] / GIB:.0f}"
+        largest, kept = max(parts, key=lambda name: parts[name]), candidate.margin * result.gpu.memory_gib
+        if result.fits:
+            return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
+        lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
+        return f"out of memory by {lacks}, and {kept:.1f} of margin: {largest} take {parts[largest] / GIB:.0f}"
     if candidate.choice.only:
         against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"

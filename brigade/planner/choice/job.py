@@ -60,6 +60,7 @@ class Job:
     trained: parameters with gradients where adapters are trained; 0: all of the model's
     targets: what adapters lie on (adapters.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
+    fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16
     optimizer: a key of states.OPTIMIZER_BYTES
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
@@ -93,7 +94,7 @@ class Job:
     kernels: Kernels = EAGER
     attention: Attention = "flash2"
     loss: Loss = "full"
-    fp8: bool = False
+    fp8: str = ""
     dropout: bool = False
     sequence_parallel: bool = True
     repeat_kv: bool = False

@@ -30,6 +30,7 @@ KERNELS: dict[str, tuple[Kernels, Loss]] = {
     "Liger": (FUSED, "fused"),
 }
 INSTALLED = ("torch", "torch.compile", "torch, loss in tiles")  # Liger's are a package that requirements.txt leaves out
+LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 
 Traces = Callable[[Job], Trace | None]
@@ -58,6 +59,7 @@ class Cluster:
 
     link: the network's name or rate, "" for the kind's usual one
     host_gib, nvme_gb: memory and local disks of a node, 0 for what is usual
+    all: GPUs on all nodes, where some have less than `node_size`; 0: each has as many
     """
 
     gpu: str
@@ -66,10 +68,15 @@ class Cluster:
     link: str = ""
     host_gib: float = 0.0
     nvme_gb: float = 0.0
+    all: int = 0
 
     @property
     def gpus(self) -> int:
-        return self.node_size * self.nodes
+        return self.all or self.node_size * self.nodes
+
+    @property
+    def title(self) -> str:
+        return f"{self.all} GPUs on {self.nodes} hosts," if self.all else f"{self.nodes} x {self.node_size}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ class Workload:
     method: a key of METHODS
     trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
     margin: share of each card to leave free
-    choices, micro_batches, kernels (keys of KERNELS), optimizer: what the search is among
+    choices, micro_batches, kernels (keys of KERNELS): what the search is among
+    optimizer: "" for the usual one, or where that does not fit without offload one with 8-bit moments
     """
 
     shape: ModelShape
@@ -91,7 +99,7 @@ class Workload:
     margin: float = 0.05
     choices: tuple[Choice, ...] = CHOICES
     micro_batches: tuple[int, ...] = MICRO_BATCHES
-    optimizer: str = "adamw_torch_fused"
+    optimizer: str = ""
     rank: int = 16
     whole: tuple[str, ...] = ()
 
@@ -101,6 +109,7 @@ class Candidate:
     """A strategy with its best micro-batch, checkpointing and kernels.
 
     refused: why it is not to be taken, whatever it needs; told: whether the user has described what it offloads to
+    lighter: its optimizer keeps less than the one that is usual, because that does not fit
     """
 
     choice: Choice
@@ -109,11 +118,21 @@ class Candidate:
     margin: float
     refused: str = ""
     told: bool = False
+    lighter: bool = False
 
     @property
     def name(self) -> str:
-        """With the sizes of what it divides."""
-        return self.choice.named(self.estimate.job.axes)
+        """With the sizes of what it divides, and an optimizer that was not asked for."""
+        return self.choice.named(self.estimate.job.axes) + self.with_optimizer
+
+    @property
+    def label(self) -> str:
+        """The same without sizes: one on every number of hosts."""
+        return self.choice.name + self.with_optimizer
+
+    @property
+    def with_optimizer(self) -> str:
+        return f", {self.estimate.job.optimizer}" if self.lighter else ""
 
     @property
     def seconds(self) -> float:
@@ -135,7 +154,12 @@ def taken(workload: Workload, choice: Choice, names: str) -> bool:
     if KERNELS[names][1] == "tiled" and {"tensor", "stages"} & set(choice.axes):
         return False
     method = workload.method.removeprefix("rs")
-    facts = {"optim": workload.optimizer, "bf16": True, "torch_compile": compiled, "use_liger_kernel": liger}
+    facts = {
+        "optim": workload.optimizer or Job.optimizer,
+        "bf16": True,
+        "torch_compile": compiled,
+        "use_liger_kernel": liger,
+    }
     return runs(choice, method=method, **facts)
 
 
@@ -197,7 +221,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 trained=workload.trained,
                 **spread,
                 **of_method(workload.method),
-                optimizer=workload.optimizer,
+                optimizer=workload.optimizer or Job.optimizer,
                 gpu=cluster.gpu,
                 node_size=node,
                 link=cluster.link,
@@ -209,8 +233,6 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
 
     usual: that kind of GPU, which says what a host has where the cluster does not
     """
-    if job.shape.experts and job.engine == "zero" and job.stage == 3:
-        return "may hang, as ranks route to different experts (lint: recipe-moe-zero3)"
     needs = host(job)
     memory = cluster.host_gib or usual.host_gib * cluster.node_size
     disk = cluster.nvme_gb or usual.nvme_gb * cluster.node_size
@@ -229,6 +251,8 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
         return False
     if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
         return False  # plans of tensor groups leave experts to what divides them
+    if cluster.all and (choice.axes or choice.group):
+        return False  # groups of one size need hosts of one
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
         return False
     return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))
@@ -238,8 +262,27 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
     """Each strategy's best: the fastest configuration that fits, at its interval's upper end if there is one, or where none
     does the one that lacks least. Best first.
 
+    Where nothing fits but with offload, what fits with 8-bit moments is among them.
     traces: the trace of a configuration that takes the formulas' place, if it has one
     """
+    ranked = _with_one_optimizer(workload, cluster, traces)
+    winner = chosen(ranked)
+    if not workload.optimizer and workload.method == "full" and (winner is None or winner.choice.offload):
+        for optimizer in LIGHTER:
+            choices = tuple(c for c in workload.choices if not c.offload and runs(c, optim=optimizer))
+            lighter = replace(workload, optimizer=optimizer, choices=choices)
+            found = [replace(c, lighter=True) for c in _with_one_optimizer(lighter, cluster, traces) if c.fits]
+            ranked = sorted([*found, *ranked], key=_order)
+            if found:
+                break
+    return ranked
+
+
+def _order(candidate: Candidate) -> tuple[bool, float]:
+    return not candidate.fits, candidate.seconds if candidate.fits else -candidate.estimate.spare_gib
+
+
+def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces) -> list[Candidate]:
     device, best = gpu(cluster.gpu), []
     for choice in workload.choices:
         if not possible(workload, cluster, choice):
@@ -259,11 +302,11 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula
             best.append(min(fitting, key=lambda c: c.seconds))
         else:
             best.append(max(found, key=lambda c: c.estimate.spare_gib))
-    if not best and workload.batch % cluster.gpus:
+    if not best and workload.choices and workload.batch % cluster.gpus:
         near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"
         raise UserError("global batch", problem, f"use {near}")
-    return sorted(best, key=lambda c: (not c.fits, c.seconds if c.fits else -c.estimate.spare_gib))
+    return sorted(best, key=_order)
 
 
 def safest(fitting: list[Candidate]) -> list[Candidate]:
@@ -276,10 +319,11 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     nothing does.
 
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), it is for
-    what fits in no other way; else it is weighed like the others.
+    what fits in no other way with the usual optimizer; else it is weighed like the others.
     """
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.only]
-    fitting = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload] or fitting
+    elsewhere = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload]
+    fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
     fitting = safest(fitting)
     if not fitting:
         return None

@@ -17,32 +17,7 @@ CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
 MATMUL_SHARE = 0.8
 # What people write around a card's own name, which tells no two cards apart.
-AROUND = {
-    *[
-        "nvidia",
-        "amd",
-        "geforce",
-        "rtx",
-        "tesla",
-        "instinct",
-        "sxm",
-        "sxm2",
-        "sxm3",
-        "sxm4",
-        "sxm5",
-        "oam",
-        "hbm2",
-        "hbm2e",
-        "hbm3",
-        "hbm3e",
-        "dgx",
-        "hgx",
-        "paper",
-        "gpu",
-        "tensor",
-        "core",
-    ]
-}
+AROUND = re.compile(r"nvidia|amd|geforce|rtx|tesla|instinct|sxm\d?|oam|hbm\d?e?|dgx|hgx|paper|gpu|.*gb")
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
 
@@ -133,9 +108,9 @@ def gpu(kind: str) -> Gpu:
 def _name(text: str) -> tuple[frozenset[str], float]:
     """(words that tell a card from others, GB of its memory or 0): `H100-SXM-80GB` -> ({"h100"}, 80)"""
     text = re.sub(r"(\d+)\s*gi?b\b", lambda found: f" {found[1]}gb ", text.lower())
-    words = re.findall(r"[a-z0-9]+", re.sub(r"\bti\b", "ti", text))
+    words = re.findall(r"[a-z0-9]+", text)
     sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
-    return frozenset(word for word in words if word not in AROUND and not word.endswith("gb")), max(sizes, default=0.0)
+    return frozenset(word for word in words if not AROUND.fullmatch(word)), max(sizes, default=0.0)
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
@@ -155,12 +130,14 @@ def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
 
 @functools.cache
 def usual_share(generation: str, without: str = "") -> float:
-    """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its generation's
-    fitted cards, or the least of all where there are none. without: a kind to leave out, with all that were fitted with it"""
+    """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its
+    generation's fitted cards, or the least of all where there are none. without: a kind to leave out, with its chip's"""
     shares: dict[str, set[float]] = {}
     fitted = {kind: entry for kind, entry in _published().items() if "sustained" in entry}
     for entry in fitted.values():
-        share = entry["sustained"] * entry["matmul_tflops"] / entry["bf16_tflops"]
+        share = (
+            entry["sustained"] * entry.get("matmul_tflops", MATMUL_SHARE * entry["bf16_tflops"]) / entry["bf16_tflops"]
+        )
         if not without or entry["sustained"] != fitted[without]["sustained"]:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})

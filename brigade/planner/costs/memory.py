@@ -8,7 +8,7 @@ the stages of a pipeline.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ..choice.job import Job
 from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_linears
@@ -42,7 +42,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """What torch.cuda.max_memory_allocated would say."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
@@ -225,7 +225,9 @@ def _buffers(job: Job, stage: Stage) -> float:
     """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
     s, full, psi = job.shape, job.method == "full", stage.parameters
     if job.stage >= 3 and job.engine == "zero":
-        return 2 * max(min(LIVE, psi), s.vocab * s.hidden) + 2 * 2 * s.hidden**2
+        # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
+        together = s.experts * s.expert
+        return 2 * max(min(LIVE, psi), s.vocab * s.hidden, together) + 2 * 2 * s.hidden**2 + 2 * together * full
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
         # Stages of a pipeline stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32

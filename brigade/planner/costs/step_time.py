@@ -14,14 +14,17 @@ from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_e
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
-FP8 = 1.7  # times as fast as bf16, of dense products; those of experts gain nothing in published runs
+# Times as fast as bf16, of dense products by how they are scaled, and of those of many experts: read off 138 published rows.
+FP8 = {"": 1.0, "torch": 1.5, "tensor": 2.2, "mx": 2.0}
+FP8_GROUPED = 1.6
 # Of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors.
 CONTENTION = 0.2
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
-GROUPED = 0.8  # of a dense product's rate that those of many experts at once reach: median of 12 published runs in bf16
+GROUPED = 0.65  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
 CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
+PAGED = {"paged_adamw_8bit": 2, "paged_adamw": 8}  # bytes per parameter of moments that do not stay on the card
 NVME = 6e9  # bytes per second and node of local disks
 
 
@@ -47,11 +50,11 @@ class StepTime:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: bool = False, groups: float = 1) -> float:
+def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: str = "", groups: float = 1) -> float:
     """Of `groups` products (rows x inner) @ (inner x outer): tiles are computed whole, and the last wave as long as any."""
     tiles = groups * math.ceil(rows / TILE[0]) * math.ceil(outer / TILE[1])
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / TILE[0] * outer / TILE[1])
-    rate = g.product_rate * (GROUPED if groups > 1 else FP8 if fp8 else 1)
+    rate = g.product_rate * (GROUPED * (FP8_GROUPED if fp8 else 1) if groups > 1 else FP8[fp8])
     compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + FILL / inner) / rate
     memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / g.stream_rate
     return max(compute, memory)
@@ -144,6 +147,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
+    if job.optimizer.startswith("paged"):  # moments come from the host's memory and go back
+        optimizer += 2 * PAGED[job.optimizer] * stepped / (g.pcie_gb_s * 1e9)
     tensor = m * n * around
     inside = (0.0 if around_across else tensor) + (0.0 if across else shared)
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)

@@ -72,7 +72,7 @@ def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lin
     The global batch stays: more nodes than it has sequences for, or that it does not divide over, are left out.
     """
     counts = {2**power for power in range(MOST_NODES.bit_length())} | {cluster.nodes}
-    found: Lines = {candidate.choice.name: {} for candidate in ranked}
+    found: Lines = {candidate.label: {} for candidate in ranked}
     for nodes in sorted(counts):
         if workload.batch % (nodes * cluster.node_size):
             continue
@@ -80,7 +80,7 @@ def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lin
         for candidate in ranked if nodes == cluster.nodes else candidates(workload, larger):
             if candidate.fits:
                 speed = candidate.estimate.tokens_per_second_per_gpu * larger.gpus
-                found.setdefault(candidate.choice.name, {})[nodes] = speed
+                found.setdefault(candidate.label, {})[nodes] = speed
     return {name: points for name, points in found.items() if points}
 
 
@@ -89,7 +89,7 @@ def verdict(candidate: Candidate) -> str:
         return ""
     if not candidate.refused:
         return ", does not fit"
-    return ", may hang" if "hang" in candidate.refused else ", host too small"
+    return ", host too small"
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Picture:
         """One bar per strategy, the best on top; what reaches far beyond the card is cut and says how far it would go."""
         ranked, card = self.ranked, self.ranked[0].estimate.gpu.memory_gib
         end = min(1.12 * max(card, *(candidate.estimate.device_gib for candidate in ranked)), 1.75 * card)
-        names, places, left = [candidate.choice.name for candidate in ranked], range(len(ranked)), [0.0] * len(ranked)
+        names, places, left = [candidate.label for candidate in ranked], range(len(ranked)), [0.0] * len(ranked)
         for part, colour in PARTS.items():
             sizes = [parts(candidate)[part] for candidate in ranked]
             for place, bar in enumerate(axis.barh(places, sizes, 0.66, left, color=colour, label=part)):
@@ -186,7 +186,7 @@ class Picture:
                 axis.set_axis_off()
                 axis.text(0.5, 0.5, f"nothing fits on up to {MOST_NODES} nodes", transform=axis.transAxes, ha="center")
             return
-        size, best = self.cluster.node_size, self.winner.choice.name if self.winner else ""
+        size, best = self.cluster.node_size, self.winner.label if self.winner else ""
         shown = list(self.lines)[:LINES]
         if best and best not in shown:
             shown[-1] = best
@@ -235,10 +235,10 @@ class Picture:
         rows = []
         for candidate in self.ranked:
             result = candidate.estimate
-            cells = [candidate.choice.name, str(result.job.micro_batch), recomputes(result.job)]
+            cells = [candidate.label, str(result.job.micro_batch), recomputes(result.job)]
             cells += [f"{size:.1f}" for size in parts(candidate).values()]
             cells += [f"{result.device_gib:.1f} of {result.gpu.memory_gib:.0f}{verdict(candidate)}"]
-            points = self.lines.get(candidate.choice.name, {})
+            points = self.lines.get(candidate.label, {})
             cells += [f"{points[nodes]:,.0f}" if nodes in points else "" for nodes in counts]
             kind = "chosen" if candidate is self.winner else "" if candidate.fits else "unfit"
             rows.append(f'<tr class="{kind}">{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells)}</tr>')

@@ -1,6 +1,9 @@
 """What `plan` prints: strategies side by side, one configuration in parts, formula beside trace."""
 
 import functools
+import shutil
+import sys
+import textwrap
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,7 +12,7 @@ from rich.table import Table
 
 from ...errors import UserError
 from ...errors.console import billions, figure
-from ..choice import explain, search
+from ..choice import explain, goals, search
 from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
 from ..choice.search import Candidate, Cluster, Workload
@@ -18,13 +21,36 @@ from ..costs.host_memory import host
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes
 from ..costs.network import links
 from ..costs.stages import stage_layers
+from ..models.find_model import named_config
 
 if TYPE_CHECKING:
     from ..models.trace_settings import Trace, TraceSettings
 
 
 def say(label: str, text: str) -> None:
-    print(f"{label:9}{text}")
+    print(wrapped(f"{label:9}{text}", 9))
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """In lines as wide as the terminal; whole into a file or a pipe."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def warnings(model: str, workload: Workload) -> list[str]:
+    """Of sequences beyond the model's positions, and of what it carries beside its decoder."""
+    config, shape, said = named_config(model)[0], workload.shape, []
+    positions = (config.get("text_config") or config).get("max_position_embeddings")
+    if isinstance(positions, int) and workload.length > positions:
+        how = "train.py takes them where the recipe says rope_parameters (docs/parallelism.md)"
+        said.append(f"{workload.length:,} tokens are more than the {positions:,} positions of {shape.name}: {how}.")
+    if shape.other:
+        tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
+        what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"
+        said.append(f"{shape.name} carries {tower} of {what}.")
+    return said
 
 
 def between(low: str, high: str) -> str:
@@ -33,7 +59,6 @@ def between(low: str, high: str) -> str:
 
 def tracer(model: str) -> search.Traces:
     """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
-    from ..models.find_model import named_config
     from ..models.trace import trace
     from ..models.trace_settings import settings_of
 
@@ -83,9 +108,10 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
     if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
-        print(
-            f"liger    with liger-kernel installed and use_liger_kernel: {other.name}, micro-batch "
-            f"{other.estimate.job.micro_batch}, {speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it"
+        say(
+            "liger",
+            f"with liger-kernel installed and use_liger_kernel: {other.name}, micro-batch {other.estimate.job.micro_batch}, "
+            f"{speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it",
         )
 
 
@@ -106,14 +132,19 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     shape, device = workload.shape, ranked[0].estimate.gpu
     title = (
         f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, {workload.batch} x "
-        f"{workload.length:,} tokens a step, {cluster.nodes} x {cluster.node_size} {device.kind}"
+        f"{workload.length:,} tokens a step, {cluster.title} {device.kind}"
     )
-    columns = ["strategy", "micro-batch", "recomputes", "kernels", f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
-    mfu = workload.method == "full"
+    narrow = (
+        sys.stdout.isatty() and shutil.get_terminal_size().columns < 120
+    )  # the chosen one is told in full below the table
+    columns = ["strategy", *([] if narrow else ["micro-batch", "recomputes", "kernels"])]
+    columns += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
+    mfu = workload.method == "full" and not narrow
     table = Table(*columns, *(["MFU"] if mfu else []), "why", title=title)
     for candidate in ranked[:10]:
         result, fits = candidate.estimate, candidate.fits
-        cells = [candidate.name, str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
+        details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
+        cells = [candidate.name, *([] if narrow else details)]
         cells += [f"{result.device_gib:.0f}", f"{result.tokens_per_second_per_gpu:,.0f}" if fits else ""]
         cells += [f"{result.mfu:.0f}%" if fits else ""] if mfu else []
         style = "bold green" if candidate is winner else "" if fits else "dim"
@@ -134,8 +165,8 @@ def trained(job: Job, whole: Collection[str]) -> None:
         print(trains(job.trained - beside, beside, list(whole)))
 
 
-def describe(result: Estimate) -> None:
-    """One configuration in parts."""
+def describe(result: Estimate, tokens: float = goals.BILLION, price: float | None = None) -> None:
+    """One configuration in parts, and what so many tokens take at so many US dollars for an hour of a GPU."""
     job, needs = result.job, host(result.job)
     if job.axes:
         say("axes", division(result))
@@ -167,7 +198,7 @@ def describe(result: Estimate) -> None:
         )
     if factors := calibration.factors(result.gpu.kind):
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
-        print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")
+        print(wrapped(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})"))
     fast, slow = (seconds / result.time.total for seconds in result.time_interval())
     speed = result.tokens_per_second_per_gpu
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
@@ -175,9 +206,16 @@ def describe(result: Estimate) -> None:
         f"; MFU {result.mfu:.0f} %, {result.mfu / slow:.0f} to {result.mfu / fast:.0f}" if job.method == "full" else ""
     )
     say("speed", f"{speed:,.0f} tokens/s on each GPU, {speed / slow:,.0f} to {speed / fast:,.0f}{used}")
-    days, low_days, high_days = (figure(factor * result.days, 2) for factor in (1, fast, slow))
-    hours, low, high = (figure(factor * 24 * result.days * job.gpus, 0) for factor in (1, fast, slow))
-    say("duration", f"a billion tokens take {days} days, {low_days} to {high_days}; {hours} GPU-hours, {low} to {high}")
+    times = tokens / goals.BILLION
+    many = "a billion tokens" if times == 1 else f"{times:,.3g} billion tokens"
+    days, low_days, high_days = (figure(factor * times * result.days, 2) for factor in (1, fast, slow))
+    spent = 24 * times * result.days * job.gpus
+    hours, low, high = (figure(factor * spent, 0) for factor in (1, fast, slow))
+    say(
+        "duration",
+        f"{many} take {days} days, {low_days} to {high_days}; {hours} GPU-hours, {low} to {high}"
+        f"{goals.cost(spent, result.gpu.kind, price)}",
+    )
 
 
 def division(result: Estimate) -> str:

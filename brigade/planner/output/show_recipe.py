@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from ...errors.console import counted, figure
 from ...recipe import flags
+from ..choice import goals
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import Cluster, refusal
 from ..costs.memory import GIB
 from ..costs.states import held_states
 from . import header
+from .as_json import recipe_json
 from .show import describe, formula_and_trace, recomputes, say, tracer, trained
 
 # How a recipe's config.json relates to the published one (models.yaml).
@@ -22,35 +24,56 @@ CONFIGS = {
 }
 
 
-def show_recipe(path: str, cluster: Mapping[str, str], hosts: Cluster, trace: bool, margin: float) -> int:
+def show_recipe(
+    path: str,
+    cluster: Mapping[str, str],
+    hosts: Cluster,
+    trace: bool,
+    margin: float,
+    tokens: float | None = None,
+    price: float | None = None,
+    as_json: bool = False,
+) -> int:
     """Print the estimate of the recipe at `path`; 1 where it does not fit with a share of `margin` left free, else 0.
 
+    tokens: to train on, None for what its max_steps take, else a billion; price: US dollars for an hour of a GPU
     cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
     """
     words = [word for key, value in cluster.items() for word in (f"--{key}", value)]
     plan = RecipePlan(flags.load(["--recipe", path, *words]), hosts.link)
     result, recipe = plan.estimate, plan.settings.recipe
     job, whole = result.job, result.gpu.memory_gib
-    print(
-        f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
-        f"{job.sequence:,} tokens, recomputes {recomputes(job)}"
-    )
-    trained(job, recipe.model.lora_modules_to_save)
-    describe_recipe(plan)
-    describe(result)
-    if trace:
-        beside = plan.settings.recipe_path.with_name(BESIDE)
-        formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
-    if refused := refusal(job, usual, result.gpu):
-        found = f"not to be taken: it {refused}" if "hang" in refused else f"it does not fit: {refused}"
+    refused = refusal(job, usual, result.gpu)
+    if refused:
+        found = f"it does not fit: {refused}"
     elif spare < 0:
         found = f"it does not fit: {figure(-spare, 1)} GiB are lacking"
     else:
         found = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
+    good = spare >= 0 and not refused
+    if as_json:
+        print(recipe_json(result, plan.strategy_name, found, good, price))
+        return 0 if good else 1
+    training = recipe.training
+    own = float(training.max_steps * job.tokens_per_step) if training.max_steps > 0 else None
+    trained(job, recipe.model.lora_modules_to_save)
+    print(
+        f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
+        f"{job.sequence:,} tokens, recomputes {recomputes(job)}"
+    )
+    describe_recipe(plan)
+    describe(result, tokens or own or goals.BILLION, price)
+    if tokens is None:
+        steps = f"its {training.max_steps:,} steps are {own or 0:,.0f} tokens"
+        counts = f"`python -m brigade prepare {shlex.quote(plan.path)}` counts its own data, and --tokens plans for it"
+        say("", steps if own else counts)
+    if trace:
+        beside = plan.settings.recipe_path.with_name(BESIDE)
+        formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     say("verdict", f"{found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
-    return 0 if spare >= 0 and not refused else 1
+    return 0 if good else 1
 
 
 def describe_recipe(plan: RecipePlan) -> None:

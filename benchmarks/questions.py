@@ -1,0 +1,127 @@
+"""Twenty questions of users, each with the command that answers it: docs/planner-questions.md.
+
+python -m benchmarks.questions            # write the page's answers
+python -m benchmarks.questions --check    # 1 where an answer is out of date
+"""
+
+import argparse
+import os
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from tempfile import NamedTemporaryFile
+
+from brigade.__main__ import main as brigade
+from brigade.planner.costs import calibration
+
+from .pages import DOCS, filled
+
+PAGE = DOCS / "planner-questions.md"
+H100 = "--gpu 'H100 80GB'"
+# Question -> the words after `python -m brigade plan`, and the first words of the lines that are the answer.
+QUESTIONS = {
+    "Does LoRA of an 8B model fit my 24 GB card?": ("recipes/llama-3.1-8b/lora.yaml", "trains memory verdict"),
+    "Will all weights of an 8B model train on one H100?": (f"llama-3.1-8b {H100}", "memory host speed"),
+    "QLoRA of a 70B model on two 24 GB cards?": (
+        "llama-3.1-70b --method qlora --gpu 4090 --hostfile HOSTS --max_length 1024",
+        "Nothing memory speed",
+    ),
+    "70B in full on 16 H100?": (f"llama-3.1-70b --hostfile hostfiles/2x8 {H100}", "memory speed duration"),
+    "The same with 10 GbE between the hosts?": (
+        f"llama-3.1-70b --hostfile hostfiles/2x8 {H100} --network '10 GbE'",
+        "More On --global axes time speed",
+    ),
+    "Do two hosts help an 8B model over 10 GbE?": (
+        f"llama-3.1-8b --hostfile hostfiles/2x8 {H100} --network '10 GbE'",
+        "More On axes speed",
+    ),
+    "A context of 128k tokens for an 8B model on eight H100?": (
+        f"llama-3.1-8b --hostfile hostfiles/1x8 {H100} --max_length 131072 --global_batch_size 16",
+        "axes memory speed",
+    ),
+    "A mixture of experts on eight GPUs?": (f"qwen3-30b-a3b --hostfile hostfiles/1x8 {H100}", "axes memory speed"),
+    "The cheapest way to train a 32B model on a billion tokens, of up to 16 H100?": (
+        f"qwen3-32b --hostfile hostfiles/2x8 {H100} --goal cheapest",
+        "The memory duration",
+    ),
+    "What does a billion tokens cost me at 2 dollars an hour?": (
+        f"qwen3-8b --hostfile hostfiles/1x8 {H100} --price 2",
+        "speed duration",
+    ),
+    "How few GPUs train a 14B model in full?": (
+        "qwen3-14b --hostfile hostfiles/1x8 --gpu 'A100 80GB' --goal fewest-gpus",
+        "The memory speed",
+    ),
+    "Can 5 billion tokens be done by Monday, in 60 hours?": (
+        f"qwen3-14b --hostfile hostfiles/2x8 {H100} --tokens 5e9 --deadline 60",
+        "No The duration",
+    ),
+    "Do A100s without fast links between hosts train 32B?": (
+        "qwen3-32b --hostfile hostfiles/2x8 --gpu 'A100 80GB' --network '25 Gb/s'",
+        "More On axes time speed",
+    ),
+    "LoRA or all weights of an 8B model, on eight L40S?": (
+        "llama-3.1-8b --hostfile hostfiles/1x8 --gpu L40S",
+        "--method memory speed",
+    ),
+    "How good is the guess for a card of which no run is known?": (
+        "qwen3-8b --method lora --gpu MI300X",
+        "the time speed",
+    ),
+    "Does the 405B model fit 16 hosts of eight H100?": (
+        f"llama-3.1-405b --hostfile hostfiles/16x8 {H100}",
+        "axes memory speed",
+    ),
+    "And its adapters on two hosts of H200?": ("recipes/llama-3.1-405b/lora.yaml", "trains memory verdict"),
+    "What do Liger's kernels bring?": ("qwen3-8b --method lora --gpu A100", "speed liger"),
+    "How much memory and disk do my hosts need for 8B with offload on a 4090?": (
+        "llama-3.1-8b --gpu 4090 --max_length 2048 --host_memory 256",
+        "host disk speed",
+    ),
+    "What if my sequences are longer than the model's positions?": (
+        "qwen3-8b --hostfile hostfiles/1x8 --gpu H200 --max_length 65536 --global_batch_size 16",
+        "65,536 memory speed",
+    ),
+}
+
+
+def answer(words: str, lines: str) -> str:
+    """The lines of one answer, as the command prints them into a file. HOSTS: a hostfile of one host with two slots."""
+    shown = words.replace("HOSTS", "hosts")
+    with NamedTemporaryFile("w") as hosts, redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        hosts.write("node1 slots=2\n")
+        hosts.flush()
+        brigade(["plan", *shlex.split(words.replace("HOSTS", hosts.name))])
+    kept = [line for line in out.getvalue().splitlines() if line.strip().split(" ")[0] in lines.split()]
+    return "\n".join([f"    $ python -m brigade plan {shown}", *(f"    {line}" for line in kept)])
+
+
+def tables() -> dict[str, str]:
+    """The page's answers. The factors of nobody's own cluster count."""
+    own = os.environ.get(calibration.VARIABLE)
+    os.environ[calibration.VARIABLE] = ""
+    try:
+        return {
+            f"answer-{number}": f"\n**{number}. {question}**\n\n{answer(*asked)}\n"
+            for number, (question, asked) in enumerate(QUESTIONS.items(), 1)
+        }
+    finally:
+        os.environ.pop(calibration.VARIABLE)
+        if own is not None:
+            os.environ[calibration.VARIABLE] = own
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 where an answer is out of date")
+    options = parser.parse_args(argv)
+    text = filled(PAGE.read_text(), tables())
+    changed = text != PAGE.read_text()
+    if changed and not options.check:
+        PAGE.write_text(text)
+    print(f"{PAGE} is {'up to date' if not changed else 'out of date' if options.check else 'written'}.")
+    return int(options.check and changed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""`plan --json`: the same answer for machines. docs/plan-json.md documents each key, and a test compares the two."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..choice.estimate import Estimate
+from ..choice.explain import reason
+from ..choice.goals import Answer, price
+from ..costs.host_memory import host
+from ..costs.memory import GIB
+
+SCHEMA = 1  # changes where a key is renamed or removed
+
+
+def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> str:
+    """Of a model on a cluster: every strategy, the chosen one's place among them or null, and what begins the answer in words."""
+    plans = [
+        {"strategy": one.name, "reason": reason(one, answer.winner), "fits": one.fits, "kernels": one.kernels}
+        | _numbers(one.estimate, given)
+        for one in answer.ranked
+    ]
+    place = answer.ranked.index(answer.winner) if answer.winner else None
+    return _whole(plans, place, list(advice))
+
+
+def recipe_json(result: Estimate, strategy: str, verdict: str, fits: bool, given: float | None) -> str:
+    """Of a recipe: one plan."""
+    plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""} | _numbers(result, given)
+    return _whole([plan], 0, [])
+
+
+def _whole(plans: list[dict[str, Any]], chosen: int | None, advice: list[str]) -> str:
+    return json.dumps({"schema": SCHEMA, "chosen": chosen, "advice": advice, "plans": plans}, indent=1)
+
+
+def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
+    job, needs = result.job, host(result.job)
+    hours = 24 * result.days * job.gpus
+    usd = price(result.gpu.kind, given)[0] * hours
+    numbers = {
+        "model": job.shape.name,
+        "parameters": job.shape.parameters,
+        "trained": job.trained or job.shape.parameters,
+        "method": job.method,
+        "gpu": result.gpu.kind,
+        "gpu_seen": result.gpu.seen,
+        "gpus": job.gpus,
+        "nodes": job.nodes,
+        "tensor": job.tensor,
+        "sequence": job.context,
+        "stages": job.pipeline,
+        "experts": job.expert,
+        "data": job.data,
+        "max_length": job.sequence,
+        "micro_batch": job.micro_batch,
+        "accumulation": job.accumulation,
+        "recomputes": job.checkpointing,
+        "loss": job.loss,
+        "optimizer": job.optimizer,
+        "safe": result.safe,
+        "device_gib": result.device_gib,
+        "card_gib": result.gpu.memory_gib,
+        "allocated_gib": result.allocated_gib,
+        "allocated_gib_interval": list(result.memory_interval()),
+        "memory_gib": {name: value / GIB for name, value in asdict(result.memory).items()},
+        "host_gib": max(needs.loading, needs.training) / GIB,
+        "checkpoint_gb": needs.checkpoint / 1e9,
+        "step_seconds": result.time.total,
+        "step_seconds_interval": list(result.time_interval()),
+        "seconds": asdict(result.time),
+        "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
+        "mfu_percent": result.mfu if job.method == "full" else None,
+        "days_per_billion_tokens": result.days,
+        "gpu_hours_per_billion_tokens": hours,
+        "usd_per_billion_tokens": usd or None,
+    }
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in numbers.items()}

@@ -1,0 +1,127 @@
+"""What `plan` answers beside a strategy: fewer hosts, money, deadlines, JSON, lighter optimizers, and twenty questions."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import questions
+from brigade.__main__ import main
+from brigade.planner.choice.explain import reason
+from brigade.planner.choice.goals import Answer, answer, pick, price
+from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
+from brigade.planner.models.find_model import named_shape
+
+ROOT = Path(__file__).parents[2]
+SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def plan(capsys, *words):
+    code = main(["plan", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out + err
+
+
+def test_the_questions_are_answered_as_the_page_says():
+    assert len(questions.QUESTIONS) == 20 and questions.main(["--check"]) == 0
+    answers = re.findall(r"\n    \$ .*\n    \S", questions.PAGE.read_text())
+    assert len(answers) == 20  # each command has a line of answer at least
+
+
+def test_more_hosts_over_a_slow_network_are_called_slower():
+    whole = answer(Workload(named_shape("llama-3.1-8b")), SLOW)
+    found, (first, *_) = pick(whole, "")
+    assert found is whole and re.match(r"More is not faster: on 1 host with 8 GPUs .* against", first)
+    fastest, _ = pick(whole, "fastest")
+    assert fastest.cluster.nodes == 1 and fastest.speed > whole.speed
+
+
+def test_goals_and_deadlines_choose_the_size():
+    whole = answer(Workload(named_shape("qwen3-8b")), Cluster("H100 80GB", 8, 2))
+    sizes = {goal: pick(whole, goal)[0] for goal in ("fastest", "cheapest", "fewest-gpus")}
+    assert sizes["fastest"].speed >= max(one.speed for one in sizes.values())
+    assert sizes["cheapest"].gpu_hours() <= min(one.gpu_hours() for one in sizes.values())
+    assert sizes["fewest-gpus"].cluster.gpus <= min(one.cluster.gpus for one in sizes.values())
+    hours = 1.01 * sizes["fastest"].hours(2e9)
+    kept, _ = pick(whole, "", hours, 2e9)
+    assert kept.hours(2e9) <= hours
+    _, (said,) = pick(whole, "", hours / 10, 2e9)
+    assert said.startswith("No size of this cluster keeps the deadline")
+
+
+def test_eight_bit_moments_come_before_offload():
+    """70B on 16 H100: Adam in 8 bits under ZeRO-3 trains half as fast again as with the hosts' memory."""
+    ranked = candidates(Workload(named_shape("llama-3.1-70b")), Cluster("H100 80GB", 8, 2))
+    winner = chosen(ranked)
+    assert winner and winner.estimate.job.optimizer == "adamw_8bit" and "adamw_8bit" in winner.name
+    offload = next(one for one in ranked if one.choice.offload and one.fits)
+    assert offload.seconds > 1.4 * winner.seconds
+    usual = candidates(Workload(named_shape("llama-3.1-8b")), Cluster("H100 80GB", 8, 2))
+    assert not any(one.lighter for one in usual)  # where the usual one fits nothing else is taken
+
+
+def test_what_a_card_lacks_says_the_margin():
+    for model, nodes in (("llama-3.1-70b", 2), ("qwen3-32b", 1)):
+        ranked = candidates(Workload(named_shape(model)), Cluster("H100 80GB", 8, nodes))
+        said = [reason(one, chosen(ranked)) for one in ranked]
+        assert not any("by 0 GiB" in one for one in said)
+        assert all("margin" in one for one in said if "out of memory" in one or "would leave" in one)
+
+
+def test_json_is_what_its_page_documents(capsys):
+    keys = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/plan-json.md").read_text(), re.M)
+    documented = set(re.findall(r"`(\w+)`", "".join(keys)))
+    for words in (["qwen3-8b", "--gpu", "H100", "--price", "2"], ["recipes/llama-3.1-8b/lora.yaml"]):
+        code, text = plan(capsys, *words, "--json")
+        found = json.loads(text)
+        best = found["plans"][found["chosen"]]
+        assert code == 0 and {*found, *best} == documented and best["fits"]
+        assert sum(best["memory_gib"].values()) == pytest.approx(best["allocated_gib"], rel=1e-3)
+        assert best["usd_per_billion_tokens"] > 0
+    code, text = plan(capsys, "llama-3.1-70b", "--gpu", "L4", "--json")
+    assert code == 1 and json.loads(text)["chosen"] is None
+
+
+def test_prices_are_listed_with_a_date_and_a_user_s_own_goes_before():
+    assert price("H100 80GB")[0] > price("A100 80GB")[0] > 0 and re.search(r"20\d\d", price("H100 80GB")[1])
+    assert price("H100 80GB", 1.5) == (1.5, "--price") and price("A40") == (0.0, "")
+
+
+def test_hosts_of_unequal_slots_are_planned(capsys, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=4\n")
+    code, text = plan(capsys, "qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--global_batch_size", 96)
+    assert code == 0 and "12 GPUs on 2 hosts, H100 80GB" in text and not re.search(r"HSDP|hpZ|[TSPE]P \d", text)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--method", "lora", "--lora_r", "1000000"], "below 8193"), (["--method", "lora", "--lora_r", "8000"], "no low rank"),
+    (["--max_length", "100000000000000"], "below 1e+08"), (["--gpu", "H1000"], "did you mean 'H100 80GB'"),
+])  # fmt: skip
+def test_absurd_numbers_are_refused(capsys, words, said):
+    code, text = plan(capsys, "qwen3-8b", "--gpu", "H100", *words)
+    assert code == 2 and said in text
+
+
+def test_positions_and_towers_are_warned_of(capsys):
+    code, text = plan(capsys, "qwen3-8b", "--gpu", "H200", "--max_length", 65536, "--method", "lora")
+    assert code == 0 and "more than the 40,960 positions of qwen3-8b" in text
+    code, text = plan(capsys, "gemma-3-4b-it", "--gpu", "H200")
+    assert code == 0 and "carries a vision tower" in text
+
+
+def test_a_narrow_terminal_gets_a_narrow_answer(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["plan", "llama-3.1-8b", "--gpu", "H100", "--hostfile", "hostfiles/2x8"]) == 0
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines())) <= 80
+
+
+def test_a_cluster_on_which_nothing_fits_has_no_speed():
+    nothing = Answer(Workload(named_shape("llama-3.1-405b")), Cluster("L4", 1, 1), [], None)
+    assert nothing.speed == 0 and pick(nothing, "")[1] == []
