@@ -28,6 +28,8 @@ RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of _wait_for_all: as many on every rank
+peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
+launchers_store: Any = None  # the one of all ranks, once a run had replicas
 _ENDED = "brigade/ended"  # in the store: which rank ended at once, by a signal
 
 
@@ -94,6 +96,12 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_all(value: Any) -> list[Any]:
+    """gather() over the ranks of all replicas."""
+    own = gather(value)
+    return own if peers is None else [each for of_replica in peers.gather(own) for each in of_replica]
 
 
 def largest(value: int) -> int:
@@ -208,8 +216,17 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     os._exit(exit_code(error))
 
 
+def whole_again() -> None:
+    """Bring the replicas of an earlier run of this process, or of one that ends, back together. A collective of all ranks."""
+    if peers is not None:
+        from . import replicas
+
+        replicas.rejoin()
+
+
 def finish() -> None:
     """Leave the process group in step: gloo's teardown can abort a finished run when one rank is early (exit -6)."""
+    whole_again()
     dist = _group()
     if dist:
         barrier()
@@ -261,4 +278,4 @@ def _group() -> Any:
 def _store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return _get_default_store()
+    return launchers_store or _get_default_store()

@@ -6,7 +6,7 @@ import platform
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,16 @@ class Run:
     resized: bool = False  # whether the directory's run is the same but for its length (max_steps, num_train_epochs)
     lengthened: str = ""  # how its last checkpoint goes on under a larger length, in words
     aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
+    replica: World = None  # type: ignore[assignment]  # the ranks that work together: all, or this rank's replica
     owned: Any = None  # the open file whose lock says that this process has the directory
+
+    def __post_init__(self) -> None:
+        self.replica = self.replica or self.world.part(self.strategy.replicas)
+
+    @property
+    def own_directory(self) -> Path:
+        """Where this rank's replica keeps its checkpoints: the first one in the run's directory, as it has the model too."""
+        return self.directory / f"replica-{self.replica.replica}" if self.replica.replica else self.directory
 
     @property
     def finished(self) -> bool:
@@ -130,6 +139,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         "recipe": run.settings.recipe.model_dump(mode="json", exclude={"cluster"}),
         "strategy": {"kind": run.strategy.kind} | run.strategy.as_cluster(),
         "batch": {"": str(run.batch)},
+        "replicas": {"": run.strategy.replicas},
         **model,
         "data": {"fingerprint": fingerprint},
     }
@@ -138,11 +148,27 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     if run.world.size > 1:
         from ..distributed import shared_directory
 
-        run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
+        on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
+        in_parts = "" if on_one_host else run.strategy.writes_in_parts
+        run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
         if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
             _claim(run, fingerprint, hosts)
+
+
+def divide(run: Run) -> Run:
+    """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
+    from ..distributed import replicas
+
+    replicas.divide(run.replica, run.strategy.replicas)
+    own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
+    if own.replica.replica and own.world.local_rank == 0:
+        own.directory.mkdir(exist_ok=True)
+        leftovers.remove(own.directory)
+        write_whole(own.directory / RECORD, (run.directory / RECORD).read_text())
+    ranks.barrier()
+    return own
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -197,7 +223,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "strategy": {"kind": run.strategy.kind, "name": run.strategy.name, "from": run.strategy.source},
         "batch": str(run.batch),
         "learning_rate": run.batch.learning_rate,
-        "ranks": run.world.size,
+        "ranks": run.replica.size,
+        "replicas": run.strategy.replicas,
         "hosts": hosts,
         "launcher": run.world.launcher,
         "overridden": run.settings.overridden,

@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..errors.findings import raise_first, table
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
+from . import replicas
 from .axes import NONE, Axes, without
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Strategy:
     ds_config: DeepSpeed's configuration with its "auto"s, or None
     fsdp: options of TrainingArguments.fsdp_config
     axes: what it divides besides the data
+    replicas: worlds of ranks that train by themselves and meet every sync_every steps; all else here speaks of one of them. Where
+        they are HSDP's groups, kind is fsdp2, and replicate stays their number
     """
 
     kind: Kind
@@ -40,6 +43,7 @@ class Strategy:
     replicate: int = 1
     shard: int = 1
     axes: Axes = NONE
+    replicas: int = 1
 
     @property
     def is_deepspeed(self) -> bool:
@@ -121,6 +125,8 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         strategy = _from_accelerate(accelerate_config.read(source, place), place, settings, world)
     else:
         strategy = _unsharded(world, "the world size")
+    if settings.recipe.training.sync_every or replicas.touched(settings):
+        strategy = _in_replicas(strategy, settings, world)
     _check(strategy, settings, world)
     settings.rows_in_parts = strategy.axes.sequence > 1
     return strategy
@@ -129,6 +135,25 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
 def _unsharded(world: World, source: str) -> Strategy:
     kind: Kind = "single" if world.size == 1 else "ddp"
     return Strategy(kind, kind, source)
+
+
+def _in_replicas(strategy: Strategy, settings: Settings, world: World) -> Strategy:
+    """The strategy of each replica, where the run has several."""
+    replicas.check_keys(settings, strategy.axes, strategy.source)
+    if settings.recipe.training.sync_every is None:
+        return strategy
+    from .deepspeed_config import swaps_to_nvme
+
+    if strategy.ds_config and swaps_to_nvme(strategy.ds_config):
+        problem = "sync_every averages weights in memory, and here they lie on NVMe"
+        raise UserError(strategy.source, problem, "use a ds_config without NVMe offload")
+    count = replicas.count(settings, world, strategy.replicate)
+    kind = strategy.kind
+    if kind in ("single", "ddp"):
+        kind = "single" if world.size == count else "ddp"
+    elif kind == "hsdp" and count == strategy.replicate and settings.recipe.training.sync_replica == "auto":
+        kind = "fsdp2"
+    return replace(strategy, kind=kind, replicas=count)
 
 
 def _launched(env: Mapping[str, str]) -> "AccelerateStrategy | None":
@@ -201,7 +226,10 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
     if strategy.kind == "hsdp" and strategy.shard == strategy.axes.model == 1:  # accelerate ends with a bare ValueError
         cure = "set dp_shard_size to 2 or more, or distributed_type: MULTI_GPU for DDP"
         raise UserError(strategy.source, "dp_shard_size 1 shards nothing", cure)
-    ranks, told = strategy.axes.data(world.size), strategy.kind == "hsdp" or strategy.shard > 1
+    groups = strategy.kind == "fsdp2" and strategy.replicate > 1  # of HSDP, which are replicas
+    inside = world if groups else world.part(strategy.replicas)
+    ranks, told = strategy.axes.data(inside.size), strategy.kind == "hsdp" or strategy.shard > 1
     if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
         of = f"{world.size} / ({strategy.axes}) = {ranks} ranks" if strategy.axes else f"the world size {ranks}"
+        of += " of a replica" if strategy.replicas > 1 and not groups else ""
         raise UserError(strategy.source, f"{sizes} is not {of}", f"set both so that their product is {ranks}")
