@@ -82,7 +82,9 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
-        run = runs.divide(run)
+        from brigade.run import replicas
+
+        run = replicas.divide(run)
     heartbeat.begin(settings.recipe.training.hang_timeout)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
         from brigade.training import watch_thread

@@ -69,7 +69,7 @@ def start(world: World, alone: bool = False) -> None:
 def _tell_that_it_is_ended(world: World, by: str) -> None:
     # Where the store ended with rank 0, or the ranks part at this moment, nobody is left to be told.
     with suppress(RuntimeError, ValueError):
-        _store().set(_ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
+        common_store().set(_ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
 
 
 def _say_that_it_waits(world: World) -> None:
@@ -168,7 +168,7 @@ def _wait_for_all() -> None:
     dist = _group()
     if dist is None or dist.get_world_size() == 1:
         return
-    store, name = _store(), f"brigade/wait-{next(_waits)}"
+    store, name = common_store(), f"brigade/wait-{next(_waits)}"
     here, pause = store.add(name, 1), 0.002
     while here < dist.get_world_size():
         time.sleep(pause)
@@ -193,7 +193,7 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     first, ended = True, ""
     try:
         if _group():
-            store = _store()
+            store = common_store()
             store.set_timeout(datetime.timedelta(seconds=5))
             if store.check([_ENDED]):
                 ended = store.get(_ENDED).decode()
@@ -219,9 +219,7 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
 def whole_again() -> None:
     """Bring the replicas of an earlier run of this process, or of one that ends, back together. A collective of all ranks."""
     if peers is not None:
-        from . import replicas
-
-        replicas.rejoin()
+        peers.rejoin()
 
 
 def finish() -> None:
@@ -275,7 +273,8 @@ def _group() -> Any:
     return dist if dist and dist.is_available() and dist.is_initialized() else None
 
 
-def _store() -> Any:
+def common_store() -> Any:
+    """Of all ranks of the run."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return launchers_store or _get_default_store()

@@ -7,7 +7,6 @@ it: for them the world is the replica.
 import itertools
 import os
 import pickle
-import sys
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..cluster import World
+from ..upstream import world as engines
 from . import ranks
 
 _divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
@@ -66,8 +66,14 @@ class Peers:
         means = torch.cat(self._all(own, background))
         return encoding.decode(means, precision).view(-1)[: values.numel()]
 
-    def close(self) -> None:
-        self.groups = []
+    def rejoin(self) -> None:
+        """Back into the launcher's world, at the end of a run. A collective of all ranks."""
+        self.gather(None)
+        self.groups, ranks.peers = [], None
+        os.environ.update(_before)
+        store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", ranks.launchers_store)
+        _renew(store, int(_before["RANK"]), int(_before["WORLD_SIZE"]))
+        ranks.barrier()
 
 
 def divide(world: World, count: int) -> None:
@@ -75,7 +81,7 @@ def divide(world: World, count: int) -> None:
 
     count: of replicas
     """
-    ranks.launchers_store = ranks._store()
+    ranks.launchers_store = ranks.common_store()
     store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", ranks.launchers_store)
     ranks.barrier()
     _before.update({key: os.environ[key] for key in READ_BY_ENGINES if key in os.environ})
@@ -84,31 +90,8 @@ def divide(world: World, count: int) -> None:
     ranks.peers = Peers(dist.PrefixStore(f"peers-{world.rank}", store), world.replica, count)
 
 
-def rejoin() -> None:
-    """Back into the launcher's world, at the end of a run. A collective of all ranks."""
-    ranks.peers.gather(None)
-    ranks.peers.close()
-    ranks.peers = None
-    os.environ.update(_before)
-    store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", ranks.launchers_store)
-    _renew(store, int(_before["RANK"]), int(_before["WORLD_SIZE"]))
-    ranks.barrier()
-
-
 def _renew(store: Any, rank: int, size: int) -> None:
     backend = dist.get_backend_config()
     dist.destroy_process_group()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=ranks.COLLECTIVE_TIMEOUT)
-    _forget_world()
-
-
-def _forget_world() -> None:
-    """What an earlier run of this process left in the engines of the world that it was in (accelerate/state.py: _shared_state;
-    deepspeed/comm/comm.py: cdb)."""
-    if "accelerate.state" in sys.modules:
-        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
-    if "deepspeed.comm.comm" in sys.modules:
-        sys.modules["deepspeed.comm.comm"].cdb = None
-        for kept in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP"):
-            if hasattr(sys.modules.get("deepspeed.utils.groups"), kept):
-                setattr(sys.modules["deepspeed.utils.groups"], kept, None)
+    engines.forget_world()

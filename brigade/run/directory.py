@@ -6,7 +6,7 @@ import platform
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -155,20 +155,6 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     with ranks.agreed(run.world):
         if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
             _claim(run, fingerprint, hosts)
-
-
-def divide(run: Run) -> Run:
-    """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
-    from ..distributed import replicas
-
-    replicas.divide(run.replica, run.strategy.replicas)
-    own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
-    if own.replica.replica and own.world.local_rank == 0:
-        own.directory.mkdir(exist_ok=True)
-        leftovers.remove(own.directory)
-        write_whole(own.directory / RECORD, (run.directory / RECORD).read_text())
-    ranks.barrier()
-    return own
 
 
 def checkpoints(directory: Path) -> list[Path]:

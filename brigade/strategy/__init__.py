@@ -11,12 +11,12 @@ from ..errors import UserError
 from ..errors.findings import raise_first, table
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
-from . import replicas
 from .axes import NONE, Axes, without
 
 if TYPE_CHECKING:
     from .accelerate_config import AccelerateStrategy
 
+PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
 
 
@@ -125,8 +125,12 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         strategy = _from_accelerate(accelerate_config.read(source, place), place, settings, world)
     else:
         strategy = _unsharded(world, "the world size")
-    if settings.recipe.training.sync_every or replicas.touched(settings):
-        strategy = _in_replicas(strategy, settings, world)
+    training = settings.recipe.training
+    fields = type(training).model_fields.items()
+    if changed := [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]:
+        from . import replicas
+
+        strategy = replicas.inside(strategy, settings, world, changed)
     _check(strategy, settings, world)
     settings.rows_in_parts = strategy.axes.sequence > 1
     return strategy
@@ -135,25 +139,6 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
 def _unsharded(world: World, source: str) -> Strategy:
     kind: Kind = "single" if world.size == 1 else "ddp"
     return Strategy(kind, kind, source)
-
-
-def _in_replicas(strategy: Strategy, settings: Settings, world: World) -> Strategy:
-    """The strategy of each replica, where the run has several."""
-    replicas.check_keys(settings, strategy.axes, strategy.source)
-    if settings.recipe.training.sync_every is None:
-        return strategy
-    from .deepspeed_config import swaps_to_nvme
-
-    if strategy.ds_config and swaps_to_nvme(strategy.ds_config):
-        problem = "sync_every averages weights in memory, and here they lie on NVMe"
-        raise UserError(strategy.source, problem, "use a ds_config without NVMe offload")
-    count = replicas.count(settings, world, strategy.replicate)
-    kind = strategy.kind
-    if kind in ("single", "ddp"):
-        kind = "single" if world.size == count else "ddp"
-    elif kind == "hsdp" and count == strategy.replicate and settings.recipe.training.sync_replica == "auto":
-        kind = "fsdp2"
-    return replace(strategy, kind=kind, replicas=count)
 
 
 def _launched(env: Mapping[str, str]) -> "AccelerateStrategy | None":

@@ -1,30 +1,43 @@
 """Replicas that train by themselves and meet every `sync_every` steps: how many a run has, and what cannot be one."""
 
+from dataclasses import replace
+from typing import Any
+
 from ..cluster import World
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.flags import Settings
 from .axes import Axes
 
-OUTER = ("sync_replica", "outer_optim", "outer_learning_rate", "outer_momentum", "sync_precision", "sync_fragments")
 OF_NESTEROV = ("outer_learning_rate", "outer_momentum")
-_NO_AXES = "each of its ranks has a part of the model that no other replica's rank has in the same place"
 
 
-def touched(settings: Settings) -> list[str]:
-    """The keys of replicas that do not have their defaults."""
-    training = settings.recipe.training
-    return [key for key in OUTER if getattr(training, key) != type(training).model_fields[key].default]
+def inside(strategy: Any, settings: Settings, world: World, changed: list[str]) -> Any:
+    """The Strategy of each replica, where the run has several.
+
+    changed: keys of replicas that do not have their defaults. Raises UserError where they do not go together, with each other or
+    with the strategy.
+    """
+    from .deepspeed_config import swaps_to_nvme
+
+    _check_keys(settings, strategy.axes, strategy.source, changed)
+    if strategy.ds_config and swaps_to_nvme(strategy.ds_config):
+        problem = "sync_every averages weights in memory, and here they lie on NVMe"
+        raise UserError(strategy.source, problem, "use a ds_config without NVMe offload")
+    found, kind = count(settings, world, strategy.replicate), strategy.kind
+    if kind in ("single", "ddp"):
+        kind = "single" if world.size == found else "ddp"
+    elif kind == "hsdp" and found == strategy.replicate and settings.recipe.training.sync_replica == "auto":
+        kind = "fsdp2"
+    return replace(strategy, kind=kind, replicas=found)
 
 
 def count(settings: Settings, world: World, groups: int) -> int:
-    """How many replicas the ranks of a run are divided into; 1 without sync_every.
+    """How many replicas the ranks of a run are divided into.
 
     groups: of HSDP, which are its replicas; else 1. Raises UserError where there is one replica alone.
     """
     training = settings.recipe.training
-    if training.sync_every is None:
-        return 1
     many_hosts = 1 < world.local_size < world.size
     unit = training.sync_replica
     if unit == "auto" and groups > 1:
@@ -45,14 +58,21 @@ def count(settings: Settings, world: World, groups: int) -> int:
     return max(1, found)
 
 
-def check_keys(settings: Settings, axes: Axes, source: str) -> None:
+def check_length(settings: Settings, steps: int, epoch: int) -> None:
+    """Raises UserError where replicas would go through an epoch or the whole run, of so many steps, without meeting."""
+    every = settings.recipe.training.sync_every or 1
+    if every > min(steps, epoch):
+        what = f"the run has {counted(steps, 'step')}" if steps <= epoch else f"an epoch has {counted(epoch, 'step')}"
+        problem = f"sync_every is {every}, but {what}: the replicas would go through it without meeting"
+        raise UserError(settings.place("sync_every"), problem, f"set it to {min(steps, epoch)} at most")
+
+
+def _check_keys(settings: Settings, axes: Axes, source: str, changed: list[str]) -> None:
     """Raises UserError for keys of replicas without sync_every, and for what cannot be averaged."""
-    training, changed = settings.recipe.training, touched(settings)
+    training = settings.recipe.training
     if training.sync_every is None:
-        if changed:
-            problem = f"{changed[0]} is {getattr(training, changed[0])}, but without sync_every nothing is averaged"
-            raise UserError(settings.place(changed[0]), problem, "set sync_every: 50, or leave the key out")
-        return
+        problem = f"{changed[0]} is {getattr(training, changed[0])}, but without sync_every nothing is averaged"
+        raise UserError(settings.place(changed[0]), problem, "set sync_every: 50, or leave the key out")
     if training.outer_optim == "average" and (of := [key for key in changed if key in OF_NESTEROV]):
         problem = f"{of[0]} is {getattr(training, of[0])}, and outer_optim average has no such thing"
         raise UserError(settings.place(of[0]), problem, "set outer_optim: nesterov, or leave the key out")
@@ -60,9 +80,8 @@ def check_keys(settings: Settings, axes: Axes, source: str) -> None:
         problem = f"{training.sync_fragments} fragments in {counted(training.sync_every, 'step')}: each needs a step of its own"
         raise UserError(settings.place("sync_fragments"), problem, f"set it to {training.sync_every} at most")
     if axes:
-        raise UserError(
-            source, f"sync_every does not go with {axes}: {_NO_AXES}", "use DDP, ZeRO or FSDP2 in a replica"
-        )
+        problem = f"sync_every averages weights that DDP, ZeRO or FSDP2 keeps, not what {axes} divides"
+        raise UserError(source, problem, "leave one of the two out")
     for key, wrong, why in (
         ("nonfinite", training.nonfinite == "rollback", "rollback would take one replica back alone: use skip or stop"),
         ("loss_spike", training.loss_spike is not None, "it would take one replica back alone: leave it out"),

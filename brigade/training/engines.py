@@ -246,7 +246,9 @@ class FSDP2(OneProcess):
             )
 
     def shares(self, trainer: Any) -> Any:
-        trainer.model.reshard()  # an evaluation leaves the outermost parameters whole
+        for module in trainer.model.modules():
+            if isinstance(module, torch.distributed.fsdp.FSDPModule):
+                module.reshard()  # an evaluation leaves some parameters whole
         return super().shares(trainer)
 
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:

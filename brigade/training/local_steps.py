@@ -64,6 +64,17 @@ class LocalSteps(TrainerCallback):
         if said and self.trainer.world.is_main_rank:
             tqdm.write(f"the checkpoint has no part of them: {', '.join(said)}; weights and outer states are whole")
 
+    def summary(self) -> dict[str, str]:
+        """{"replicas": "2 of 1 rank, synchronised every 50 steps (nesterov, rate 0.7, momentum 0.9) in fp32"}"""
+        training, run = self.trainer.run.settings.recipe.training, self.trainer.run
+        how = training.outer_optim
+        if how == "nesterov":
+            how += f", rate {training.outer_learning_rate:g}, momentum {training.outer_momentum:g}"
+        parts = f", in {self.fragments} fragments" if self.fragments > 1 else ""
+        who = f"{run.strategy.replicas} of {counted(run.world.size, 'rank')}"
+        every = f"synchronised every {counted(self.every, 'step')} ({how}) in {self.precision}{parts}"
+        return {"replicas": f"{who}, {every}; between two of them the log has the first one's loss and speed"}
+
     # ---- steps -----------------------------------------------------------------------------------------------------
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Send the fragment whose turn it is."""
@@ -177,15 +188,3 @@ class _Sent:
             raise self.error
         assert self.mean is not None
         return self.mean
-
-
-def summary(training: Any, strategy: Any, size: int) -> str:
-    """`2 replicas of 1 rank, averaged every 50 steps (nesterov 0.7, 0.9) in fp32`"""
-    how = training.outer_optim
-    if how == "nesterov":
-        how += f", rate {training.outer_learning_rate:g}, momentum {training.outer_momentum:g}"
-    parts = f", in {training.sync_fragments} fragments" if training.sync_fragments > 1 else ""
-    who = f"{counted(strategy.replicas, 'replica')} of {counted(size, 'rank')}"
-    return (
-        f"{who}, synchronised every {counted(training.sync_every, 'step')} ({how}) in {training.sync_precision}{parts}"
-    )

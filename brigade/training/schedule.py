@@ -37,16 +37,6 @@ def _rate(run: Run, steps: float, step: int) -> float:
     return run.batch.learning_rate * get_scheduler(*how).lr_lambdas[0](step - 1)
 
 
-def _check_sync(run: Run, steps: int, train_samples: int) -> None:
-    """Raises UserError where replicas would go through an epoch or the whole run without meeting."""
-    every = run.settings.recipe.training.sync_every
-    epoch = GlobalBatches(train_samples, run.batch.global_size, 1, 0, 1).steps
-    if every is not None and every > min(steps, epoch):
-        what = f"the run has {counted(steps, 'step')}" if steps <= epoch else f"an epoch has {counted(epoch, 'step')}"
-        problem = f"sync_every is {every}, but {what}: the replicas would go through it without meeting"
-        raise UserError(run.settings.place("sync_every"), problem, f"set it to {min(steps, epoch)} at most")
-
-
 def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
     """Raises UserError where the learning rate would never be reached, or where a run of another length than the one that
     wrote the checkpoint cannot go on from it. Says in run.lengthened what the learning rate does where it can.
@@ -64,7 +54,10 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
         problem += "it would never reach learning_rate"
         cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
         raise UserError(settings.place("warmup_steps"), problem, cure)
-    _check_sync(run, steps, train_samples)
+    if training.sync_every:
+        from ..strategy.replicas import check_length
+
+        check_length(settings, steps, GlobalBatches(train_samples, run.batch.global_size, 1, 0, 1).steps)
     further = (
         f"train its model further as a run of its own: --model_name_or_path {run.directory} and another --output_dir"
     )

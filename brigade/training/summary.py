@@ -36,7 +36,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.label} (from {strategy.source})",
         **trainer.engine.summary(),
-        **_replicas(run),
+        **(trainer.local_steps.summary() if trainer.local_steps else {}),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),
@@ -82,15 +82,6 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
     return adapters.describe(section, model) | adapters.untrained_chat_tokens(
         section, trainer.processing_class, ids, model
     )
-
-
-def _replicas(run: Run) -> dict[str, str]:
-    """{"replicas": "2 of 1 rank, ..."}, or {} where all ranks work together."""
-    if run.strategy.replicas == 1:
-        return {}
-    from . import local_steps
-
-    return {"replicas": local_steps.summary(run.settings.recipe.training, run.strategy, run.world.size)}
 
 
 def _frozen(model: Any) -> dict[str, str]:
