@@ -1,14 +1,15 @@
 """Replicas that meet every H steps, on hosts with slow links: bytes and seconds per step, and what is learned in which time.
 
-    sudo .venv/bin/python -m benchmarks.local_steps      # measures -> benchmarks/results/local_steps*.csv, docs/network.md
-    python -m benchmarks.local_steps --draw              # tables and picture from the results that are there
+    sudo .venv/bin/python -m benchmarks.local_steps             # measures -> benchmarks/results/local_steps*.csv, docs/network.md
+    sudo .venv/bin/python -m benchmarks.local_steps --only losses    # or times
+    python -m benchmarks.local_steps --draw                     # tables and picture from the results that are there
 
 Hosts, throttled links and the tiny recipe's model are those of benchmarks/network.py. Every method sees the same samples: one
-micro-batch per step and host, and DDP with accumulation eight of them in one step.
+micro-batch per step and host, and DDP with accumulation eight of them in one step. What is learned does not depend on the links:
+it is measured without a limit, and a loss's second is its step times the seconds per step at a rate.
 """
 
 import argparse
-import itertools
 import statistics
 from typing import Any
 
@@ -20,10 +21,10 @@ from testbed.cluster import Cluster
 from testbed.needs import require
 from testing.command_line import as_flags
 
-SAMPLES = 3200  # that each method learns from: on two hosts 400 steps
+SAMPLES = 1600  # that each method learns from: on two hosts 200 steps
 EVALUATIONS, HELD_OUT = 8, 100
-LEARNED_AT = "200mbit"  # the links' rate while it learns
-TIMED_AT = ("1gbit", "50mbit")
+TIMED_AT = ("1gbit", "200mbit", "50mbit")
+DRAWN_AT = "200mbit"
 EVERY = (5, 20, 50)
 FRAGMENTS = 4
 
@@ -47,14 +48,14 @@ BYTES = {"DDP, PowerSGD": None, "DiLoCo, H = 50, int8": 1 + 4 / 256}  # of a val
 
 
 def jobs(hosts: int, methods: list[str], learn: bool) -> list[dict[str, Any]]:
-    """Runs of train.py: timed at TIMED_AT, or learning at LEARNED_AT."""
+    """Runs of train.py: timed at TIMED_AT, or learning without a limit."""
     found = []
     for name in methods:
         accumulation, every, flags = METHODS[name]
         batch = MICRO_BATCH * hosts * accumulation
-        rates: tuple[str, ...]
+        rates: tuple[str | None, ...]
         if learn:
-            rates, warm_up, measured = (LEARNED_AT,), 0, SAMPLES // batch - 1
+            rates, warm_up, measured = (None,), 0, SAMPLES // batch - 1
             flags = [*flags, *as_flags(eval_steps=max(every, SAMPLES // batch // EVALUATIONS), eval_answers=0)]
         else:
             rates, warm_up, measured = (
@@ -100,57 +101,55 @@ def timed(hosts: int, results: list[Row]) -> list[Row]:
 
 
 def learned(hosts: int, results: list[Row]) -> list[Row]:
-    """One row per method and evaluation: samples seen, training seconds until then without evaluations, held-out loss."""
+    """One row per method and evaluation."""
+    return [
+        {
+            "hosts": hosts,
+            "method": found["strategy"],
+            "step": step,
+            "samples": step * MICRO_BATCH * hosts * found["accumulation"],
+            "held_out_loss": round(loss, 5),
+        }
+        for found in results
+        for step, loss in found["evaluations"]
+    ]
+
+
+FEW = (
+    "DDP",
+    "DDP, accumulation 8",
+    "DDP, PowerSGD",
+    "Local SGD, H = 20",
+    "DiLoCo, H = 5",
+    "DiLoCo, H = 20",
+    "streaming, H = 20",
+)
+PLAN = ((2, list(METHODS)), (4, list(FEW)))  # hosts, methods
+
+
+def measure(learn: bool) -> list[Row]:
     rows = []
-    for found in results:
-        seconds = [0.0, *found["blocks"][0]["seconds"]]  # the first step has no beginning: its end is second 0
-        clock, paused = list(itertools.accumulate(seconds)), 0.0
-        for step, loss, took in found["evaluations"]:
-            at = max(0.0, clock[max(0, step - 1)] - paused)
-            paused += took if step else 0.0  # the next step's interval holds it
-            samples = step * MICRO_BATCH * hosts * found["accumulation"]
-            rows.append(
-                {
-                    "hosts": hosts,
-                    "method": found["strategy"],
-                    "step": step,
-                    "samples": samples,
-                    "seconds": round(at, 2),
-                    "held_out_loss": round(loss, 5),
-                }
-            )
+    with Cluster(4) as cluster:
+        for hosts, methods in PLAN:
+            network._say(f"{hosts} hosts, {'losses' if learn else 'times'}")
+            results = network.run(cluster, hosts, 1, jobs(hosts, methods, learn))
+            rows += (learned if learn else timed)(hosts, results)
     return rows
 
 
-def measure() -> tuple[list[Row], list[Row]]:
-    times, losses = [], []
-    few = [
-        "DDP",
-        "DDP, accumulation 8",
-        "DDP, PowerSGD",
-        "Local SGD, H = 20",
-        "DiLoCo, H = 5",
-        "DiLoCo, H = 20",
-        "streaming, H = 20",
-    ]
-    with Cluster(4) as cluster:
-        for hosts, methods in ((2, list(METHODS)), (4, few)):
-            network._say(f"{hosts} hosts, timed")
-            times += timed(hosts, network.run(cluster, hosts, 1, jobs(hosts, methods, learn=False)))
-            network._say(f"{hosts} hosts, learning at {LEARNED_AT}")
-            losses += learned(hosts, network.run(cluster, hosts, 1, jobs(hosts, methods, learn=True)))
-    return times, losses
+FILES = {"times": "local_steps.csv", "losses": "local_steps_losses.csv"}
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
-    times, losses = pages.read(RESULTS / "local_steps.csv"), pages.read(RESULTS / "local_steps_losses.csv")
+    times, losses = (pages.read(RESULTS / name) for name in FILES.values())
     worst = max(
         (abs(float(row["kilobytes_sent"]) / float(row["kilobytes_formula"]) - 1), row["method"], row["hosts"])
         for row in times
-        if float(row["kilobytes_formula"])
+        if float(row["kilobytes_formula"]) and row["rate"] == "1gbit"  # on slower links TCP sends a part of it twice
     )
-    said = f"Largest difference between what a host sent and the formula: {100 * worst[0]:.1f} % ({worst[1]}, {worst[2]} hosts)."
+    said = "Largest difference between what a host sent at 1 Gbit/s and the formula: "
+    said += f"{100 * worst[0]:.1f} % ({worst[1]}, {worst[2]} hosts)."
     measured = f"{said}\n\nMeasured on: {times[0]['machine']}; {times[0]['versions']}."
     return {f"local-steps-{hosts}": _table(times, losses, str(hosts)) for hosts in (2, 4)} | {
         "local-measured": measured
@@ -158,41 +157,29 @@ def tables() -> dict[str, str]:
 
 
 def _table(times: list[Row], losses: list[Row], hosts: str) -> str:
+    """Bytes and seconds are for one micro-batch per host, so that accumulation compares."""
     lines = []
     for method in dict.fromkeys(row["method"] for row in times if row["hosts"] == hosts):
         of = {row["rate"]: row for row in times if (row["hosts"], row["method"]) == (hosts, method)}
-        curve = [row for row in losses if (row["hosts"], row["method"]) == (hosts, method)]
-        accumulation = METHODS[method][0]
-        steps = int(curve[-1]["step"])
-        per_step = {
-            **{rate: float(row["step_seconds"]) for rate, row in of.items()},
-            LEARNED_AT: float(curve[-1]["seconds"]) / (steps - 1),
-        }
-        formula_ = float(of["1gbit"]["kilobytes_formula"]) / accumulation
+        loss = next(row for row in reversed(losses) if (row["hosts"], row["method"]) == (hosts, method))
+        k, sent = METHODS[method][0], float(of["1gbit"]["kilobytes_formula"])
         lines.append(
             [
                 method,
-                f"{float(of['1gbit']['kilobytes_sent']) / accumulation:,.0f}",
-                f"{formula_:,.0f}" if formula_ else "-",
-                *(f"{two(per_step[rate] / accumulation)} s" for rate in ("1gbit", LEARNED_AT, "50mbit")),
-                f"{float(curve[-1]['held_out_loss']):.3f}",
-                f"{float(curve[-1]['seconds']):,.0f} s",
+                f"{float(of['1gbit']['kilobytes_sent']) / k:,.0f}",
+                f"{sent / k:,.0f}" if sent else "-",
+                *(f"{two(float(of[rate]['step_seconds']) / k)} s" for rate in TIMED_AT),
+                f"{float(loss['held_out_loss']):.3f}",
+                f"{float(of[DRAWN_AT]['step_seconds']) * int(loss['step']):,.0f} s",
             ]
         )
-    rates = [network_tables.NAMES[rate] for rate in ("1gbit", LEARNED_AT, "50mbit")]
-    head = [
-        "method",
-        "kB sent",
-        "by formula",
-        *rates,
-        "held-out loss",
-        f"trained in, {network_tables.NAMES[LEARNED_AT]}",
-    ]
+    names = [network_tables.NAMES[rate] for rate in TIMED_AT]
+    head = ["method", "kB sent", "by formula", *names, "held-out loss", f"trained in, {network_tables.NAMES[DRAWN_AT]}"]
     return pages.markdown(head, lines)
 
 
-def draw(losses: list[Row]) -> None:
-    """Held-out loss over seconds of training at LEARNED_AT: two hosts and four."""
+def draw(times: list[Row], losses: list[Row]) -> None:
+    """Held-out loss over seconds of training at DRAWN_AT: two hosts and four."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -212,10 +199,21 @@ def draw(losses: list[Row]) -> None:
     for axis, hosts in zip(axes, ("2", "4"), strict=True):
         for method, (colour, marker) in looks.items():
             curve = [row for row in losses if (row["hosts"], row["method"]) == (hosts, method)]
-            x, y = ([float(row[key]) for row in curve] for key in ("seconds", "held_out_loss"))
-            axis.plot(x, y, color=colour, marker=marker, markersize=5, label=method)
+            if not curve:
+                continue
+            key = (hosts, method, DRAWN_AT)
+            timed_ = next(row for row in times if (row["hosts"], row["method"], row["rate"]) == key)
+            x = [int(row["step"]) * float(timed_["step_seconds"]) for row in curve]
+            axis.plot(
+                x,
+                [float(row["held_out_loss"]) for row in curve],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                label=method,
+            )
         axis.set_title(
-            f"{hosts} hosts at {network_tables.NAMES[LEARNED_AT]}, {SAMPLES:,} sequences", loc="left", fontsize=11
+            f"{hosts} hosts at {network_tables.NAMES[DRAWN_AT]}, {SAMPLES:,} sequences", loc="left", fontsize=11
         )
         axis.set_xlabel("seconds of training")
         axis.grid(color="#e5e5e5")
@@ -232,15 +230,17 @@ def main() -> int:
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing; tables and picture of the results that are there"
     )
+    parser.add_argument("--only", choices=FILES, help="measure that alone, and write no page")
     options = parser.parse_args()
     if not options.draw:
         require()
-        times, losses = measure()
         where = pages.where()
-        pages.save(RESULTS / "local_steps.csv", [row | where for row in times])
-        pages.save(RESULTS / "local_steps_losses.csv", [row | where for row in losses])
-    pages.write(network_tables.PAGE, tables())
-    draw(pages.read(RESULTS / "local_steps_losses.csv"))
+        for what, name in FILES.items():
+            if options.only in (None, what):
+                pages.save(RESULTS / name, [row | where for row in measure(learn=what == "losses")])
+    if options.only is None:
+        pages.write(network_tables.PAGE, tables())
+        draw(*(pages.read(RESULTS / name) for name in FILES.values()))
     return 0
 
 

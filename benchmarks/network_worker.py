@@ -94,7 +94,7 @@ def main(folder: Path) -> None:
                 "blocks": blocks.results(),
                 "compression": compression,
                 "held_out": [entry["eval_loss"] for entry in evaluations],
-                "evaluations": [[entry["step"], entry["eval_loss"], entry["eval_runtime"]] for entry in evaluations],
+                "evaluations": [[entry["step"], entry["eval_loss"]] for entry in evaluations],
             }
         )
         ranks.whole_again()

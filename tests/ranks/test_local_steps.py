@@ -1,5 +1,7 @@
 """Replicas that synchronise every H steps: with H = 1 they are DDP; a run that died goes on bit for bit; they learn."""
 
+import json
+
 import pytest
 
 from testing import local_steps, parity, runs
@@ -59,3 +61,31 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
         assert stopped[figure] == whole[figure] and len(whole[figure]) > 2
     models = [(tmp_path / "outputs" / case["name"] / "model.safetensors").read_bytes() for case in cases]
     assert models[0] == models[1]
+
+
+def said(folder, name):
+    return json.loads((folder / f"{name}.result.json").read_text())["said"]
+
+
+@pytest.mark.slow
+def test_more_replicas_go_on_from_what_fewer_left(tmp_path):
+    """Weights and outer states are whole; who has no optimizer states takes the first replica's, and a line says it."""
+    flags = local_steps.exact(2, "ddp", local_steps.DILOCO)[0]["flags"]
+    case = {"name": "grows", "flags": flags, "stops": (8,), "dies": True}
+    runs.run_cases(2, [case], tmp_path)
+    grown = runs.run_cases(4, [{"name": "grows", "flags": flags}], tmp_path)["grows"]
+    assert len(grown["loss"]) == runs.STEPS and grown["loss"][-1] < 0.9 * grown["loss"][0]
+    line = "replica 2 takes the optimizer states of replica 0, replica 3 takes the optimizer states of replica 0"
+    assert line in said(tmp_path, "grows")
+
+
+def test_a_stop_of_one_replica_waits_for_the_next_synchronisation(tmp_path):
+    flags = local_steps.exact(2, "ddp", local_steps.DILOCO)[0]["flags"]
+    stopped = runs.run_cases(2, [{"name": "stops", "flags": flags, "stop": (1, 5)}], tmp_path)["stops"]
+    output = tmp_path / "outputs" / "stops"
+    assert (
+        len(stopped["loss"]) == 8 and json.loads((output / "stopped.json").read_text())["checkpoint"] == "checkpoint-8"
+    )
+    assert (output / "replica-1" / "checkpoint-8" / "brigade.json").is_file()
+    runs.run_cases(2, [{"name": "stops", "flags": flags}], tmp_path)
+    assert (output / "success.json").is_file()
