@@ -89,9 +89,10 @@ def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
     from transformers import set_seed
 
     run, step = trainer.run, trainer.state.global_step
-    if layout.is_divided_otherwise(checkpoint, run):
+    others = trainer.local_steps is not None and not trainer.local_steps.own
+    if others or layout.is_divided_otherwise(checkpoint, run):
         # The ranks of a tensor group must drop the same.
-        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.place.data))
+        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.data_rank))
         set_seed(int(numbers.generate_state(1)[0]))
 
 

@@ -29,7 +29,7 @@ WAITS = ("should_evaluate", "should_save", "should_training_stop")
 
 
 class LocalSteps(TrainerCallback):
-    """Of one run, on each rank. seconds: spent on synchronisation by the main thread"""
+    """Of one run, on each rank. own: whether the checkpoint that it continues from is this replica's"""
 
     def __init__(self, trainer: Any) -> None:
         training = trainer.run.settings.recipe.training
@@ -39,7 +39,7 @@ class LocalSteps(TrainerCallback):
         self.outer: Outer = None  # type: ignore[assignment]  # from begin() on
         self.waiting: set[str] = set()
         self.sent: _Sent | None = None
-        self.met_at = 0
+        self.met_at, self.own = 0, True
 
     def begin(self, checkpoint: str | None) -> None:
         """Once the engine has its weights, before the first step. A collective. Raises RuntimeError where replicas differ."""
@@ -49,9 +49,8 @@ class LocalSteps(TrainerCallback):
             raise RuntimeError("the replicas do not begin with the same weights")
         if checkpoint:
             wrote = manifest.recorded(Path(checkpoint)).get("replica", 0)
-            own = wrote == self.peers.replica
-            local = self.outer.load(Path(checkpoint), own)
-            if local:
+            self.own = wrote == self.peers.replica
+            if local := self.outer.load(Path(checkpoint), self.own):
                 self._set(local)
             self._say_who_takes_another(wrote)
 
