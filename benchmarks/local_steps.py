@@ -1,16 +1,13 @@
-"""Replicas that meet every H steps, on hosts with slow links: bytes and seconds per step, and what is learned in which time.
+"""Replicas that meet every H steps, on real hosts: what crosses a host's link, and what is learned from the same samples.
 
-    sudo .venv/bin/python -m benchmarks.local_steps             # measures -> benchmarks/results/local_steps*.csv, docs/network.md
-    sudo .venv/bin/python -m benchmarks.local_steps --only losses    # or times
-    python -m benchmarks.local_steps --draw                     # tables and picture from the results that are there
+    sudo .venv/bin/python -m benchmarks.local_steps     # measures -> benchmarks/results/local_steps_*.csv, docs/network.md
+    python -m benchmarks.local_steps --draw             # tables and picture from the results that are there
 
-Hosts, throttled links and the tiny recipe's model are those of benchmarks/network.py. Every method sees the same samples: one
-micro-batch per step and host, and DDP with accumulation eight of them in one step. What is learned does not depend on the links:
-it is measured without a limit, and a loss's second is its step times the seconds per step at a rate.
+Hosts, links and the tiny recipe's model are those of benchmarks/network.py. Every method sees the same samples: one micro-batch
+per step and host, and DDP with accumulation eight of them in one step. Neither figure depends on how busy the machine is.
 """
 
 import argparse
-import statistics
 from typing import Any
 
 from benchmarks import network, network_tables, pages
@@ -23,8 +20,8 @@ from testing.command_line import as_flags
 
 SAMPLES = 1600  # that each method learns from: on two hosts 200 steps
 EVALUATIONS, HELD_OUT = 8, 100
-TIMED_AT = ("1gbit", "200mbit", "50mbit")
-DRAWN_AT = "200mbit"
+COUNTED_AT = "1gbit"  # the links' rate; on slower ones TCP sends a part of the bytes twice
+RATES = {"1 Gbit/s": 1e9, "200 Mbit/s": 2e8, "50 Mbit/s": 5e7}
 EVERY = (5, 20, 50)
 FRAGMENTS = 4
 
@@ -48,7 +45,7 @@ BYTES = {"DDP, PowerSGD": None, "DiLoCo, H = 50, int8": 1 + 4 / 256}  # of a val
 
 
 def jobs(hosts: int, methods: list[str], learn: bool) -> list[dict[str, Any]]:
-    """Runs of train.py: timed at TIMED_AT, or learning without a limit."""
+    """Runs of train.py: whole rounds whose bytes are counted, or all SAMPLES."""
     found = []
     for name in methods:
         accumulation, every, flags = METHODS[name]
@@ -59,7 +56,7 @@ def jobs(hosts: int, methods: list[str], learn: bool) -> list[dict[str, Any]]:
             flags = [*flags, *as_flags(eval_steps=max(every, SAMPLES // batch // EVALUATIONS), eval_answers=0)]
         else:
             rates, warm_up, measured = (
-                TIMED_AT,
+                (COUNTED_AT,),
                 network.WARM_UP[accumulation],
                 max(every, network.MEASURED[accumulation]),
             )
@@ -83,20 +80,16 @@ def formula(name: str, hosts: int, parameters: int) -> float | None:
     return width and 2 * (hosts - 1) / hosts * width * parameters / METHODS[name][1]
 
 
-def timed(hosts: int, results: list[Row]) -> list[Row]:
-    """One row per method and rate. Seconds are means over whole rounds: one step of them waits for the network."""
+def counted(hosts: int, results: list[Row]) -> list[Row]:
+    """One row per method."""
     return [
         {
             "hosts": hosts,
             "method": found["strategy"],
-            "rate": rate,
-            "step_seconds": round(statistics.fmean(block["seconds"]), 4),
-            "kilobytes_sent": round(block["bytes"] / 1e3, 2),
+            "kilobytes_sent": round(found["blocks"][0]["bytes"] / 1e3, 2),
             "kilobytes_formula": round((formula(found["strategy"], hosts, found["parameters"]) or 0) / 1e3, 2),
-            "sequences": MICRO_BATCH * hosts * found["accumulation"],
         }
         for found in results
-        for rate, block in zip(found["rates"], found["blocks"], strict=True)
     ]
 
 
@@ -131,55 +124,43 @@ def measure(learn: bool) -> list[Row]:
     rows = []
     with Cluster(4) as cluster:
         for hosts, methods in PLAN:
-            network._say(f"{hosts} hosts, {'losses' if learn else 'times'}")
+            network._say(f"{hosts} hosts, {'losses' if learn else 'bytes'}")
             results = network.run(cluster, hosts, 1, jobs(hosts, methods, learn))
-            rows += (learned if learn else timed)(hosts, results)
+            rows += (learned if learn else counted)(hosts, results)
     return rows
 
 
-FILES = {"times": "local_steps.csv", "losses": "local_steps_losses.csv"}
+FILES = {"bytes": "local_steps_bytes.csv", "losses": "local_steps_losses.csv"}
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
-    times, losses = (pages.read(RESULTS / name) for name in FILES.values())
+    sent, losses = (pages.read(RESULTS / name) for name in FILES.values())
     worst = max(
         (abs(float(row["kilobytes_sent"]) / float(row["kilobytes_formula"]) - 1), row["method"], row["hosts"])
-        for row in times
-        if float(row["kilobytes_formula"]) and row["rate"] == "1gbit"  # on slower links TCP sends a part of it twice
+        for row in sent
+        if float(row["kilobytes_formula"])
     )
-    said = "Largest difference between what a host sent at 1 Gbit/s and the formula: "
-    said += f"{100 * worst[0]:.1f} % ({worst[1]}, {worst[2]} hosts)."
-    measured = f"{said}\n\nMeasured on: {times[0]['machine']}; {times[0]['versions']}."
-    return {f"local-steps-{hosts}": _table(times, losses, str(hosts)) for hosts in (2, 4)} | {
-        "local-measured": measured
-    }
+    said = f"Largest difference between what a host sent and the formula: {100 * worst[0]:.1f} % ({worst[1]}, {worst[2]} hosts)."
+    measured = f"{said}\n\nMeasured on: {sent[0]['machine']}; {sent[0]['versions']}."
+    return {f"local-steps-{hosts}": _table(sent, losses, str(hosts)) for hosts in (2, 4)} | {"local-measured": measured}
 
 
-def _table(times: list[Row], losses: list[Row], hosts: str) -> str:
+def _table(sent: list[Row], losses: list[Row], hosts: str) -> str:
     """Bytes and seconds are for one micro-batch per host, so that accumulation compares."""
     lines = []
-    for method in dict.fromkeys(row["method"] for row in times if row["hosts"] == hosts):
-        of = {row["rate"]: row for row in times if (row["hosts"], row["method"]) == (hosts, method)}
-        loss = next(row for row in reversed(losses) if (row["hosts"], row["method"]) == (hosts, method))
-        k, sent = METHODS[method][0], float(of["1gbit"]["kilobytes_formula"])
-        lines.append(
-            [
-                method,
-                f"{float(of['1gbit']['kilobytes_sent']) / k:,.0f}",
-                f"{sent / k:,.0f}" if sent else "-",
-                *(f"{two(float(of[rate]['step_seconds']) / k)} s" for rate in TIMED_AT),
-                f"{float(loss['held_out_loss']):.3f}",
-                f"{float(of[DRAWN_AT]['step_seconds']) * int(loss['step']):,.0f} s",
-            ]
-        )
-    names = [network_tables.NAMES[rate] for rate in TIMED_AT]
-    head = ["method", "kB sent", "by formula", *names, "held-out loss", f"trained in, {network_tables.NAMES[DRAWN_AT]}"]
-    return pages.markdown(head, lines)
+    for row in (row for row in sent if row["hosts"] == hosts):
+        method, k = row["method"], METHODS[row["method"]][0]
+        loss = next(each for each in reversed(losses) if (each["hosts"], each["method"]) == (hosts, method))
+        kilobytes, by_formula = float(row["kilobytes_sent"]) / k, float(row["kilobytes_formula"]) / k
+        seconds = (f"{two(8e3 * kilobytes / rate)} s" for rate in RATES.values())
+        formula_ = f"{by_formula:,.0f}" if by_formula else "-"
+        lines.append([method, f"{kilobytes:,.0f}", formula_, *seconds, f"{float(loss['held_out_loss']):.3f}"])
+    return pages.markdown(["method", "kB sent", "by formula", *RATES, "held-out loss"], lines)
 
 
-def draw(times: list[Row], losses: list[Row]) -> None:
-    """Held-out loss over seconds of training at DRAWN_AT: two hosts and four."""
+def draw(sent: list[Row], losses: list[Row]) -> None:
+    """Held-out loss over what a host has sent until then: two hosts and four."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -197,25 +178,19 @@ def draw(times: list[Row], losses: list[Row]) -> None:
     }
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.6), sharey=True, layout="constrained")
     for axis, hosts in zip(axes, ("2", "4"), strict=True):
-        for method, (colour, marker) in looks.items():
-            curve = [row for row in losses if (row["hosts"], row["method"]) == (hosts, method)]
-            if not curve:
-                continue
-            key = (hosts, method, DRAWN_AT)
-            timed_ = next(row for row in times if (row["hosts"], row["method"], row["rate"]) == key)
-            x = [int(row["step"]) * float(timed_["step_seconds"]) for row in curve]
-            axis.plot(
-                x,
-                [float(row["held_out_loss"]) for row in curve],
-                color=colour,
-                marker=marker,
-                markersize=5,
-                label=method,
-            )
-        axis.set_title(
-            f"{hosts} hosts at {network_tables.NAMES[DRAWN_AT]}, {SAMPLES:,} sequences", loc="left", fontsize=11
-        )
-        axis.set_xlabel("seconds of training")
+        for row in (row for row in sent if row["hosts"] == hosts and row["method"] in looks):
+            colour, marker = looks[row["method"]]
+            curve = [
+                each
+                for each in losses
+                if (each["hosts"], each["method"]) == (hosts, row["method"]) and int(each["step"])
+            ]
+            x = [int(each["step"]) * float(row["kilobytes_sent"]) / 1e3 for each in curve]
+            y = [float(each["held_out_loss"]) for each in curve]
+            axis.plot(x, y, color=colour, marker=marker, markersize=5, label=row["method"])
+        axis.set_xscale("log")
+        axis.set_title(f"{hosts} hosts, {SAMPLES:,} sequences", loc="left", fontsize=11)
+        axis.set_xlabel("MB that a host has sent")
         axis.grid(color="#e5e5e5")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("held-out loss")
