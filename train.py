@@ -59,19 +59,16 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     from brigade.model.tokenizer import load_tokenizer
     from brigade.training import preflight
     from brigade.training.environment import prepare_environment
-    from brigade.training.schedule import check_steps
 
     with ranks.agreed(world):
         prepare_environment(world, strategy)
         ranks.start(world, alone=strategy.kind != "single")
         config = load_config(settings)
-    preflight.settle_kernels(run, config)  # on GPUs: what is proven there, the same on all ranks
+    preflight.check(run, config)  # can these hosts do it, and with which kernels and micro-batch? The same on all ranks
     with ranks.agreed(world):
-        batch = preflight.check(run, config)
         tokenizer = load_tokenizer(settings, config.get_text_config().vocab_size)
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
             prepare(settings, tokenizer)
-    run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
     with ranks.agreed(world):
         data = prepare(settings, tokenizer)
         runs.check_data(run, data.fingerprint)
@@ -79,7 +76,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         model_files = consistency.of_model(config, tokenizer, None if settings.recipe.model.from_scratch else weights)
     checkpoint = resume.agree(run, data.fingerprint, model_files["weights"])
     with ranks.agreed(world):
-        check_steps(run, len(data.train), checkpoint)
+        preflight.check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
     if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
         from brigade.run import replicas

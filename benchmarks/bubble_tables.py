@@ -103,17 +103,26 @@ def differences(stretched: list[Row], computed: list[Row]) -> str:
     same = sum(all(abs(share - row["formula"]) < 1e-4 for share in row["by_order"]) for row in rows)
 
     def points(rows: list[Row], key: str, other: str) -> str:
-        found = [share - (row[other] if other == "formula" else row[other][rank])
-                 for row in rows for rank, share in enumerate(row[key])]  # fmt: skip
+        found = [
+            share - (row[other] if other == "formula" else row[other][rank])
+            for row in rows
+            for rank, share in enumerate(row[key])
+        ]
         return f"{100 * min(found):+.1f} to {100 * max(found):+.1f}"
 
     lines = [
         ["measured", "formula", points(stretched, "idle", "formula"), points(computed, "idle", "formula")],
-        ["the passes' own times in their order", "formula",
-         *(points(rows, "at_their_own_times", "formula") for rows in (stretched, computed))],
-        ["measured", "the passes' own times in their order",
-         *(points(rows, "idle", "at_their_own_times") for rows in (stretched, computed))],
-    ]  # fmt: skip
+        [
+            "the passes' own times in their order",
+            "formula",
+            *(points(rows, "at_their_own_times", "formula") for rows in (stretched, computed)),
+        ],
+        [
+            "measured",
+            "the passes' own times in their order",
+            *(points(rows, "idle", "at_their_own_times") for rows in (stretched, computed)),
+        ],
+    ]
     text = markdown(["idle share", "minus", "stretched, points", "computed, points"], lines)
     return f"{text}\n\nThe order of passes, all taking as long, gives the formula in {same} of {len(rows)} rows."
 
@@ -168,8 +177,15 @@ def draw(rows: list[Row], path: Path) -> None:
                     continue
                 later = stage != first
                 axis.barh(rank, end - begin, 0.86, begin, color=LOOKS[kind][later], edgecolor="black", linewidth=0.4)
-                axis.text((begin + end) / 2, rank, str(number + 1), ha="center", va="center", fontsize=8,
-                          color="white" if later else "black")  # fmt: skip
+                axis.text(
+                    (begin + end) / 2,
+                    rank,
+                    str(number + 1),
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="white" if later else "black",
+                )
         axis.set_yticks(range(row["ranks"]), [f"rank {rank}" for rank in range(row["ranks"])])
         axis.invert_yaxis()
         idle, each = percent(sum(row["idle"]) / len(row["idle"])), f", {row['virtual']} stages on each rank"
@@ -185,7 +201,14 @@ def draw(rows: list[Row], path: Path) -> None:
     handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours]
     pairs: list[Any] = [tuple(handles[place : place + 2]) for place in range(0, len(handles), 2)]
     names = [f"{name} (dark: the rank's second stage)" if kind == "F" else name for kind, (*_, name) in LOOKS.items()]
-    figure.legend(pairs, names, loc="outside upper center", ncols=len(names), frameon=False,
-                  handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=3)  # fmt: skip
+    figure.legend(
+        pairs,
+        names,
+        loc="outside upper center",
+        ncols=len(names),
+        frameon=False,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        handlelength=3,
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)

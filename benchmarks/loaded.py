@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIMIT = 6_700  # lines; tests/unit/test_loaded.py
+LIMIT = 6_000  # lines; tests/unit/test_loaded.py
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHORT = ["--max_steps", "1", "--warmup_steps", "0", "--eval_answers", "0", "--max_eval_samples", "8", "--fresh"]
 
@@ -39,7 +39,7 @@ def loaded(*flags: str) -> dict[str, int]:
             if done.returncode:
                 raise RuntimeError(f"the run ended with exit code {done.returncode}:\n{done.stderr[-3000:]}")
             found = json.loads(Path(f"{folder}/modules.json").read_text())
-            if sum(found.values()) <= LIMIT:  # else the data may not have been prepared yet, and now it is
+            if "brigade.data.build" not in found:  # else the data was not prepared yet, and now it is
                 break
         return found
 

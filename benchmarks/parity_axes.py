@@ -21,7 +21,7 @@ from benchmarks import pages
 from benchmarks.pages import DOCS, REPOSITORY, Row, markdown
 from benchmarks.parity_cases import DAMAGED, NAMES, PLAN, RANKS, Case, cases, order
 from brigade.errors.findings import rules
-from brigade.errors.findings import table as table_of
+from brigade.errors.tables import table as table_of
 from brigade.strategy.axes import NAMES as AXIS_NAMES
 from testing.parity import worst
 from testing.runs import run_cases

@@ -25,10 +25,12 @@ PLAN: Plan = {
     "tensor": [
         ("tensor 2", "zero1 zero2 zero3 fsdp2 ddp", "plain packing clip"),
         ("tensor 2", "zero3 fsdp2", "qwen2 qwen3 gemma3_text phi"),
-        ("tensor 2", "ddp fsdp2", "lora"),
+        ("tensor 2", "ddp fsdp2", "lora dora qlora qdora"),
+        ("tensor 2", "zero1 zero2 zero3", "lora"),
         ("tensor 2 x data 2", "ddp zero1 zero2 zero3 offloaded fsdp2", "plain"),
         ("tensor 2 x data 2", "zero1 fsdp2", "packing gemma3_text"),
-        ("tensor 2 x data 2", "fsdp2", "lora"),
+        ("tensor 2 x data 2", "fsdp2", "lora dora qlora qdora"),
+        ("tensor 2 x data 2", "zero1 zero2 zero3", "lora"),
         ("tensor 2 x data 4", "ddp zero1 zero2 zero3 fsdp2 hsdp", "plain"),
         ("tensor 2 x data 4", "fsdp2", "packing lora"),
     ],
@@ -43,12 +45,18 @@ PLAN: Plan = {
         ("sequence 2 x data 4", "ddp zero1 zero2 zero3 fsdp2 hsdp", "plain"),
     ],
     "pipeline": [
-        ("pipeline 2", "ddp zero1", "plain packed lora gpipe interleaved1f1b interleavedzerobubble zbv"),
+        (
+            "pipeline 2",
+            "ddp zero1",
+            "plain packed lora dora qlora qdora gpipe interleaved1f1b interleavedzerobubble zbv",
+        ),
         ("pipeline 2", "ddp", "untied clipped gemma3"),
         ("pipeline 2 x data 2", "ddp zero1", "plain packed lora"),
+        ("pipeline 2 x data 2", "zero1", "dora qlora qdora"),
         ("pipeline 2 x data 2", "zero1", "untied clipped gemma3 gpipe interleaved1f1b interleavedzerobubble zbv"),
         ("pipeline 4", "ddp zero1", "plain"),
         ("pipeline 2 x tensor 2", "ddp zero1", "plain packed lora zbv"),
+        ("pipeline 2 x tensor 2", "zero1", "dora qlora qdora"),
         ("pipeline 2 x data 4", "ddp zero1", "plain"),
         ("pipeline 2 x data 4", "zero1", "packed lora"),
         ("pipeline 4 x data 2", "ddp zero1", "plain"),
@@ -69,7 +77,7 @@ PLAN: Plan = {
     "pairs": [
         ("tensor 2 x sequence 2", "ddp zero1 zero2 zero3 fsdp2", "plain"),
         ("tensor 2 x sequence 2", "zero3 fsdp2", "packed"),
-        ("tensor 2 x sequence 2", "fsdp2", "lora"),
+        ("tensor 2 x sequence 2", "zero3 fsdp2", "lora"),
         ("pipeline 2 x sequence 2", "ddp zero1", "plain packed lora"),
         ("experts 2 x sequence 2", "fsdp2", "full packing"),
         ("experts 2 x tensor 2", "fsdp2", "full packing mixtral lora lora-experts"),
@@ -86,7 +94,14 @@ PLAN: Plan = {
 }
 EVERY_ACCUMULATION = ("plain", "full", "lora")
 DAMAGED = "a gradient 1 % too large"
-METHODS = {"lora": "LoRA", "lora-experts": "LoRA on experts", "qlora-experts": "QLoRA on experts"}
+METHODS = {
+    "lora": "LoRA",
+    "dora": "DoRA",
+    "qlora": "QLoRA",
+    "qdora": "QDoRA",
+    "lora-experts": "LoRA on experts",
+    "qlora-experts": "QLoRA on experts",
+}
 # Models and other things that a case is about, in the page's words.
 WORDS = {
     "packing": "packing", "packed": "packing", "clip": "clipping", "clipped": "clipping", "untied": "untied head",

@@ -20,7 +20,7 @@ from brigade.planner.costs import calibration, hardware
 
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
-from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error
+from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error, unseen_error
 from .planner_tables import by_set, first_choices, leave_one_out, memory_left_out, playbook, spread
 
 PAGE = DOCS / "planner-accuracy.md"
@@ -44,9 +44,9 @@ def residuals() -> dict[str, list[tuple[Run, float]]]:
     found: dict[str, list[tuple[Run, float]]] = {"memory": [(run, memory_error(run)) for run in runs() if run.memory]}
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
-            if run.healthy:
+            if run.healthy and hardware.gpu(run.job.gpu).seen:
                 found.setdefault(of_time(run.job), []).append((run, 1 / error))
-    return found
+    return found | {"time_unseen": [(run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip]}
 
 
 def of_hosts() -> dict[str, list[tuple[Held, float]]]:
@@ -58,25 +58,32 @@ def of_hosts() -> dict[str, list[tuple[Held, float]]]:
     }
 
 
-def coverage(found: Rows, tail: float) -> float:
-    """Percent of rows inside the interval that the other sources' rows give."""
+def coverage(found: Rows, tail: float, group: str = "source") -> float:
+    """Percent of rows inside the interval that the other sources' rows give, or other groups'."""
     inside = 0
-    for source in {run.source for run, _ in found}:
-        others = [error for run, error in found if run.source != source]
+    for name in {getattr(run, group) for run, _ in found}:
+        others = [error for run, error in found if getattr(run, group) != name]
         if not others:
             continue
         low, high = interval(others, tail)
-        inside += sum(low <= 1 / error <= high for run, error in found if run.source == source)
+        inside += sum(low <= 1 / error <= high for run, error in found if getattr(run, group) == name)
     return 100 * inside / len(found)
 
 
-def held(found: Rows) -> tuple[tuple[float, float], float]:
-    """(interval, its coverage): the tails are cut as far as leaves HELD percent of left-out sources' rows inside.
+def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float]:
+    """(interval, its coverage): the tails are cut as far as leaves HELD percent of left-out groups' rows inside.
 
     A tenth on each side would hold fewer: rows of one source err together, and a new source in its own way.
     """
-    tail = next((tail / 100 for tail in range(10, 0, -1) if coverage(found, tail / 100) >= HELD), 0.0)
-    return interval((error for _, error in found), tail), coverage(found, tail)
+    tails = [tail / 100 for tail in range(10, -1, -1)]
+    tail = next((tail for tail in tails if coverage(found, tail, group) >= HELD), 0.0)
+    return interval((error for _, error in found), tail), coverage(found, tail, group)
+
+
+def by_what() -> dict[str, tuple[tuple[float, float], float]]:
+    """held() of everything that has an interval; of a chip that no run was fitted to, chips are left out."""
+    every = residuals() | of_hosts()
+    return {name: held(rows, "chip" if name == "time_unseen" else "source") for name, rows in every.items()}
 
 
 # ---- what is written ----------------------------------------------------------------------------------------------
@@ -96,7 +103,8 @@ def tables() -> dict[str, str]:
     sustained = {chip: hardware.gpu(kind).sustained for kind, chip in CHIPS.items() if chip in fitted}
     intervals = [
         [name.replace("_", " "), f"{low:.2f} to {high:.2f}", f"{100 * (high - low):.0f}%", len(of), f"{covered:.0f}%"]
-        for name, of, ((low, high), covered) in ((n, m, held(m)) for n, m in (found | of_hosts()).items())
+        for name, ((low, high), covered) in by_what().items()
+        for of in [(found | of_hosts())[name]]
     ]
     off = {name: f"{book[name][1]:.1f}% median, {book[name][2]:.1f}% p90" for name in ("memory", "speed", "speed_all")}
     whole = [
@@ -135,10 +143,9 @@ def tables() -> dict[str, str]:
     }
 
 
-def intervals(found: dict[str, list[tuple[Run, float]]]) -> str:
+def intervals() -> str:
     """intervals.yaml."""
-    each = ((name, held(members)[0]) for name, members in (found | of_hosts()).items())
-    lines = [f"{name}: [{low}, {high}]" for name, (low, high) in each]
+    lines = [f"{name}: [{low}, {high}]" for name, ((low, high), _) in by_what().items()]
     return "\n".join(
         ["# Factors on a prediction between which 80 % of measurements lie: python -m benchmarks.planner", *lines, ""]
     )
@@ -178,8 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     if not options.check:  # the page's estimates are with what hardware.yaml says now
         for remembered in (hardware._published, _estimate):
             remembered.cache_clear()
-    found = residuals()
-    hold(INTERVALS, intervals(found))
+    hold(INTERVALS, intervals())
     hold(PAGE, filled(PAGE.read_text(), tables()))
     for path in changed:
         print(f"{path} is not what the tables give" if options.check else f"wrote {path}")

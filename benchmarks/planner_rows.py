@@ -105,6 +105,14 @@ def speed_error(run: Run, sustained: dict[str, float]) -> float:
     return estimated(run, sustained).tokens_per_second_per_gpu / run.speed
 
 
+def unseen_error(run: Run) -> float:
+    """speed_error as if no run had been fitted to its chip: products reach what its generation's other chips do."""
+    device = hardware.gpu(run.job.gpu)
+    generation = hardware.catalogue()[device.kind]["generation"]
+    share = hardware.usual_share(generation, without=device.kind)
+    return speed_error(run, {run.chip: share * device.bf16_tflops / device.matmul_tflops})
+
+
 def memory_error(run: Run) -> float:
     assert run.memory
     found = estimated(run, {})

@@ -101,7 +101,9 @@ def _thresholds() -> str:
 def _json() -> str:
     found = schema()
     rows = []
-    for name, model in {"the whole": found, "each of `checks`": "OfCheck", "each of `results`": "Found"}.items():
+    parts = {"the whole": found, "each of `checks`": "OfCheck", "each of `results`": "Found"}
+    parts |= {"`sweep`": "OfSweep", "each of `timed`": "Timed"}
+    for name, model in parts.items():
         properties = (found if model is found else found["$defs"][model])["properties"]
         rows += [[name, f"`{key}`", _type(of), of.get("description", "")] for key, of in properties.items()]
     return markdown(["in", "key", "type", "meaning"], rows)

@@ -1,14 +1,15 @@
 """Runs go on under every strategy and on any number of ranks, measured -> docs/resume.md.
 
-    python -m benchmarks.resume
+    python -m benchmarks.resume                    # everything
+    python -m benchmarks.resume --only divided     # one table; the others stay
 
 Undisturbed runs of 14 steps leave checkpoints after 4; every cell goes on from one of them for ten steps (testing/resume.py).
 Runs on as many ranks share one process group. What a run would refuse is asked of its own check, and the reason written down.
 """
 
+import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from benchmarks.pages import DOCS, markdown, where, write
 from brigade.checkpoint import layout
@@ -18,8 +19,8 @@ from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.run.directory import Run
 from brigade.strategy import choose
-from testing.resume import TOLERANCE, Resume, Side, checkpoint_of, continued, run_of, worst
-from testing.runs import run_cases, write_inputs
+from testing.resume import DIVIDED, TOLERANCE, Resume, Side, checkpoint_of, continued, in_groups, run_of, worst
+from testing.runs import write_inputs
 
 OF_RANKS = {"full": ("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme", "fsdp2"),
             "LoRA": ("ddp", "zero2", "zero3", "fsdp2"), "QLoRA": ("zero2", "zero3", "fsdp2")}  # fmt: skip
@@ -45,7 +46,7 @@ def refused(resume: Resume, shared: list[str], folder: Path) -> str | None:
     settings = flags.load([*shared, *continued(resume, folder)["flags"]])
     try:
         strategy = choose(settings, world := World(0, 0, ranks, ranks, "here", "torchrun"))
-        batch = batch_arithmetic(settings.recipe.training, ranks, "")
+        batch = batch_arithmetic(settings.recipe.training, strategy.axes.data(ranks), "")
     except UserError as error:
         return error.problem
     found = layout.refusal(
@@ -57,51 +58,62 @@ def refused(resume: Resume, shared: list[str], folder: Path) -> str | None:
 def measure(cells: list[Resume], folder: Path) -> dict[Resume, str]:
     """Raises RuntimeError where a cell is not as it must be, once all have been measured."""
     shared = write_inputs(folder)
-    sources: dict[int, dict[str, Any]] = {}
-    for cell in cells:
-        case = run_of(cell.method, cell.before)
-        sources.setdefault(cell.before.ranks, {})[case["name"]] = case
-    whole = {
-        n: log for ranks, cases in sources.items() for n, log in run_cases(ranks, [*cases.values()], folder).items()
-    }
+    whole = in_groups([(cell.before, run_of(cell.method, cell.before)) for cell in cells], folder)
     reasons = {cell: refused(cell, shared, folder) for cell in cells}
     words = {cell: f"refused: {reason}" for cell, reason in reasons.items() if reason}
+    going = [cell for cell in cells if cell not in words]
+    found = in_groups([(cell.after, continued(cell, folder)) for cell in going], folder)
     wrong = []
-    for ranks in sorted({cell.after.ranks for cell in cells}):
-        going = [cell for cell in cells if cell not in words and cell.after.ranks == ranks]
-        found = run_cases(ranks, [continued(cell, folder) for cell in going], folder)
-        for cell in going:
-            try:
-                difference = worst(found[cell.name], whole[run_of(cell.method, cell.before)["name"]])
-            except ValueError as error:
-                wrong.append(f"{cell.name}: {error}")
-                continue
-            words[cell] = f"{difference:.0e}"
-            print(cell.name, words[cell], flush=True)
-            if difference > TOLERANCE:
-                wrong.append(f"{cell.name}: {words[cell]}")
+    for cell in going:
+        try:
+            difference = worst(found[cell.name], whole[run_of(cell.method, cell.before)["name"]])
+        except ValueError as error:
+            wrong.append(f"{cell.name}: {error}")
+            continue
+        words[cell] = f"{difference:.0e}"
+        print(cell.name, words[cell], flush=True)
+        if difference > TOLERANCE:
+            wrong.append(f"{cell.name}: {words[cell]}")
     if wrong:
         raise RuntimeError("\n".join(wrong))
     return words
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", choices=CELLS, nargs="+", default=list(CELLS), help="these tables alone")
+    asked = parser.parse_args().only
     with tempfile.TemporaryDirectory() as name:
-        ranks, pairs = of_ranks(), between()
-        words = measure(list(dict.fromkeys([*ranks, *pairs])), Path(name))
+        words = measure(list(dict.fromkeys(cell for table in asked for cell in CELLS[table]())), Path(name))
+    tables = {table: TABLES[table](words) for table in asked}
+    write(DOCS / "resume.md", tables | {"versions": f"Versions: {where()['versions']}."})
+
+
+def table_of_ranks(words: dict[Resume, str]) -> str:
     lines = [
         [method, strategy, *(words[Resume(method, Side(strategy, a), Side(strategy, b))] for a, b in WORLDS)]
         for method, strategies in OF_RANKS.items()
         for strategy in strategies
     ]
-    columns = [f"{a} to {b} ranks" for a, b in WORLDS]
-    of_pair = {(cell.before.strategy, cell.after.strategy): words[cell] for cell in pairs}
-    table = markdown(["method", "strategy", *columns], lines)
-    heads = [f"to {after}" for after in BETWEEN]
-    other = markdown(["from", *heads], [[before, *(of_pair[before, after] for after in BETWEEN)] for before in BETWEEN])
-    tables = {"ranks": table, "strategies": other, "versions": f"Versions: {where()['versions']}."}
-    write(DOCS / "resume.md", tables)
+    return markdown(["method", "strategy", *(f"{a} to {b} ranks" for a, b in WORLDS)], lines)
 
+
+def table_of_strategies(words: dict[Resume, str]) -> str:
+    of_pair = {(cell.before.strategy, cell.after.strategy): words[cell] for cell in between()}
+    heads = [f"to {after}" for after in BETWEEN]
+    return markdown(["from", *heads], [[before, *(of_pair[before, after] for after in BETWEEN)] for before in BETWEEN])
+
+
+def table_of_divided(words: dict[Resume, str]) -> str:
+    lines = [
+        [cell.method, *(f"{side.strategy}, {side.ranks}" for side in (cell.before, cell.after)), words[cell]]
+        for cell in DIVIDED
+    ]
+    return markdown(["method", "from, ranks", "to, ranks", "difference"], lines)
+
+
+CELLS = {"ranks": of_ranks, "strategies": between, "divided": lambda: DIVIDED}
+TABLES = {"ranks": table_of_ranks, "strategies": table_of_strategies, "divided": table_of_divided}
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
     python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/states.md
     python -m benchmarks.states_axes --only pipeline    # these cases alone; the rows of the others stay
+    python -m benchmarks.states_axes --missing          # what has no row yet, alone
     python -m benchmarks.states_axes --draw             # the tables from the results that are there
 
 As states.py: two steps of train.py in bf16 with AdamW, two micro-batches each. The formula is what the planner makes of the run
@@ -14,6 +15,7 @@ import io
 import json
 import math
 import tempfile
+from collections.abc import Container
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,14 @@ PLAN: Plan = {
         ("tensor 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
         ("tensor 2 x data 2", "zero1 zero2 zero3 fsdp2", "tied untied"),
         ("tensor 2 x data 4", "zero1 zero2 zero3 fsdp2 hsdp", "untied"),
+        ("tensor 2", "zero1 zero2 zero3 fsdp2", "tied+lora untied+lora"),
+        ("tensor 2 x data 2", "zero1 zero2 zero3 fsdp2 ddp", "untied+lora"),
     ],
     "sequence": [
         ("sequence 2", "ddp zero1 zero2 zero3 fsdp2", "untied"),
         ("sequence 2 x data 2", "ddp zero1 zero2 zero3 fsdp2 hsdp", "untied"),
         ("sequence 2 x data 4", "zero3 fsdp2", "untied"),
+        ("sequence 2 x data 2", "ddp zero1 zero2 zero3 fsdp2 hsdp", "untied+lora"),
     ],
     "pipeline": [
         ("pipeline 2", "ddp", "tied untied"),
@@ -48,6 +53,8 @@ PLAN: Plan = {
         ("pipeline 2 x data 4", "zero1", "untied"),
         ("pipeline 2 x tensor 2 x data 2", "zero1", "untied"),
         ("pipeline 4 x data 2", "zero1", "untied"),
+        ("pipeline 2 x data 2", "ddp zero1", "untied+lora"),
+        ("pipeline 2 x tensor 2", "zero1", "tied+lora untied+lora"),
     ],
     "experts": [
         ("experts 2", "fsdp2", "experts"),
@@ -62,6 +69,8 @@ PLAN: Plan = {
         ("experts 2 x tensor 2 x data 2", "fsdp2", "experts"),
         ("experts 2 x pipeline 2", "ddp zero1", "experts"),
         ("experts 2 x pipeline 2 x data 2", "zero1", "experts"),
+        ("experts 2 x data 2", "fsdp2 hsdp ddp", "experts+lora"),
+        ("experts 2 x pipeline 2", "zero1", "experts+lora"),
     ],
 }
 MODELS: dict[str, dict[str, Any]] = {
@@ -78,6 +87,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+LORA = {"use_peft": True, "lora_r": 64}  # of a model with "+lora", on all linear layers
+
+
 # ---- measuring ---------------------------------------------------------------------------------------------------
 def strategy(kind: str, divided: str) -> list[str]:
     """Flags of a strategy with these sizes."""
@@ -86,23 +98,29 @@ def strategy(kind: str, divided: str) -> list[str]:
     return axes.flags(over, kind, **axes.two_copies(kind, over, math.prod(sizes.values())))
 
 
-def measure(axis: str, timeout: float = 600) -> list[Row]:
-    """All cases of one axis, each number of ranks and strategy in one group of processes."""
+def measure(axis: str, there: Container[tuple[str, ...]] = (), timeout: float = 600) -> list[Row]:
+    """The cases of one axis, each number of ranks and strategy in one group of processes.
+
+    there: (divided, strategy, model) of those to leave out
+    """
     groups: dict[tuple[int, str], list[tuple[str, str]]] = {}
     for divided, kinds, models in PLAN[axis]:
         for kind in kinds.split():
             ranks = math.prod(sizes_of(divided).values())
-            groups.setdefault((ranks, kind), []).extend((divided, model) for model in models.split())
+            todo = [(divided, model) for model in models.split() if (divided, NAMES[kind], model) not in there]
+            groups.setdefault((ranks, kind), []).extend(todo)
     rows: list[Row] = []
     for (ranks, kind), cases in groups.items():
+        if not cases:
+            continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            todo = {"shared": states.prepare(folder), "folder": name, "axis": axis, "kind": kind, "cases": cases}
+            job = {"shared": states.prepare(folder), "folder": name, "axis": axis, "kind": kind, "cases": cases}
             for model, changes in MODELS.items():
                 (folder / model).mkdir()
                 config = json.loads((folder / "model" / "config.json").read_text()) | changes
                 (folder / model / "config.json").write_text(json.dumps(config))
-            (folder / "job.json").write_text(json.dumps(todo))
+            (folder / "job.json").write_text(json.dumps(job))
             done = run_ranks("benchmarks.states_axes", "--job", f"{name}/job.json", ranks=ranks, timeout=timeout)
             if not (folder / "rows.json").exists():
                 raise RuntimeError(f"{axis}, {kind}, {ranks} ranks left no results:\n{done.stderr[-4000:]}")
@@ -122,9 +140,11 @@ def _work(job: Path) -> None:
     for divided, model in todo["cases"]:
         counter = StateBytes()
         data = axes_of(sizes_of(divided)).data(world.size)
+        base, _, adapters = model.partition("+")
         flags = as_flags(
+            **LORA if adapters else {},
             bf16=True,
-            model_name_or_path=f"{todo['folder']}/{model}",
+            model_name_or_path=f"{todo['folder']}/{base}",
             output_dir=f"{todo['folder']}/outputs/{divided}-{model}",
             per_device_train_batch_size=GLOBAL_BATCH // data // MICRO_BATCHES,
         )
@@ -174,6 +194,7 @@ def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple
 
     shapes: of what the rank has of each parameter before it is sharded
     """
+    from brigade.planner.costs.stages import frozen_bytes
     from brigade.planner.costs.states import cut_parameters, model_states, stage_states
 
     formula, _ = stage_states(job, stage)
@@ -182,7 +203,8 @@ def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple
     place, n = strategy.axes.place(rank, job.gpus), job.shard_ranks
     of_rank = place.data * job.context + place.sequence
     cut = cut_parameters([math.prod(shape) for shape in shapes], n)[of_rank]
-    return model_states(strategy.kind, round(stage.trained), n, half=True, optim=job.optimizer, cut=cut)
+    frozen = frozen_bytes(job, stage.parameters)
+    return model_states(strategy.kind, round(stage.trained), n, half=True, optim=job.optimizer, cut=cut, frozen=frozen)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
@@ -196,7 +218,8 @@ def table(rows: list[Row]) -> str:
         stage = row["stage"] if "pipeline" in row["divided"] else "-"
         cells = (f"{figure:.2f}" for figure in figures)
         difference = f"{float(row['difference_percent']):+.2f} %"
-        lines.append([row["ranks"], row["divided"], row["strategy"], row["model"], stage, *cells, difference])
+        model = row["model"].replace("+lora", ", LoRA")
+        lines.append([row["ranks"], row["divided"], row["strategy"], model, stage, *cells, difference])
     head = ["ranks", "divided", "strategy", "model", "stage", *PARTS, "total", "formula", "difference"]
     return markdown(head, lines)
 
@@ -216,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure these axes alone")
+    parser.add_argument("--missing", action="store_true", help="measure what has no row of results yet, alone")
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     options = parser.parse_args()
     if options.job:
@@ -224,8 +248,10 @@ def main() -> None:
         ranks.run_to_the_end(lambda: _work(options.job))
     where = pages.where()
     for axis in () if options.draw else options.only:
-        kept = [row for row in (pages.read(RESULTS) if RESULTS.exists() else []) if row["axis"] != axis]
-        found = kept + [row | where for row in measure(axis)]
+        kept = pages.read(RESULTS) if RESULTS.exists() else []
+        kept = kept if options.missing else [row for row in kept if row["axis"] != axis]
+        there = {(row["divided"], row["strategy"], row["model"]) for row in kept}
+        found = kept + [row | where for row in measure(axis, there)]
         pages.save(RESULTS, sorted(found, key=partial(order, PLAN)))
     pages.write(states.PAGE, tables())
 

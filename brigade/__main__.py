@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from .errors import UserError, did_you_mean, of_disk
+from .errors import UserError, did_you_mean
 from .errors.console import write_what_it_can
 
 # verb -> its module and what it does
@@ -13,6 +13,14 @@ VERBS = {
     "launch": ("launch", "train a recipe on all hosts of a hostfile, or write a job file for it"),
     "attach": ("attach", "follow a launch that goes on in the background (launch --detach)"),
     "status": ("status", "how far runs are, who runs them, and how they ended"),
+    "top": (
+        "top",
+        "hosts and ranks while they train: step, phase, speed, processors, memory, network, and who is slow",
+    ),
+    "report": (
+        "report",
+        "a page for the browser: a run's curves, answers, checkpoints and recipe, or several runs side by side",
+    ),
     "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
     "eval": ("evaluate", "load a trained model as anybody would, measure its held-out loss and let it answer"),
     "export": ("export", "write one Hugging Face directory from any checkpoint of a run"),
@@ -69,6 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter flushes, and fails, again
         return 1  # as rich does
     except Exception as error:
+        from .errors.disk import of_disk
+
         if (known := of_disk(error)) is None:
             raise
         print(known, file=sys.stderr)
@@ -94,7 +104,9 @@ def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:
     theirs = flags.names_of(flags.parser())
     for word in rest:
         if word.startswith("--") and flags.underscores(word)[2:].partition("=")[0] not in theirs:
-            raise flags.unknown_flag(word, theirs | flags.names_of(parser))
+            from .recipe.mistakes import unknown_flag
+
+            raise unknown_flag(word, theirs | flags.names_of(parser))
 
 
 def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:

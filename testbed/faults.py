@@ -78,6 +78,7 @@ def provoke(cluster: Cluster, fault: Fault, patience: float = 300) -> Attempt:
         launch = (
             f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher {fault.launcher} --silence 15"
             " --no_check"  # what the checks find before a launch is in preflight.py
+            " --report_page false"  # a second of each
         )
         where = f"--log_dir {folder / 'logs'} --output_dir {fault.output or folder / 'run'}"
         train = TRAIN.format(fault.steps, fault.save_steps)
@@ -173,7 +174,7 @@ FAULTS: dict[str, Fault] = {
         r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), strike=storage.kill_while_saving,
         after=storage.only_whole_checkpoints, when="step 4/", save_steps=2),
     "rank-killed": Fault("kill -9 of a rank", (r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",),
-                         strike=strikes.signal_rank),
+                         strike=strikes.signal_rank, words="--report_page true"),
     **{f"killed-in-{where}": Fault(f"kill -9 of a rank in its {what}", (
         r"error: node2, rank 1 failed first: killed by signal 9 \(SIGKILL\)",), lost=SINCE_CHECKPOINT,
         variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": f"killed-in-{where}"})

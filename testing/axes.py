@@ -18,10 +18,19 @@ STRATEGIES = {
 }
 # Architectures with a norm of each head, with tied embeddings, with biases.
 MODELS = ("qwen2", "qwen3", "gemma3_text", "mistral", "phi")
+ADAPTERS = {
+    "dora": ["--use_dora"],
+    "qlora": ["--load_in_4bit"],
+    "qdora": ["--load_in_4bit", "--use_dora"],
+}
+WIDE = "llama-wide"  # so that a tensor group divides no block of 4-bit weights
+OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama"}  # which has a head of its own
 VARIANTS = {
     # At parity.py's rate one process at accumulation 4 is 1.2e-5 from itself at 1.
     "packing": ["--packing", "true", "--learning_rate", "0.3"],
     "lora": ["--use_peft", "--learning_rate", "10"],
+    **{name: ["--use_peft", "--learning_rate", "1", *of_it] for name, of_it in ADAPTERS.items()},
+    "ends": ["--use_peft", "--lora_target_modules", "q_proj,v_proj", "--lora_modules_to_save", "embed_tokens,lm_head"],
     "adamw": ["--optim", "adamw_torch_fused", "--learning_rate", "1e-3"],
     "checkpointing": ["--activation_checkpointing", "true"],
     "clip": ["--max_grad_norm", "1"],
@@ -58,7 +67,7 @@ def reference(variant: str = "") -> dict[str, Any]:
 
 
 def _case(name: str, of_it: list[str], micro: int, variant: str) -> dict[str, Any]:
-    model = variant if variant in MODELS else None
+    model = variant if variant in MODELS else OF_VARIANT.get(variant)
     rate = "0.3" if model else LEARNING_RATE["sgd"]
     shared = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro}".split()
     return {"name": name, "model": model, "flags": [*of_it, *shared, *VARIANTS.get(variant, [])]}

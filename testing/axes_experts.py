@@ -59,6 +59,7 @@ PARITY: list[tuple[str, str, int, Strategy, int]] = [
         for method in ("LoRA", "LoRA on experts", "packing", "checkpointing")
     ],
     *[("qwen3_moe", "LoRA on experts", 2, (TENSOR, "ddp"), 1)],
+    *[("qwen3_moe-wide", "QLoRA on experts", 4, (TENSOR, "fsdp2"), 2)],
     *[("qwen3_moe", "full", ranks, (SEQUENCE, "fsdp2"), 2) for ranks in (2, 4)],
     *[("qwen3_moe", "packing", 4, (SEQUENCE, "fsdp2"), 2), ("qwen3_moe", "full", 4, (SEQUENCE, "ddp"), 2)],
     *[("qwen3_moe", "full", 4, (Axes(tensor=2, sequence=2, experts=4), "fsdp2"), 2)],

@@ -14,7 +14,7 @@ TENSOR, PIPELINE = Axes(tensor=2, sequence=2), Axes(stages=2, sequence=2)
 CASES = [
     *((TENSOR, kind, 2, "plain") for kind in ("ddp", "zero1", "zero2", "zero3", "fsdp2")),
     *((TENSOR, kind, 1, "packed") for kind in ("zero3", "fsdp2")),
-    (TENSOR, "fsdp2", 4, "lora"),
+    *((TENSOR, kind, 4, "lora") for kind in ("zero3", "fsdp2")),
     *((PIPELINE, kind, accumulation, "plain") for kind in ("ddp", "zero1") for accumulation in (2, 4)),
     (PIPELINE, "zero1", 2, "packed"),
     (PIPELINE, "ddp", 4, "lora"),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .axes import ADAPTERS, VARIANTS, WIDE
 from .parity import LEARNING_RATE
 from .runs import GLOBAL_BATCH, write_inputs
 
@@ -27,6 +28,7 @@ KINDS: dict[str, tuple[list[str], str | None]] = {
     "padded": (["--padding_free", "false"], None),
     "clipped": (["--max_grad_norm", "0.5"], None),
     "lora": (LORA, None),
+    **{name: (VARIANTS[name], WIDE if name != "dora" else None) for name in ADAPTERS},
     "deep": ([], "deep"),
 }
 

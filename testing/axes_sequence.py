@@ -52,8 +52,15 @@ VARIANTS: dict[str, list[str]] = {
 COMPUTED = {"compiled": [], "tiled": [], "tiled-checkpointing": [], "tiled-lora": LORA}
 
 
-def case(kind: str, size: int, world_size: int, accumulation: int = 1, variant: str = "plain", model: str | None = None,
-         **more: Any) -> dict[str, Any]:  # fmt: skip
+def case(
+    kind: str,
+    size: int,
+    world_size: int,
+    accumulation: int = 1,
+    variant: str = "plain",
+    model: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     rows = 6 if variant == "packed" else GLOBAL_BATCH
     micro = max(1, rows * size // world_size // accumulation)
     name = f"{kind}-sp{size}-w{world_size}-k{accumulation}-{variant}" + (f"-{model}" if model else "")

@@ -76,6 +76,21 @@ def slow() -> None:
     _register("slow", attention)
 
 
+def one_half(model: Any) -> None:
+    """Right alone; together with `other_half` logits are 1 % too large, as two patches of one function may be."""
+    _halves(model)
+
+
+def other_half(model: Any) -> None:
+    _halves(model)
+
+
+def _halves(model: Any) -> None:
+    model.halves = getattr(model, "halves", 0) + 1
+    if model.halves == 2:
+        model.get_output_embeddings().register_forward_hook(lambda module, given, logits: logits * 1.01)
+
+
 def raises() -> None:
     def attention(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -8,9 +8,11 @@ import ctypes.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brigade.strategy.axes import Axes
+
 from . import axes
 from .parity import DDP, STRATEGIES
-from .runs import GLOBAL_BATCH
+from .runs import GLOBAL_BATCH, run_cases
 
 STEPS, SAVED = 14, 4  # an epoch has five steps
 TOLERANCE = 1e-5  # relative, over the ten further steps
@@ -25,7 +27,14 @@ METHODS: dict[str, list[str]] = {
     "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
 }
-EVERY = STRATEGIES | axes.STRATEGIES
+# Several axes at once -> sizes, kind of strategy; the rest of the ranks are data-parallel.
+SEVERAL = {
+    "zero1_pp2": (Axes(stages=2), "zero1"),
+    "zero1_tp2_pp2": (Axes(tensor=2, stages=2), "zero1"),
+    "zero1_sp2_pp2": (Axes(sequence=2, stages=2), "zero1"),
+    "fsdp2_tp2_sp2": (Axes(tensor=2, sequence=2), "fsdp2"),
+}
+EVERY = STRATEGIES | axes.STRATEGIES | {name: axes.flags(*of_it) for name, of_it in SEVERAL.items()}
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None
 
 
@@ -51,10 +60,16 @@ class Resume(NamedTuple):
 
 def run_of(method: str, side: Side) -> dict[str, Any]:
     """The case of an undisturbed run, for testing.runs."""
-    size = 2 if side.strategy in axes.STRATEGIES else 1
+    size = SEVERAL[side.strategy][0].model if side.strategy in SEVERAL else 2 if side.strategy in axes.STRATEGIES else 1
     micro = max(1, min(4, -(-GLOBAL_BATCH // (side.ranks // size))))
     flags = [*SHARED, *METHODS[method], *EVERY[side.strategy], "--per_device_train_batch_size", str(micro)]
     return {"name": f"{method}, {side}", "flags": flags}
+
+
+def group(side: Side) -> tuple[int, str]:
+    """Which runs may share a group of processes: DeepSpeed keeps a tensor group for whoever comes next."""
+    alone = side.strategy in axes.STRATEGIES and side.strategy.startswith("zero")
+    return side.ranks, side.strategy if alone else ""
 
 
 def checkpoint_of(method: str, side: Side, folder: Path) -> Path:
@@ -67,6 +82,48 @@ def continued(resume: Resume, folder: Path) -> dict[str, Any]:
     whole = run_of(resume.method, resume.after)
     checkpoint = checkpoint_of(resume.method, resume.before, folder)
     return {"name": resume.name, "flags": [*whole["flags"], "--resume_from_checkpoint", str(checkpoint)]}
+
+
+def in_groups(cases: list[tuple[Side, dict[str, Any]]], folder: Path) -> dict[str, Any]:
+    """What runs logged, by name: each case on its side's ranks."""
+    unique = {case["name"]: (side, case) for side, case in cases}
+    found: dict[str, Any] = {}
+    for which in sorted({group(side) for side, _ in unique.values()}):
+        found |= run_cases(which[0], [case for side, case in unique.values() if group(side) == which], folder)
+    return found
+
+
+def _across(*rows: str) -> list[Resume]:
+    """ "LoRA: zero1_tp2 4 -> fsdp2 2" """
+    found = []
+    for row in rows:
+        method, before, after = row.replace(" -> ", ": ").split(": ")
+        sides = (Side(strategy, int(ranks)) for strategy, ranks in (side.split() for side in (before, after)))
+        found.append(Resume(method, *sides))
+    return found
+
+
+# Divisions into others, and what is not divided: docs/resume.md.
+DIVIDED = _across(
+    "full: zero1_tp2_pp2 8 -> zero1_pp2 4",
+    "full: zero1_tp2_pp2 8 -> fsdp2 4",
+    "full: zero1_tp2_pp2 8 -> zero1_tp2_pp2 4",
+    "full: zero1_tp2_pp2 8 -> ddp 1",
+    "full: fsdp2 2 -> zero1_tp2_pp2 8",
+    "full: zero1_sp2_pp2 8 -> zero1_sp2_pp2 4",
+    "full: zero1_sp2_pp2 4 -> zero1_pp2 2",
+    "full: zero1_sp2_pp2 4 -> zero3 2",
+    "full: zero2 2 -> zero1_sp2_pp2 4",
+    "full: ddp_tp2 4 -> ddp_tp2 2",
+    "full: ddp_tp2 4 -> ddp 2",
+    "full: ddp_tp2 2 -> zero1_tp2_pp2 4",
+    "full: zero3 2 -> ddp_tp2 4",
+    "full: fsdp2_tp2_sp2 4 -> fsdp2 2",
+    "full: zero1_tp2 4 -> ddp 2",
+    "LoRA: zero1_tp2 4 -> fsdp2 2",
+    "LoRA: ddp 2 -> fsdp2_tp2 4",
+    "LoRA: fsdp2_tp2 2 -> zero1_tp2_pp2 4",
+)
 
 
 def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
@@ -95,7 +152,8 @@ EXACT: dict[str, list[str]] = {
     **{f"ddp+{hook}": [*DDP, "--ddp_comm_hook", hook] for hook in ("bf16", "power_sgd")},
     "ddp+lamb": [*DDP, "--optim", "lamb"],
     **axes.STRATEGIES,
-    "fsdp2_tp2+lora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA],
+    **{f"{name}+lora": [*axes.STRATEGIES[name], *_LORA] for name in ("zero1_tp2", "zero3_tp2", "fsdp2_tp2")},
+    "fsdp2_tp2+qdora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA, "--load_in_4bit", "--use_dora"],
     "fsdp2_tp2+best": [*axes.STRATEGIES["fsdp2_tp2"], *_BEST, "--learning_rate", "3e-2"],
     "zero2+8bit": [*STRATEGIES["zero2"], "--optim", "adamw_8bit"],
 }  # fmt: skip
@@ -104,4 +162,5 @@ EXACT: dict[str, list[str]] = {
 def exact(name: str) -> list[dict[str, Any]]:
     """Two cases: undisturbed, and with STOPS."""
     flags = [*SHARED, *EXACT[name], "--per_device_train_batch_size", "4"]
-    return [{"name": name, "flags": flags}, {"name": f"{name}, stopped", "flags": flags, "stops": STOPS}]
+    whole = {"name": name, "flags": flags, "model": axes.WIDE if name == "fsdp2_tp2+qdora" else None}
+    return [whole, whole | {"name": f"{name}, stopped", "stops": STOPS}]

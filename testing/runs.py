@@ -58,6 +58,7 @@ def write_inputs(folder: Path) -> list[str]:
             "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them
             "save_steps": None,
             "report_to": [],
+            "report_page": False,  # half a second of each; tests/ranks/test_report_run.py asks for them
         },
     }
     (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML
@@ -66,6 +67,7 @@ def write_inputs(folder: Path) -> list[str]:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
+    **{name: {"head_dim": 32} for name in ("llama-wide", "qwen3_moe-wide")},
     **{name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral")},  # which a tensor group can divide
 }
 
@@ -73,7 +75,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 def write_model(folder: Path, name: str) -> Path:
     """A tiny model with random weights, the same each time, and buffers that are not the ones of a new model.
 
-    name: its type, and "-4" behind it for four layers
+    name: its type, and behind it "-4" for four layers, or what CHANGES has
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -82,9 +84,9 @@ def write_model(folder: Path, name: str) -> Path:
     from brigade.model.tiny import shrink
 
     if not (folder / "config.json").exists():
-        name, _, layers = name.partition("-")
-        tiny = shrink(CONFIG_MAPPING[name]().to_dict(), layers=int(layers or 2))
-        config = CONFIG_MAPPING[name].from_dict(tiny | CHANGES.get(name, {}))
+        kind, _, layers = name.partition("-")
+        tiny = shrink(CONFIG_MAPPING[kind]().to_dict(), layers=int(layers) if layers.isdigit() else 2)
+        config = CONFIG_MAPPING[kind].from_dict(tiny | CHANGES.get(kind, {}) | CHANGES.get(name, {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -19,7 +19,7 @@ FAULTS = REPOSITORY / "tests/ranks/bad_input"
 BIN = Path(sys.executable).parent
 HOST = socket.gethostname()
 MESSAGE_LINES = 4
-GOOD = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32"]
+GOOD = ["--dataset_name=", "--train_file", "good.jsonl", "--max_length", "32", "--report_page", "false"]
 
 
 @dataclass

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors.console import counted
-from ..errors.findings import table
+from ..errors.tables import table
 from .hosts import Facts
-from .results import LEVELS, Level, Result, most_common, sound, thresholds
+from .results import Level, Result, most_common, sound, thresholds
 
 KNOWN = table(Path(__file__).with_name("gpus.yaml"))
 XIDS = table(Path(__file__).with_name("xids.yaml"))
 IDLE = 1  # nvmlClocksEventReasonGpuIdle
+COMPUTING = 2  # the lowest performance state in which GPUs compute: GeForce cards do in P2
 COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
-NEEDED = (1, 2, 6, 7)  # NVML_GPU_RECOVERY_ACTION_*: a reset or a reboot; with the others programs go on
-RECOVERY = 154  # the Xid that tells of it, when it comes and when it goes
-OF_MEMORY = {48, 64, 95, 140}  # Xids of errors that leave a row to be replaced
 DOUBTFUL = {48, 95}  # Xids after which results are in doubt
 GIB = 2**30
-DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,11 @@ def _is_called(gpu: Facts, name: str) -> bool:
     return name == str(gpu["index"]) or (name.startswith("gpu-") and gpu.get("uuid", "").lower().startswith(name))
 
 
+def bus(address: str) -> str:
+    """Of the kernel's 0000:3b:00 and NVML's 00000000:3B:00.0 the same end."""
+    return (address if "." in address else f"{address}.0").lower()[-10:]
+
+
 def judged(
     host: str, gpus: Iterable[Facts], kinds: Mapping[str, Mapping[str, Any]], judges: Iterable[Judge], value: str
 ) -> list[Result]:
@@ -149,11 +151,31 @@ def count_wrong(host: str, count: int | None, seen: int, slots: int) -> Result |
     return None
 
 
+def in_another_order(host: str, kinds: Mapping[str, int], slots: int, environment: Mapping[str, str]) -> Result | None:
+    """Where ranks get some of several kinds: CUDA numbers the fastest first (CUDA programming guide, CUDA_DEVICE_ORDER), NVML and
+    nvidia-smi by bus address."""
+    if len(kinds) < 2 or sum(kinds.values()) <= slots or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return None
+    problem = f"{counted(slots, 'rank')} on GPUs of {len(kinds)} kinds, and CUDA numbers them in another order than this table"
+    why = "ranks may get other GPUs than those that were looked at here, and than CUDA_VISIBLE_DEVICES means"
+    cure = "CUDA_DEVICE_ORDER=PCI_BUS_ID where `launch` starts; or CUDA_VISIBLE_DEVICES by UUID"
+    return Result(host, "yellow", "another order", None, problem, why, cure)
+
+
 # ---- judges ------------------------------------------------------------------------------------------------------
 def lost(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
     if gpu.get("lost"):
         why = "ranks on it fail at once"
         yield Finding("red", "lost", "the driver lists it and cannot reach it", why, XIDS["actions"]["reboot"]["cure"])
+
+
+def divided(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
+    """NVIDIA's Multi-Instance GPU user guide: a process sees one instance, and there is no peer access."""
+    if gpu.get("mig"):
+        why = "a process can use one of them alone, with its part of the memory, and GPUs exchange nothing directly"
+        cure = "ssh {host} sudo nvidia-smi -i {gpu} --multi-instance-gpu=0"
+        level: Level = "yellow" if gpu.get("alone") else "red"
+        yield Finding(level, "MIG is on", "it is divided into instances (MIG)", why, cure)
 
 
 def free_memory(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
@@ -213,23 +235,33 @@ def clocks(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
         problem = f"its power limit is {limit:.0f} W, of others of its kind {most:.0f} W"
         cure = f"ssh {{host}} sudo nvidia-smi -i {{gpu}} --power-limit={most:.0f}"
         yield Finding(level, f"{limit:.0f} W", problem, why, cure)
+    left = _until_it_slows_down(gpu)
+    if (level := thresholds()["gpu_temperature"].level(left)) != "green":
+        problem = f"it has {gpu['temperature']} °C and slows down at {gpu['temperature'] + left:g}"
+        yield Finding(level, f"{gpu['temperature']} °C", problem, why, KNOWN["slowdowns"][64]["cure"])
+
+
+def _until_it_slows_down(gpu: Facts) -> float:
+    """Degrees, inf where nothing tells. Newer GPUs tell this margin, and of the threshold only a difference; older ones the
+    threshold."""
     least, most = KNOWN["slowdown_at"]
-    if "temperature" in gpu and least <= gpu.get("slowdown_at", 0) <= most:
-        left = gpu["slowdown_at"] - gpu["temperature"]
-        if (level := thresholds()["gpu_temperature"].level(left)) != "green":
-            problem = f"it has {gpu['temperature']} °C and slows down at {gpu['slowdown_at']} °C"
-            yield Finding(level, f"{gpu['temperature']} °C", problem, why, KNOWN["slowdowns"][64]["cure"])
+    if "temperature" in gpu and "margin" in gpu:
+        return float(gpu["margin"])
+    known = "temperature" in gpu and least <= gpu.get("slowdown_at", 0) <= most
+    return gpu["slowdown_at"] - gpu["temperature"] if known else math.inf
 
 
 def pcie(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
-    """An idle GPU lowers its link's speed, but not its width, to save power."""
+    """An idle GPU lowers its link's speed, but not its width, to save power. It need not call itself idle: an RTX 5090 in P8
+    names its power cap instead (tests/data/nvml/recorded/)."""
     why = "loading, offloading and every exchange that does not go over NVLink pass here"
     cure = "reseat the card or its riser in {host}; `sudo lspci -vv` shows LnkSta"
     width, most = gpu.get("pcie_width"), gpu.get("pcie_width_most")
     if width and most and (level := thresholds()["gpu_pcie"].level(width / most)) != "green":
         yield Finding(level, f"x{width}", f"its PCIe link has {width} lanes of {most}", why, cure)
     speed, best = gpu.get("pcie_generation"), gpu.get("pcie_generation_most")
-    if speed and best and speed < best and not gpu.get("clock_reasons", IDLE) & IDLE:
+    computes = not gpu.get("clock_reasons", IDLE) & IDLE and gpu.get("performance", 0) <= COMPUTING
+    if speed and best and speed < best and computes:
         problem = f"its PCIe link runs at generation {speed} of {best} under load"
         yield Finding("yellow", f"PCIe {speed}", problem, why, cure)
     for figure, unit in (("pcie_width_most", "lanes"), ("pcie_generation_most", "as generation")):
@@ -258,47 +290,6 @@ def nvlink(gpu: Facts, kind: Mapping[str, Any]) -> Iterator[Finding]:
         why = "without it no program can use GPUs of this host that are linked by NVSwitch (CUDA error 802)"
         cure = "ssh {host} sudo systemctl restart nvidia-fabricmanager; its version has to be the driver's"
         yield Finding("yellow" if alone else "red", "no fabric", problem, why, cure)
-
-
-def xid(number: int, age: float, now: bool) -> Finding:
-    """One Xid error. age: seconds; now: it comes right now, or NVML still says so; else only the log tells of it"""
-    entry = XIDS["xids"].get(number, {"means": "it is not in Brigade's table", "action": "watch"})
-    action = XIDS["actions"][entry["action"]]
-    level: Level = action["level"]
-    if not now:
-        level = "green" if age > DAY else "yellow"
-    when = "now" if age < 1 else f"{age / 3600:.0f} h ago" if age >= 3600 else f"{age / 60:.0f} min ago"
-    problem = f"Xid {number}, {when}: {entry['means']}"
-    return Finding(level, f"Xid {number}", problem, "the next run may fail in the same way", action["cure"])
-
-
-def xids(gpu: Facts, _: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of each number the newest; the gravest first. gpu: with `log`, as with_log() makes it"""
-    waits, live = gpu.get("recovery") in NEEDED, [number for number in gpu["live"] if number != RECOVERY]
-    newest: dict[int, tuple[float, bool]] = {}
-    for one in sorted(gpu["log"], key=lambda one: one["age"]):
-        row = one["xid"] in OF_MEMORY and bool(gpu.get("remapped", {}).get("pending"))
-        newest.setdefault(one["xid"], (one["age"], waits or row))
-    newest |= dict.fromkeys([*live, *([RECOVERY] if waits else [])], (0, True))
-    found = [xid(number, age, now) for number, (age, now) in newest.items()]
-    grave = [finding for finding in found if finding.level != "green"]
-    yield from sorted(grave, key=lambda finding: LEVELS.index(finding.level), reverse=True)
-
-
-def with_log(gpus: Iterable[Facts], log: list[Facts]) -> list[Facts]:
-    """Each GPU with `log`, its own Xids of the kernel's log since the driver last said that it needs nothing any more. A
-    container reads of the other GPUs of its machine too: they are nobody's here."""
-    found = []
-    for gpu in gpus:
-        own = [one for one in log if "bus" in gpu and bus(one["bus"]) == bus(gpu["bus"])]
-        cured = min((one["age"] for one in own if one.get("action") == 0), default=math.inf)
-        found.append(gpu | {"log": [one for one in own if one["age"] < cured]})
-    return found
-
-
-def bus(address: str) -> str:
-    """Of the kernel's 0000:3b:00 and NVML's 00000000:3B:00.0 the same end."""
-    return (address if "." in address else f"{address}.0").lower()[-10:]
 
 
 def reached(facts: Facts) -> tuple[int, int]:

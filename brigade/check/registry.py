@@ -15,13 +15,21 @@ STOP = frozenset({"ports", "python", "packages", "code", "paths", "output direct
 SIZES: tuple[Size, ...] = get_args(Size)
 Function = Callable[[Hosts], AsyncIterator[Result]]
 
-# Modules with checks, in the order of the table.
-GROUPS = ("reach", "sameness", "devices", "storage", "network", "kernels", "rehearsal")
+# Groups and their modules with checks, in the order of the table.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "reach": ("names", "reach"),
+    "sameness": ("sameness",),
+    "devices": ("devices", "resources"),
+    "storage": ("storage",),
+    "network": ("network",),
+    "kernels": ("kernels",),
+    "rehearsal": ("rehearsal",),
+}
 
 
 @dataclass(frozen=True)
 class Check:
-    """name: of its row; group: its module; about: its docstring: what it reads, its threshold, that threshold's source
+    """name: of its row; group: of GROUPS; about: its docstring: what it reads, its threshold, that threshold's source
 
     seconds: its limit; alone: nothing else runs meanwhile, for it measures how fast something is
     """
@@ -42,7 +50,8 @@ def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = Fa
     """Makes a function a check. It yields a Result for each host; hosts of which it yields none did not answer."""
 
     def register(function: Function) -> Function:
-        group = function.__module__.rpartition(".")[2]
+        module = function.__module__.rpartition(".")[2]
+        group = next((group for group, modules in GROUPS.items() if module in modules), module)
         about = " ".join((function.__doc__ or "").split())
         _CHECKS[name] = Check(name, group, function, size, seconds, alone, about)
         return function
@@ -52,7 +61,7 @@ def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = Fa
 
 def checks(size: Size = "full") -> list[Check]:
     """All checks that belong to a size."""
-    for group in GROUPS:
-        importlib.import_module(f".{group}", __package__)
+    for module in (module for modules in GROUPS.values() for module in modules):
+        importlib.import_module(f".{module}", __package__)
     few = SIZES[: SIZES.index(size) + 1]
     return [one for group in GROUPS for one in _CHECKS.values() if one.group == group and one.size in few]

@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import UserError
 from ..errors.console import counted
+from .bandwidth import Sweep
 from .results import SIGNS, Level
 from .run import Outcome
+from .sweep import bus_bandwidth
 
 CHANGED = 0.2  # of a measured figure, from which on it counts as another one: single readings of a busy network differ by less
 
@@ -44,6 +46,25 @@ class OfCheck(_Model):
     results: list[Found] = Field(description="one or more for each host, in the hostfile's order")
 
 
+class Timed(_Model):
+    """One collective with one payload."""
+
+    collective: str
+    payload: int = Field(description="bytes: what the larger end of the operation holds on one rank")
+    seconds: float = Field(description="of the slowest rank, median of up to 7 times")
+    bus: float = Field(description="bus bandwidth in GB/s, by nccl-tests' definition")
+
+
+class OfSweep(_Model):
+    """The collectives over all hosts."""
+
+    backend: Literal["gloo", "nccl"]
+    device: str = Field(description="what the ranks ran on")
+    hosts: int
+    ranks: int
+    timed: list[Timed]
+
+
 class Document(_Model):
     """What `python -m brigade check --json FILE` writes."""
 
@@ -55,9 +76,10 @@ class Document(_Model):
     seconds: float
     exit_code: Literal[0, 1, 3] = Field(description="0: sound, 1: with warnings, 3: not sound")
     checks: list[OfCheck]
+    sweep: OfSweep | None = Field(None, description="what the row of collectives measured, each payload")
 
 
-def document(outcome: Outcome, recipe: str | None, code: int) -> Document:
+def document(outcome: Outcome, recipe: str | None, code: int, sweep: Sweep | None = None) -> Document:
     keys = ("name", "group", "seconds")
     rows = [
         {key: getattr(row, key) for key in keys} | {"results": [vars(result) for result in row.results]}
@@ -72,8 +94,22 @@ def document(outcome: Outcome, recipe: str | None, code: int) -> Document:
             "seconds": outcome.seconds,
             "exit_code": code,
             "checks": rows,
+            "sweep": sweep and _of_sweep(sweep),
         }
     )
+
+
+def _of_sweep(found: Sweep) -> dict[str, Any]:
+    timed = [
+        {
+            "collective": name,
+            "payload": size,
+            "seconds": took,
+            "bus": 1e-9 * bus_bandwidth(name, size, took, found.ranks),
+        }
+        for name, size, took in found.rows
+    ]
+    return {key: getattr(found, key) for key in ("backend", "device", "hosts", "ranks")} | {"timed": timed}
 
 
 def schema() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors.findings import table
+from ..errors.tables import table
 from ..launch.job import Job
 from ..recipe.files import REPOSITORY
 from ..recipe.schema import Source

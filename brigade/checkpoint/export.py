@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ..data import chat_template
-from ..errors import UserError, writing
+from ..errors import UserError
+from ..errors.disk import writing
 from ..model import adapters
 from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run

@@ -24,7 +24,8 @@ import xxhash
 
 from ..distributed import ranks
 from ..distributed.board import Board, board
-from ..errors import UserError, of_disk
+from ..errors import UserError
+from ..errors.disk import of_disk
 from ..recipe.files import read_yaml
 from ..run import directory as runs
 from ..run import events
@@ -84,9 +85,8 @@ class Saving:
         ranks.barrier()
         lead = self.world.local_rank == 0
         found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
-        for folder in (
-            path for path in stage.rglob("*") if lead and path.is_dir()
-        ):  # ZeRO looks for its empty ones, too
+        # ZeRO looks for its empty folders, too.
+        for folder in (path for path in stage.rglob("*") if lead and path.is_dir()):
             (self._unnamed(step) / folder.relative_to(stage)).mkdir(parents=True, exist_ok=True)
         mine = self._share(ranks.gather((self.world.host, found)))
         sources: dict[str, BinaryIO | Path] = {name: stage / name for name in mine}

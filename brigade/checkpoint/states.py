@@ -52,17 +52,18 @@ def of(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> State
     """
     engine = engine_of(folder)
     if engine == "DeepSpeed":
-        return _zero(folder)
+        return _zero(folder, saved_as)
     return _Whole(folder, order, saved_as) if engine == ONE else _Sharded(folder, saved_as)
 
 
-def _zero(folder: Path) -> States:
+def _zero(folder: Path, saved_as: Mapping[str, str]) -> States:
     tag = folder / (folder / "latest").read_text().strip()
     names = " ".join(file.name for file in tag.iterdir())
     parts = [_Zero(tag, part) for part in range(len(set(re.findall(r"mp_rank_(\d+)", names))))]
     if len(parts) == 1:
         return parts[0]
-    return Divided(parts, _whole_shapes(folder), parts[0].shapes)
+    whole = _whole_shapes(folder)
+    return Divided(parts, {name: whole[saved_as.get(name, name)] for name in parts[0].sizes}, parts[0].shapes)
 
 
 def _like(weight: int, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import safe_open
 
     found: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob(reading.FULL)):
+    for file in sorted(folder.glob(reading.FULL)) or [folder / reading.ADAPTER]:
         with safe_open(file, framework="pt") as opened:
             found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     return found

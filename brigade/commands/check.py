@@ -108,7 +108,7 @@ def _list(checks: "list[Check]") -> int:
 
 def _wanted(options: argparse.Namespace) -> "Wanted":
     from ..check.hosts import Wanted
-    from ..cluster import read_hostfile
+    from ..hostfile import read_hostfile
     from ..launch.environment import forwarded
     from ..launch.job import hosts_of_slurm_job, make
     from ..recipe.files import find
@@ -172,7 +172,7 @@ def _check(
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     code = exit_code(outcome.results)
-    found = result_file.document(outcome, options.recipe, code)
+    found = result_file.document(outcome, options.recipe, code, wanted.measured.get("network"))
     if options.json == "-":
         print(found.model_dump_json(indent=1))
     else:

@@ -138,7 +138,7 @@ def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
-    from ..cluster import read_hostfile
+    from ..hostfile import read_hostfile
     from ..planner.choice.search import Cluster
     from ..planner.costs.network import hold_name
     from ..recipe.files import find

@@ -21,8 +21,8 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data import cache, report
     from ..data.prepare import prepare
-    from ..model.location import vocabulary
     from ..model.tokenizer import load_tokenizer
+    from ..model.vocabulary import vocabulary
 
     began = time.time()
     tokenizer = load_tokenizer(settings, vocabulary(settings))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UserError, console
+from ..errors import UserError, progress
 from ..recipe.flags import Settings
 from . import cache, chat_template, encode, mixing, packing, sources
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
@@ -145,7 +145,7 @@ def _encode_all(
     first, read, seen = writer.samples, 0, 0
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
-    with console.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
+    with progress.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             seen += part.rows
             dropped.append(part.dropped + np.array([writer.samples, 0]))

@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import writing
-
 
 def cache_directory() -> Path:
     """Where derived files lie: $BRIGADE_CACHE, or ~/.cache/brigade."""
@@ -20,10 +18,12 @@ def cache_directory() -> Path:
 def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
     """`folder`, built aside and moved into place unless it is there and whole. One process of the host builds, the
     others wait; what a killed one left behind is removed."""
-    from filelock import FileLock
-
     if is_whole(folder):
         return folder
+    from filelock import FileLock
+
+    from ..errors.disk import writing
+
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):

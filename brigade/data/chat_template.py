@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
-PROBES: list[dict[str, Any]] = [
+PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
     {
         "conversation": probe["messages"],
         "tools": [TOOL] if probe.get("tools") else None,
         "add_generation_prompt": probe.get("prompt", False),
     }
     for probe in _FILE["probes"]
-]  # as apply_chat_template takes them
+]
 
 # What precedes a template of ours where it stands in for one of several versions.
 _VERSIONS = {"mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7")))}

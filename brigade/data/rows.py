@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .cache import digest
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
@@ -312,8 +312,8 @@ def _whole_parquet(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise UserError(str(path), f"not a whole Parquet file: {reason}", "write or download it again") from None
+        problem = f"not a whole Parquet file: {first_line(error)}"
+        raise UserError(str(path), problem, "write or download it again") from None
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors.findings import shown
+from ..errors import shown
 from .rows import BadRow
 
-COLUMNS = ("messages", "prompt", "completion", "text", "tools")
 # ShareGPT's names beside OpenAI's.
 ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
     "human": "user",

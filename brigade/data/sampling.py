@@ -94,20 +94,6 @@ class GlobalBatches:
                 yield Indices(micro_batch.tolist(), supervised)
 
 
-class StreamBatches(GlobalBatches):
-    """GlobalBatches of a stream, whose windows are shuffled already: rows by their number."""
-
-    def of_step(self, step: int) -> np.ndarray:
-        first = step * self.global_size
-        (found,) = self._placed(np.arange(first, first + self.global_size)[None])
-        return found
-
-    def __iter__(self) -> Iterator[Indices]:
-        for first in range(0, self.samples, self.global_size):
-            for micro_batch in self.of_step(first // self.global_size)[:, self.rank]:
-                yield Indices(micro_batch.tolist(), rows=range(first, first + self.global_size))
-
-
 class Loader(torch.utils.data.DataLoader):
     """A DataLoader over GlobalBatches that takes an epoch's number. It stays out of accelerator.prepare, which would
     shard and pad the batches once more."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
@@ -112,8 +112,7 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        problem = f"data set {name!r} does not load: {reason}"
+        problem = f"data set {name!r} does not load: {first_line(error)}"
         cure = "check the name and the network, or give a train_file"
         raise UserError(place("dataset_name"), problem, cure) from None
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..cluster import World
-from ..errors import UserError, of_disk, writing
+from ..errors import UserError
+from ..errors.disk import of_disk, writing
 from ..recipe.flags import Settings
 from . import cache, packing, sources
 from .encode import Encoded, Encoder, LoadedEncoder, refusal
@@ -150,9 +151,8 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
         machine, found = LoadedEncoder(encoder), sources.origins(settings)
         while os.getppid() == parent and folder.is_dir():
             sent = signal.sigtimedwait({signal.SIGTERM}, 0)
-            if (
-                sent and sent.si_pid == parent
-            ):  # others signal all processes of a job, and the parent goes on for a step
+            # Others signal all processes of a job, and the parent goes on for a step.
+            if sent and sent.si_pid == parent:
                 return
             rows = [int(path.read_text() or 0) for path in folder.glob("position-*")]
             while kept and kept[0][1] <= min(rows):

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cluster import World
-from ..errors import UserError
-from ..errors.findings import shown
-from ..recipe.identity import difference
+from ..errors import UserError, shown
 from . import ranks
 
 if TYPE_CHECKING:
@@ -30,6 +28,8 @@ def check(same: dict[str, Any], world: World) -> None:
     digest = _digest(json.dumps(same, sort_keys=True, default=str).encode())
     if len(set(ranks.gather(digest))) == 1:  # as ever: what follows would send it all to all
         return
+    from ..recipe.difference import difference
+
     host, first = ranks.gather((world.host, same))[0]
     with ranks.agreed(world):
         for what in first:

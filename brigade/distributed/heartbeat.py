@@ -5,7 +5,8 @@ A switch of phase is a few stores into a page of shared memory, about a microsec
 thread of the rank (training/watch_thread.py) everywhere. Silence is counted by who watches, on that process's own clock and in
 looks: one that was suspended itself has not seen the time go by.
 
-The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), then the longest visit of each phase.
+The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), then the longest visit of each phase,
+and the tokens that this rank has trained on.
 """
 
 import mmap
@@ -17,12 +18,12 @@ Phase = Literal["starting", "loading", "window", "data", "forward", "backward", 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECKPOINT = range(len(PHASES))
 BEATS, PHASE, STEP, TIMEOUT, LONGEST = range(5)
+TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0
 FADES = 0.99  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
 
-page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast(
-    "d"
-)  # anonymous and shared: a forked child writes, its parent reads
+# Anonymous and shared: a forked child writes, its parent reads.
+page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 page[TIMEOUT] = AUTO
 shared = False  # whether this process's parent reads it; else a fork of ranks would share one page
 seconds = [0.0] * len(PHASES)  # spent in each phase since begin(), of this process
@@ -38,6 +39,7 @@ def begin(timeout: float | Literal["auto"]) -> None:
         page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
     for phase in range(len(PHASES)):
         page[LONGEST + phase] = seconds[phase] = 0.0
+    page[TOKENS] = 0.0
     page[TIMEOUT] = AUTO if timeout == "auto" else timeout
     enter(LOADING, 0)
 

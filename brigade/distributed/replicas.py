@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..cluster import World
 from ..upstream import world as engines
-from . import heartbeat, ranks, supervised
+from . import heartbeat, process_group, ranks, supervised
 
 _divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
 _before: dict[str, str] = {}  # of the environment, what the launcher wrote
@@ -29,7 +29,9 @@ class Peers:
     def __init__(self, store: Any, replica: int, count: int) -> None:
         self.replica, self.count = replica, count
         self.groups = [
-            dist.ProcessGroupGloo(dist.PrefixStore(name, store), replica, count, timeout=ranks.COLLECTIVE_TIMEOUT)
+            dist.ProcessGroupGloo(
+                dist.PrefixStore(name, store), replica, count, timeout=process_group.COLLECTIVE_TIMEOUT
+            )
             for name in ("main", "background")  # two threads of a rank must not share one
         ]
 
@@ -81,7 +83,7 @@ class Peers:
         self.gather(None)
         self.groups, ranks.peers = [], None
         os.environ.update(_before)
-        store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", ranks.launchers_store)
+        store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", process_group.launchers_store)
         _renew(store, int(_before["RANK"]), int(_before["WORLD_SIZE"]))
         ranks.barrier()
 
@@ -91,8 +93,8 @@ def divide(world: World, count: int) -> None:
 
     count: of replicas
     """
-    ranks.launchers_store = ranks.common_store()
-    store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", ranks.launchers_store)
+    process_group.launchers_store = process_group.store_of_all()
+    store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", process_group.launchers_store)
     ranks.barrier()
     _before.update({key: os.environ[key] for key in READ_BY_ENGINES if key in os.environ})
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_WORLD_SIZE=str(world.local_size))
@@ -103,5 +105,5 @@ def divide(world: World, count: int) -> None:
 def _renew(store: Any, rank: int, size: int) -> None:
     backend = dist.get_backend_config()
     dist.destroy_process_group()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=ranks.COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=process_group.COLLECTIVE_TIMEOUT)
     engines.forget_world()

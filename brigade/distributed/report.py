@@ -13,9 +13,9 @@ from ..errors import UserError, exit_code
 from . import stop, supervised
 
 
-def report(error: BaseException, world: World) -> None:
-    """Say on stderr what went wrong. Torchrun and accelerate bury that under 40 lines of their own, of which the last
-    quote what a rank left in the error file: there the reason stands once more, in one line."""
+def report(error: BaseException, world: World) -> str:
+    """Say on stderr what went wrong; returns it in a line. Torchrun and accelerate bury that under 40 lines of their own, of
+    which the last quote what a rank left in the error file: there the reason stands once more, in one line."""
     where = f"error on {world.host}, rank {world.rank} of {world.size}"
     if isinstance(error, UserError):
         reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
@@ -31,6 +31,7 @@ def report(error: BaseException, world: World) -> None:
     supervised.note(told=message, code=exit_code(error))
     print(message, file=sys.stderr, flush=True)
     tell_launcher(reason)
+    return f"rank {world.rank} on {world.host}: {reason}"
 
 
 def tell_launcher(reason: str) -> None:

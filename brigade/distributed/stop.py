@@ -112,13 +112,11 @@ def _end(number: int, numbers: set[int], is_main_rank: bool) -> None:
         farewell.start()
         farewell.join(1)  # the main thread may hold the store
         if is_main_rank:
-            sys.stdout.flush()
-            # below a bar
+            sys.stdout.flush()  # on a terminal below a bar
             print(f"{chr(10) * sys.stderr.isatty()}Stopped by {name(number)} {where()}", file=sys.stderr, flush=True)
         else:
-            time.sleep(
-                0.5
-            )  # the rank that prints has the signal too by now; it would take this one's end for a failure
+            # The rank that prints has the signal too by now; it would take this one's end for a failure.
+            time.sleep(0.5)
     default(numbers)
     for child in multiprocessing.active_children():
         child.kill()  # else the next line waits for them

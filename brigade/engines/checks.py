@@ -16,7 +16,7 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         from . import tensor
 
         besides = experts.plan(config) if axes.experts > 1 else ()
-        if mistake := tensor.check(config, axes.tensor, besides):
+        if mistake := tensor.check(config, axes.tensor, besides, settings.recipe.model.load_in_4bit):
             raise UserError(strategy.place("tensor"), *mistake)
     if axes.sequence > 1:
         from . import sequence_checks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..distributed.ranks import COLLECTIVE_TIMEOUT
+from ..distributed.process_group import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
 from ..strategy.axis_keys import groups
 from ..upstream import pipelining

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..cluster import World
 from ..data.collate import ABOUT, About, Collate
 from ..data.store import IGNORED, Row
-from ..distributed.ranks import COLLECTIVE_TIMEOUT
+from ..distributed.process_group import COLLECTIVE_TIMEOUT
 from ..strategy.axes import Axes
 from ..strategy.axis_keys import groups
 

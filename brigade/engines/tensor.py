@@ -12,6 +12,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from . import tensor_adapters
+
 # Transformers' words for how a module is divided, and which dimension of its weight and bias that is; None: they stay whole.
 WEIGHTS = {
     "colwise": 0,
@@ -26,10 +28,10 @@ NORMS = "replicated_with_grad_allreduce"  # a norm of each head, on a rank's own
 Mistake = tuple[str, str]  # problem, cure
 
 
-def check(config: Any, size: int, besides: Collection[str] = ()) -> Mistake | None:
+def check(config: Any, size: int, besides: Collection[str] = (), in_4bit: bool = False) -> Mistake | None:
     """Why a model of this config cannot be divided over so many ranks: (problem, cure), or None. Nothing is built for it.
 
-    besides: names in its plan that something else divides
+    besides: names in its plan that something else divides; in_4bit: whether matrices are quantised (QLoRA)
     """
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if name not in besides}
@@ -51,6 +53,17 @@ def check(config: Any, size: int, besides: Collection[str] = ()) -> Mistake | No
             fits = [str(n) for n in range(2, size) if not any(other % n for other in sizes.values())]
             cure = f"set it to {' or '.join(fits)}" if fits else "remove the key: no size divides them all"
             return f"{name} {number} of {text.model_type} does not divide over {size} ranks", cure
+    heads, block = text.num_attention_heads, tensor_adapters.BLOCK
+    inputs = {
+        "num_attention_heads x head_dim": heads * (getattr(text, "head_dim", None) or text.hidden_size // heads),
+        "intermediate_size": text.intermediate_size,
+    }
+    for name, number in inputs.items() if in_4bit else ():
+        if number // size % block:
+            problem = (
+                f"{name} {number} of {text.model_type} over {size} ranks is {number // size} for each, and in 4 bits"
+            )
+            return f"{problem} {block} neighbours have one scale", "use a smaller size, or LoRA without load_in_4bit"
     return None
 
 
@@ -67,6 +80,7 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
     Those of no plan are whole on every rank, and DTensors all the same: so all have one mesh once FSDP2 has sharded them, and
     an optimizer steps many of them at once. plan: of each module, by its name in this model, a style among Transformers'.
     Parameters must hold the same on every rank of the mesh, or nothing. Modules that are divided already (experts) stay so.
+    Matrices in 4 bits become parts that are no DTensors: no optimizer steps them, and no checkpoint has them.
     """
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 
@@ -75,13 +89,20 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
         style = plan.get(name, "")
         if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
             continue
+        dora = hasattr(module, "get_weight_norm")  # its weight counts outputs, as a bias does
         for key, parameter in list(module.named_parameters(recurse=False)):
+            where = _placement(WEIGHTS.get(style), "bias" if dora else key)
+            if hasattr(parameter, "quant_state"):
+                if isinstance(where, Shard):
+                    tensor_adapters.cut_4bit(module, where, mesh)
+                continue
             if parameter not in divided:
-                where = _placement(WEIGHTS.get(style), key)
                 values = distribute_tensor(parameter.detach(), mesh, [where], src_data_rank=None)
                 divided[parameter] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
             module.register_parameter(key, divided[parameter])
-        if style in WEIGHTS:
+        if dora:
+            tensor_adapters.compute_dora(module, mesh, columns=WEIGHTS.get(style) == 1)
+        elif style in WEIGHTS:
             ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
         elif module._parameters:
             # A norm of each head sees its rank's heads alone, so that a rank's gradient is a part of the sum. Transformers' own
@@ -134,8 +155,14 @@ def plan_of(model: Any) -> dict[str, str]:
             head is not None and head.weight is embedding.weight and module in (head, embedding)
         ):
             continue
-        if hasattr(module, "base_layer"):
+        if hasattr(module, "modules_to_save"):  # PEFT keeps the module beside the copy that it trains whole
+            found |= {
+                f"{name}.{part}": style
+                for part in ("original_module", *(f"modules_to_save.{key}" for key in module.modules_to_save))
+            }
+        elif hasattr(module, "base_layer"):
             found[f"{name}.base_layer"] = style
+            found |= {f"{name}.lora_magnitude_vector.{key}": style for key in module.lora_magnitude_vector}
             divided = module.lora_B if WEIGHTS[style] == 0 else module.lora_A
             found |= {f"{name}.{'lora_B' if WEIGHTS[style] == 0 else 'lora_A'}.{key}": style for key in divided}
         else:

@@ -1,14 +1,9 @@
 """Errors of a user's making: where, what, and how to cure it, in at most four lines."""
 
 import difflib
-import errno
-import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -31,62 +26,6 @@ class UserError(Exception):
     def __str__(self) -> str:
         place, problem, cure = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
         return f"error: {place}\n  {problem}\n  cure: {cure}"
-
-
-def of_disk(error: BaseException, directory: Path | None = None) -> UserError | None:
-    """A disk that is full, may not be written or has no home directory, as a user's error; None for any other error.
-
-    directory: where was written, for errors that name no file
-    """
-    for failure, _ in getattr(error, "failures", {}).values():  # torch's CheckpointException: what each rank met
-        if known := of_disk(failure, directory):
-            return known
-    words, path = str(error), getattr(error, "filename", None) or directory
-    if isinstance(error, RuntimeError) and "home directory" in words:  # pathlib's, of a user unknown to the system
-        problem = f"it is not set, and user {os.getuid()} has no home directory"
-        cure = "export HOME, or BRIGADE_CACHE and TORCH_EXTENSIONS_DIR, with a directory to keep caches in"
-        return UserError("environment variable HOME", problem, cure)
-    of_rust = re.search(r"\(os error (\d+)\)", words)  # safetensors and tokenizers raise classes of their own
-    code = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
-    if isinstance(error, RuntimeError | OSError) and any(part in words for part in _WITHOUT_A_REASON):
-        code = errno.EIO if directory and _free(directory) > 2**20 else errno.ENOSPC
-    if code not in _OF_DISK:
-        return None
-    free = f"; {_free(Path(path)):,} bytes are free there" if path and code not in _RIGHTS else ""
-    return UserError(
-        str(path or "a file of this run"),
-        f"it cannot be written or read: {os.strerror(code)}{free}",
-        f"{_OF_DISK[code]}, or use "
-        "another disk: --output_dir for the run, BRIGADE_CACHE, HF_HOME and TORCH_EXTENSIONS_DIR for caches",
-    )
-
-
-@contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """What fails here because of a disk names this directory."""
-    try:
-        yield
-    except Exception as error:
-        if known := of_disk(error, directory):
-            raise known from None
-        raise
-
-
-_RIGHTS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
-_OF_DISK = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and start again"),
-    errno.EIO: "see that the disk is sound and has room",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
-    **dict.fromkeys(_RIGHTS, "make it writable"),
-}
-# torch's writer only finds itself elsewhere in its file than it should be, numpy's that less was written than asked for
-_WITHOUT_A_REASON = ("inline_container.cc", "PytorchStreamWriter", "iostream error", "requested and")
-
-
-def _free(path: Path) -> int:
-    """Bytes that are free where it is, or would be."""
-    there = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
-    return shutil.disk_usage(there).free
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -113,3 +52,16 @@ def first_line(error: BaseException, most: int = 160) -> str:
 def exit_code(error: BaseException) -> int:
     """Of a process that ends by it: 2 for a user's mistake, else 1."""
     return 2 if isinstance(error, UserError) else 1
+
+
+def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+    """A user's value as a message shows it: cut short, and only its type where it has no end (a YAML alias to itself)."""
+    try:
+        text = "null" if value is None else form(value)
+    except (RecursionError, ValueError, TypeError):
+        return type(value).__name__
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]} ..."

@@ -1,14 +1,13 @@
 """Rules and findings: what lint prints, and what a run raises the first error of."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from . import UserError
+from .tables import table
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -32,13 +31,6 @@ def rules() -> dict[str, Rule]:
     """rules.yaml, in its order."""
     groups = table(Path(__file__).with_name("rules.yaml")).items()
     return {name: Rule(name, about, **entry) for about, group in groups for name, entry in group.items()}
-
-
-@functools.cache
-def table(path: Path) -> Any:
-    """One of our own tables. libyaml is eight times as fast, but a user's deeply nested file would crash it."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
 
 
 @dataclass(frozen=True)
@@ -76,16 +68,3 @@ def raise_first(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.severity == "error":
             raise UserError(finding.place, finding.problem, finding.cure)
-
-
-def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
-    """A user's value as a message shows it: cut short, and only its type where it has no end (a YAML alias to itself)."""
-    try:
-        text = "null" if value is None else form(value)
-    except (RecursionError, ValueError, TypeError):
-        return type(value).__name__
-    return shortened(text)
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]} ..."

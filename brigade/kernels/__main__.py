@@ -38,13 +38,13 @@ def main(argv: list[str] | None = None) -> int:
 def run(options: argparse.Namespace, more: list[str]) -> int:
     """more: flags of train.py, which go before the recipe's own keys."""
     from ..model.location import load_config
-    from . import models, proofs, prove
+    from . import auto, models, proofs, prove
 
     settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])
     config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
     _check_device(options.device)
-    proof = prove.on_this_host(config, shapes, options.quick, index=options.device)
-    kept = proofs.write(proof) if prove.of_attention(proof) else None
+    proof = prove.on_this_host(config, shapes, options.quick, index=options.device, **auto.words_for(settings))
+    kept = proofs.write(proof) if prove.of_kind(proof) else None
     if options.json:
         print(json.dumps(proof, indent=1))
     else:

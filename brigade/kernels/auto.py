@@ -1,38 +1,83 @@
-"""What `attn_implementation: auto` takes on GPUs: the fastest path that is proven on every device of a run.
+"""What `auto` takes on GPUs: the fastest that is proven on every device of a run. Of attention, and where the recipe says so of
+Liger's kernels and compiled layers, as they are proven together, and of the optimizer's form.
 
 All ranks of a run compute in the same way, so what one host lacks none takes.
 """
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from ..cluster import World
 from ..distributed import ranks
 from ..errors import first_line
+from ..model import attention
 from ..recipe.flags import Settings
+from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET
 
 Row = dict[str, Any]
+# What a set of kernels means for a recipe's keys.
+PARTS = {"use_liger_kernel": "liger", "torch_compile": "compiled"}
+KINDS = {"use_liger_kernel": (LIGER, SET), "torch_compile": (LAYERS, SET), "optim": (OPTIMIZER,)}
 
 
-def settle(settings: Settings, config: Any, world: World) -> None:
-    """Set settings.proven, the same on all ranks; nothing on hosts without a GPU.
+def settle(settings: Settings, config: Any, world: World, closed: Collection[str] = ()) -> None:
+    """Set settings.proven and the keys of settings.by_proof, the same on all ranks; nothing on hosts without a GPU.
+
+    closed: keys that keep their defaults, because the strategy computes in another way than a proof does
 
     The first rank of each host and kind of GPU looks for its proof, and makes the short one where there is none. Every rank
     has to call it; it raises nothing, for a run goes on without a proof as it would have before.
     """
-    found: dict[str, float] | None = None
+    found: dict[str, Row] | None = None
     device = _device(world)
     seen = ranks.gather((world.host, device))
     everywhere = all(one[1] for one in seen)
     if everywhere and seen.index((world.host, device)) == world.rank:
         try:
-            found = here(settings, config, world, str(device))
+            found = here(settings, config, world, str(device), asked(settings, closed))
         except Exception as error:  # a run that trains does not end for a proof's sake
             _say(world, f"kernels are not proven: {type(error).__name__}: {first_line(error)}")
-    asked = settings.recipe.model.attn_implementation == "auto"
     told = ranks.gather(found)
     firsts = [told[rank] for rank, one in enumerate(seen) if seen.index(one) == rank]
-    settings.proven = common(firsts) if asked and everywhere else {}
+    if not everywhere:
+        return
+    settings.proven = common([one and one.get(ATTENTION) for one in firsts])
+    named = settings.recipe.model.attn_implementation
+    how = attention.choose(settings, config)[0] if named == "auto" else named
+    sets = common([one and one.get(SET) if one and one.get("with") == how else None for one in firsts])
+    settings.take(**taken(settings, closed, sets, common([one and one.get(OPTIMIZER) for one in firsts])))
+
+
+def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:
+    """The kinds of paths that a recipe leaves to proofs."""
+    kinds = [ATTENTION] * (settings.recipe.model.attn_implementation == "auto")
+    kinds += [kind for key in settings.by_proof if key not in closed for kind in KINDS[key]]
+    return list(dict.fromkeys(kinds))
+
+
+def words_for(settings: Settings, kinds: Collection[str] = ()) -> Row:
+    """What prove.on_this_host() is told of a recipe. kinds: of asked(); default: these, or attention alone"""
+    return {
+        "kinds": kinds or asked(settings) or [ATTENTION],
+        "attention": settings.recipe.model.attn_implementation,
+    }
+
+
+def taken(
+    settings: Settings, closed: Collection[str], sets: dict[str, float], optimizers: dict[str, float]
+) -> dict[str, Any]:
+    """Values of the keys that proofs decide; sets, optimizers: of common()."""
+    from . import paths
+
+    free = [key for key in PARTS if key in settings.by_proof and key not in closed]
+    values: dict[str, Any] = {"optim": next(iter(optimizers))} if optimizers else {}
+    for name in sets:
+        means = {key: part in paths.table()[name]["uses"] for key, part in PARTS.items()}
+        if all(key in free or means[key] == getattr(settings.recipe.training, key) for key in PARTS):
+            values |= {key: means[key] for key in free}
+            break
+    return {key: value for key, value in values.items() if key in settings.by_proof and key not in closed}
 
 
 def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
@@ -44,8 +89,9 @@ def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
     return dict(sorted(slowest.items(), key=lambda entry: entry[1]))
 
 
-def here(settings: Settings, config: Any, world: World, device: str) -> dict[str, float] | None:
-    """prove.of_attention() of this rank's device, by the proof in the cache or the short one; None where neither proves any."""
+def here(settings: Settings, config: Any, world: World, device: str, kinds: Collection[str]) -> dict[str, Row] | None:
+    """kind -> {path: milliseconds, the fastest first} of what this rank's device has proven, by the proof in the cache or the
+    short one, and "with": the attention that sets were tried with. None where nothing is asked for, or nothing is proven."""
     from . import judging, models, proofs, prove
 
     written, shapes = models.as_json(config), prove.shapes_of(settings)
@@ -54,39 +100,46 @@ def here(settings: Settings, config: Any, world: World, device: str) -> dict[str
         row = (proof or {"paths": {}})["paths"].get(name, {})
         if row.get("status") == "wrong":
             _say(world, f"warning: {name} does not compute what eager in fp32 does on {device}: {row['why']}")
-    if settings.recipe.model.attn_implementation != "auto":
+    if not kinds:
         return None
     if note:
         _say(world, note)
+    how = words_for(settings, kinds)
     if proof is None:
         _say(
             world,
             f"proving kernels on {device} (at most {prove.QUICK['seconds']:.0f} s, once for this driver and these versions)",
         )
-        proof = prove.on_this_host(written, shapes, quick=True, index=world.local_rank)
+        proof = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, **how)
         for line in in_words(proof):
             _say(world, line)
-        if not prove.of_attention(proof):
+        if ATTENTION in kinds and not prove.of_kind(proof):
             reason = models.unprovable(written) or "see `python -m brigade.kernels`"
             _say(world, f"no attention is proven here ({reason}): `auto` goes by what is installed")
             return None
         if proofs.write(proof) is None:
             _say(world, f"the proof cannot be kept in {proofs.folder()}: each run makes it again")
-    elif late := judging.to_try_again(proof):
+    elif late := judging.to_try(proof, **how):
+        _say(world, f"trying {', '.join(late)} on {device} (at most {prove.QUICK['seconds']:.0f} s)")
+        proof = _again(written, shapes, world, proof, how)
+    if LAYERS in kinds and "with_compiled" not in proof["paths"]:
         _say(
             world,
-            f"trying {', '.join(late)} again on {device}, which ran out of time (at most {prove.QUICK['seconds']:.0f} s)",
+            "compiled layers are not proven here: `python -m brigade.kernels RECIPE` takes the minutes that it needs",
         )
-        proof = _again(written, shapes, world, proof)
-    return in_order(prove.of_attention(proof), proof)
+    found: dict[str, Any] = {
+        kind: in_order(prove.of_kind(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
+    }
+    tried = {row.get("attention") for name, row in proof["paths"].items() if name in found[SET]}
+    return found | {"with": tried.pop() if len(tried) == 1 else None}
 
 
-def _again(written: Row, shapes: Row, world: World, proof: Row) -> Row:
-    """The proof with what ran out of time tried once more; the one that is there, where that cannot be done."""
+def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row:
+    """The proof with what it lacks; the one that is there, where that cannot be tried."""
     from . import judging, proofs, prove
 
     try:
-        new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof)
+        new = prove.on_this_host(written, shapes, quick=True, index=world.local_rank, known=proof, **how)
     except Exception as error:  # a run that trains does not end for a proof's sake
         _say(world, f"it cannot be tried: {type(error).__name__}: {first_line(error)}")
         return proof
@@ -104,9 +157,9 @@ def asked_for(settings: Settings) -> list[str]:
     return [model.attn_implementation, training.optim, dtype, *kernels]
 
 
-def in_order(times: dict[str, float], proof: Row) -> dict[str, float]:
+def in_order(times: dict[str, float], proof: Row, kind: str = ATTENTION) -> dict[str, float]:
     """The fastest first; times that cannot be told apart are equal, and stand in the table's order (judging.judge)."""
-    best = times.get(proof["fastest"].get("attention", ""))
+    best = times.get(proof["fastest"].get(kind, ""))
     tied = {name for name in times if best is not None and proof["paths"][name]["status"] == "proven"}
     equal = {name: best if name in tied and best is not None else value for name, value in times.items()}
     return dict(sorted(equal.items(), key=lambda entry: entry[1]))

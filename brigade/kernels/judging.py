@@ -1,9 +1,10 @@
 """Which of a proof's paths is the fastest, and what two proofs of the same thing know together."""
 
+from collections.abc import Collection
 from typing import Any
 
 from . import paths
-from .paths import PROVEN, SLOWER, WRONG
+from .paths import ATTENTION, PROVEN, SET, SLOWER, WRONG
 
 Row = dict[str, Any]
 TRIES = 3  # of a path that ran out of time: it may have been a cold disk or a busy GPU
@@ -20,14 +21,16 @@ def unjudged(row: Row) -> Row:
     return row | {"status": PROVEN, "why": ""} if row["status"] == SLOWER else dict(row)
 
 
-def to_try_again(proof: Row) -> list[str]:
-    """Paths of a first run's proof that ran out of time, fewer than TRIES times."""
-    rows = paths.table()
-    return [
-        name
-        for name, row in proof["paths"].items()
-        if 0 < row.get("timeouts", 0) < TRIES and rows.get(name, {}).get("quick")
-    ]
+def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "auto") -> list[str]:
+    """Paths of these kinds that a first run's proof lacks: nobody asked for them then, or only with another attention; or they
+    ran out of time, fewer than TRIES times."""
+
+    def is_open(row: Row | None) -> bool:
+        other = row is not None and row["kind"] == SET and attention not in ("auto", row.get("attention"))
+        return row is None or other or 0 < row.get("timeouts", 0) < TRIES
+
+    quick = [name for name, row in paths.table().items() if row.get("quick") and row["kind"] in kinds]
+    return [name for name in quick if is_open(proof["paths"].get(name))]
 
 
 def merged(old: Row, new: Row) -> Row:

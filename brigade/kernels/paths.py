@@ -11,7 +11,7 @@ import yaml
 Row = dict[str, Any]
 TABLE = Path(__file__).with_name("paths.yaml")
 PROVEN, SLOWER, WRONG, FAILED, ABSENT = "proven", "slower", "wrong", "failed", "absent"
-ATTENTION, LIGER, LAYERS, OPTIMIZER, DTYPE = "attention", "liger", "layers", "optimizer", "dtype"
+ATTENTION, LIGER, LAYERS, SET, OPTIMIZER, DTYPE = "attention", "liger", "layers", "set", "optimizer", "dtype"
 
 
 @functools.cache
@@ -37,7 +37,13 @@ def lacking(row: Row, device: Row, dtype: str) -> str:
     return ""
 
 
-def called(name: str) -> Any:
+def called(name: str, *given: Any) -> Any:
     """What `module:function` returns."""
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)()
+    return getattr(importlib.import_module(module), function)(*given)
+
+
+def apply_liger(model: Any) -> None:
+    from transformers.integrations.liger import apply_liger_kernel
+
+    apply_liger_kernel(model, None)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from . import models, paths, proofs
 from .judging import answered, judge, may_be_timed, unjudged
-from .paths import ABSENT, ATTENTION, FAILED, PROVEN, SLOWER
+from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER
 
 Row = dict[str, Any]
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # of a first run, which waits for it (issue 17)
@@ -44,44 +45,57 @@ def on_this_host(
     index: int = 0,
     limits: Row | None = None,
     known: Row | None = None,
+    kinds: Collection[str] = (ATTENTION,),
+    attention: str = "auto",
 ) -> Row:
     """Prove and time all paths on one device of this host. Nothing is written; see proofs.write().
 
     config: the model's config.json, of its texts' part (models.as_json of a config object); shapes: of shapes_of()
-    quick: only what `auto` chooses among, within QUICK["seconds"]; rows: another table of paths; index: of the GPU
+    quick: only what `auto` chooses among, of these kinds, within QUICK["seconds"]; rows: another table; index: of the GPU
     limits: instead of QUICK or FULL: seconds in all, seconds for a path's call, rounds of timing
     known: an earlier proof of this key, whose answers hold; what ran out of time in it is tried again
+    attention: of the recipe, with which sets of kernels are tried; auto: the fastest that agrees
 
     Returns, for JSON: {"key": what it holds for, "quick", "seconds", "made": seconds since 1970, "fastest": {kind: path},
-    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only", "timeouts"}}}; what was found.
+    "paths": {path: {"kind", "status", "why", "errors", "allowed", "form", "ms", "forward_only", "timeouts", "attention"}}}; what
+    was found.
     status: proven (agrees, and none of its kind is faster), slower (agrees, but another is faster), wrong (its errors are beyond
     what is allowed), failed (it crashed, hung or raised), absent (this host cannot run it)
     ms: milliseconds of a forward and backward pass, or of an optimizer's step; None: not timed
-    timeouts: how often it ran out of time, of paths that failed by that alone
+    timeouts: how often it ran out of time, of paths that failed by that alone; attention: of sets, what they were tried with
     """
     began = time.monotonic()
     device = proofs.device(index)
-    rows = {name: row for name, row in (rows or paths.table()).items() if row.get("quick") or not quick}
+    rows = {
+        name: row
+        for name, row in (rows or paths.table()).items()
+        if not quick or (row.get("quick") and row["kind"] in kinds)
+    }
     found: dict[str, Row] = {}
     no_model = models.unprovable(config)
     for name, row in rows.items():
         why = paths.lacking(row, device, shapes["dtype"])
-        if row["kind"] != paths.OPTIMIZER:
+        if row["kind"] != OPTIMIZER:
             why = why or no_model or models.unsupported(config, name, row)
         earlier = known["paths"].get(name, {}) if known else {}
         if why:
             found[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
-        elif answered(earlier):
+        elif answered(earlier) and not (row["kind"] == SET and attention not in ("auto", earlier.get("attention"))):
             found[name] = unjudged(earlier)
         else:
             found[name] = {"kind": row["kind"]}
-    job = {
+    job: Row = {
         "config": config,
         "shapes": shapes,
         "rows": rows,
         "device": f"cuda:{index}" if device["type"] == "cuda" else "cpu",
     }
-    _drive(job, found, (limits or (QUICK if quick else FULL)), began)
+    limits = limits or (QUICK if quick else FULL)
+    alone = {name: row for name, row in found.items() if row["kind"] != SET}
+    _drive(job, alone, limits, began)
+    if len(alone) < len(found):
+        job["attention"] = _attention(rows, alone) if attention == "auto" else attention
+        _drive(job, _sets(rows, found, job["attention"]), limits, began)
     for name, row in found.items():
         if "timeouts" in row and known:
             row["timeouts"] += known["paths"].get(name, {}).get("timeouts", 0)
@@ -95,13 +109,30 @@ def on_this_host(
     }
 
 
-def of_attention(proof: Row) -> dict[str, float]:
-    """{path: milliseconds} of the attention that agrees and that `auto` may take; infinite where it was not timed."""
+def _attention(rows: dict[str, Row], found: dict[str, Row]) -> str:
+    """The one that `auto` would take."""
+    some = {name: rows[name] for name, row in found.items() if row["kind"] == ATTENTION and rows[name].get("auto")}
+    return judge(some, {name: dict(found[name]) for name in some}).get(ATTENTION, "eager")
+
+
+def _sets(rows: dict[str, Row], found: dict[str, Row], attention: str) -> dict[str, Row]:
+    """The sets whose parts are all proven, to be tried together with this attention."""
+    sets = {name: row for name, row in found.items() if row["kind"] == SET}
+    for name, row in sets.items():
+        missing = [part for part in rows[name]["uses"] if found.get(part, {}).get("status") not in (PROVEN, SLOWER)]
+        if missing and "status" not in row:
+            row |= {"status": ABSENT, "why": f"{missing[0]} is not proven here"}
+        row.setdefault("attention", attention)
+    return sets
+
+
+def of_kind(proof: Row, kind: str = ATTENTION) -> dict[str, float]:
+    """{path: milliseconds} of what agrees and `auto` may take, in the table's order; infinite where it was not timed."""
     rows = paths.table()
     return {
         name: row["ms"] if row.get("ms") is not None else float("inf")
         for name, row in proof["paths"].items()
-        if row["kind"] == ATTENTION
+        if row["kind"] == kind
         and row["status"] in (PROVEN, SLOWER)
         and may_be_timed(row)
         and rows.get(name, {}).get("auto")

@@ -5,6 +5,7 @@ It reads a job (JSON) from its standard input, and writes an event (JSON, a line
 failed or computed something else it ends: such a kernel may have written where it should not.
 
 job: config, shapes, device ("cuda:0"), rows {path: row}, prove [paths], time [paths that agreed before], rounds
+attention: the fastest, for sets of paths and to time others with; "eager" until it is known
 """
 
 import ctypes
@@ -17,9 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..distributed.supervised import PR_SET_PDEATHSIG
+from ..distributed.launched import PR_SET_PDEATHSIG
 from . import paths
-from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER
+from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET
 
 Row = dict[str, Any]
 
@@ -29,11 +30,14 @@ class Worker:
         self.job, self.tell, self.rows = job, tell, job["rows"]
         self.config, self.shapes, self.device = job["config"], job["shapes"], job["device"]
         self.agreed: list[str] = list(job["time"])
+        self.attention: str = job.get("attention", "eager")
         self._proof: Any = None
 
     def run(self) -> None:
         from ..errors import first_line
 
+        if register := self.rows.get(self.attention, {}).get("register"):
+            paths.called(register)
         for stage, work in (("prove", self.prove), ("time", self.time)):
             try:
                 if not work():
@@ -74,7 +78,7 @@ class Worker:
         return self._proof
 
     def _model(self, path: str, row: Row) -> Row:
-        how = path if row["kind"] == ATTENTION else "eager"
+        how = path if row["kind"] == ATTENTION else self.attention if row["kind"] == SET else "eager"
         forward_only = self.device == "cpu" and bool(row.get("no_backward_on_cpu"))
         found = self.proof.compare(self._change(path), how, self._told(how), backward=not forward_only)
         return found | {"forward_only": True} if forward_only else found
@@ -110,16 +114,12 @@ class Worker:
 
     def _change(self, path: str) -> Callable[[Any], Any]:
         """What makes of a model the one of a path."""
+        row = self.rows[path]
 
         def change(model: Any) -> Any:
-            if path == LIGER:
-                from transformers.integrations.liger import apply_liger_kernel
-
-                apply_liger_kernel(model, None)
-            elif path == "compiled":
-                from ..model.load import compile_layers
-
-                compile_layers(model)
+            for part in [row, *(self.rows[name] for name in row.get("uses", ()))]:
+                if "change" in part:
+                    paths.called(part["change"], model)
             return model
 
         return change
@@ -136,16 +136,17 @@ class Worker:
     # ---- how fast is it? -------------------------------------------------------------------------------------------
     def time(self) -> bool:
         """Attention first: the other kinds are timed with the fastest. Liger last: what it patches stays so."""
-        fastest = "eager"
-        for kind in (ATTENTION, LAYERS, OPTIMIZER, LIGER):
+        fastest = self.attention
+        for kind in (ATTENTION, LAYERS, OPTIMIZER, LIGER, SET):
             names = [name for name in self.rows if name in self.agreed and self.rows[name]["kind"] == kind]
             names = [name for name in names if not self.rows[name].get("last")] or names
             if len(names) < 2:
                 fastest = names[0] if names and kind == ATTENTION else fastest
                 continue
-            if kind == LIGER:
+            apart = any(self.rows[name].get("patches") for name in names)
+            if apart:
                 names.sort(key=lambda name: bool(self.rows[name].get("patches")))
-            rounds = [[name] for name in names] if kind == LIGER else [names]
+            rounds = [[name] for name in names] if apart else [names]
             found: dict[str, float] = {}
             for some in rounds:
                 found |= self._time(some, self._calls(kind, some, fastest))
@@ -167,7 +168,7 @@ class Worker:
             if self.rows[name].get("register"):
                 paths.called(self.rows[name]["register"])
             how = name if kind == ATTENTION else fastest
-            if model is None or kind in (LIGER, LAYERS):
+            if model is None or kind in (LIGER, LAYERS, SET):
                 model = self._change(name)(models.build(config, how, dtype, self.device, exact=False))
             if kind == OPTIMIZER:
                 sizes = [tuple(value.shape) for value in model.parameters()]

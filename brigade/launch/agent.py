@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..distributed.supervised import owner
+from ..distributed.launched import owner
 from .hearing import BEAT, SILENCE, Hearing
 from .host_facts import addresses as own_addresses
 from .host_facts import devices_fail, holder, look_around, processes, progress, send
@@ -112,6 +112,12 @@ class Agent(Probes):
     async def do_progress(self, directory: str) -> dict[str, Any]:
         """How far is the run in this output directory?"""
         return progress(Path(directory))
+
+    async def do_usage(self, directory: str) -> dict[str, Any]:
+        """What do this host, and the ranks on it of the run in this output directory, use right now?"""
+        from .usage import sample  # for `top` alone
+
+        return {"facts": await asyncio.to_thread(sample, directory)}
 
     async def do_clean(self, runs: list[str]) -> None:
         """Kill what earlier runs left on this host; answers when nothing of them is left."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..errors.findings import table
+from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing
@@ -55,8 +55,7 @@ class Channel:
             )
         except OSError as error:
             problem = f"{self.transport[0]} cannot be started here: {error.strerror}"
-            cure = "is it installed, and does `ulimit -u` allow a process for each host?"
-            raise UserError(self.host, problem, cure) from None
+            raise UserError(self.host, problem, cure_of(problem, self.host)) from None
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..errors import UserError
-from ..errors.findings import table
+from ..errors.tables import table
 
 
 def forwarded(env: Mapping[str, str], extra: list[str]) -> dict[str, str]:

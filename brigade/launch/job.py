@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster import World, read_hostfile
+from ..cluster import World
 from ..errors import UserError
+from ..hostfile import read_hostfile
 from ..recipe import flags
 from ..recipe.batch import batch_arithmetic
 from ..recipe.files import find

@@ -98,6 +98,7 @@ ANSWERS = {
     "progress": _message(
         {}, {"checkpoint": Count, "step": Count, "started": Text, "first": Count, "stopped": Text, "finished": Text}
     ),
+    "usage": _message({"facts": Facts}),
     "clean": _message({}),
     "check": _message({}, {"problem": Text}),
     "probe": _message({}, {"facts": Facts, "problem": Text}),

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
-from ..run import events
+from ..run import events, page
 from ..run.directory import RECORD
 from . import first_failure
 from .job import Job
@@ -65,6 +65,8 @@ class Restarts:
             while True:
                 code, fault = await self._attempt()
                 if fault is None or not self.policy.restarts or not await self._recover(fault):
+                    if fault and self.begun and self.job.settings.recipe.training.report_page:
+                        page.of_failure(self.job.output_dir, fault.in_words)
                     return code
         except Interrupted:
             self._note(

@@ -98,9 +98,8 @@ class Output:
     def _print(self, text: str, stream: Any) -> None:
         print(text, file=stream, flush=True)
         log = os.fstat(stream.fileno()) if self._without_terminal else None
-        if (
-            log and log.st_size > self._limit
-        ):  # the file stays this process's standard output: its older half goes aside
+        # The file stays this process's standard output: its older half goes aside.
+        if log and log.st_size > self._limit:
             path = self.directory / LAUNCH_LOG
             shutil.copyfile(path, path.with_suffix(".before.log"))
             os.truncate(path, 0)

@@ -15,7 +15,7 @@ import yaml
 from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..errors.console import counted
-from ..errors.findings import table
+from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from ..run import events
 from ..strategy import accelerate_config
@@ -171,13 +171,10 @@ def _accelerator(job: Job) -> str | None:
 def notice(job: Job) -> tuple[int, str]:
     """(seconds between the notice of an end and the end, why so many): what this run has measured, if it ran here before."""
     if measured := events.slowest(job.output_dir, "grace"):
-        return max(
-            NOTICE, math.ceil(measured)
-        ), f"{job.output_dir} measured that a step and a checkpoint take up to {measured:.0f} s"
-    return (
-        NOTICE,
-        "nothing is measured yet: write this file again after the first checkpoints, and it has what they take",
-    )
+        why = f"{job.output_dir} measured that a step and a checkpoint take up to {measured:.0f} s"
+        return max(NOTICE, math.ceil(measured)), why
+    why = "nothing is measured yet: write this file again after the first checkpoints, and it has what they take"
+    return NOTICE, why
 
 
 def torchrun_options(job: Job) -> list[str]:
@@ -227,7 +224,8 @@ def secrets(job: Job) -> list[str]:
     recipe = job.settings.recipe
     sources = (recipe.model.model_name_or_path, recipe.model.tokenizer_name_or_path, recipe.data.dataset_name)
     from_hub = any(source not in (None, BUILT_IN) and not _is_here(source) for source in sources)
-    return ["HF_TOKEN"] * from_hub + ["WANDB_API_KEY"] * ("wandb" in recipe.training.report_to)
+    keys = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
+    return ["HF_TOKEN"] * from_hub + [key for name, key in keys.items() if name in recipe.training.report_to]
 
 
 def _is_here(source: str | None) -> bool:

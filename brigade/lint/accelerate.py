@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import did_you_mean
-from ..errors.findings import Finding, shown
+from ..errors import did_you_mean, shown
+from ..errors.findings import Finding
 from ..strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
 from ..strategy.axis_keys import MESH_KEYS
 

@@ -6,7 +6,8 @@ What a run refuses too is in strategy/deepspeed_config.py, what keys and values 
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors.findings import Finding, shown
+from ..errors import shown
+from ..errors.findings import Finding
 from ..strategy.deepspeed_config import holds, owned_values
 from ..strategy.ds_keys import as_json, key_table, value_at
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import yaml
 
-from ..cluster import parse_hostfile
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
+from ..hostfile import parse_hostfile
 from ..recipe import flags
 from ..recipe.files import TWICE, find, is_directory, read_yaml
 from ..recipe.schema import SECTIONS

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
 from ..planner.costs.network import hold_name
-from ..recipe.batch import batch_arithmetic, without_filler
+from ..recipe.batch import Batch, batch_arithmetic
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
@@ -128,7 +129,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
         axes = strategy.axes
         if (config := _model_config(settings)) is not None:
             yield from _experts(recipe, config, strategy)
-            yield from _heads(recipe, config, strategy)
+            yield from _sizes(recipe, config, strategy)
     except UserError as error:
         yield of_error("recipe-strategy", error, recipe.name, settings.recipe_path)
     try:
@@ -163,12 +164,23 @@ def _model_config(settings: Settings) -> dict[str, Any] | None:
     return config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
 
 
-def _heads(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    """Ulysses gives each rank whole heads."""
-    heads, size = config.get("num_attention_heads"), strategy.axes.sequence
-    if isinstance(heads, int) and heads % size:
-        values = {"heads": heads, "model": config.get("model_type"), "size": size}
-        yield Finding.of("recipe-heads", recipe.name, "model.model_name_or_path", **values)
+def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
+    """Heads, key-value heads and feed-forward widths of which a rank of an axis gets no whole share, and too few layers."""
+    axes = strategy.axes
+    heads, stages = "num_attention_heads", axes.every_stage
+    sizes = [("sequence", heads, axes.sequence)]
+    sizes += [("tensor", key, axes.tensor) for key in (heads, "num_key_value_heads", "intermediate_size")]
+    found = [(axis, key, size, "a divisor of {}") for axis, key, size in sizes if _number(config, key) % size]
+    if stages > 1 and 0 < _number(config, "num_hidden_layers") < stages:
+        found.append(("pipeline", "num_hidden_layers", stages, "{} or less"))
+    for axis, key, size, cure in found:
+        number = config[key]
+        values = {"axis": axis, "key": key, "number": number, "size": size, "model": config.get("model_type")}
+        yield Finding.of("recipe-sizes", recipe.name, "model.model_name_or_path", **values, fits=cure.format(number))
+
+
+def _number(config: dict[str, Any], key: str) -> int:
+    return value if isinstance(value := config.get(key), int) else 0
 
 
 def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
@@ -180,3 +192,13 @@ def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterat
         yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values, strategy=strategy.name)
     if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
         yield Finding.of("recipe-experts", recipe.name, "model.model_name_or_path", **values, size=size)
+
+
+def without_filler(batch: Batch) -> str:
+    """What to change so that nothing of a step is wasted, in words."""
+    unit = batch.micro * batch.data_parallel_size
+    near = sorted({max(unit, batch.global_size // unit * unit), math.ceil(batch.global_size / unit) * unit})
+    share, rest = divmod(batch.global_size, batch.data_parallel_size)
+    other = max((micro for micro in range(1, batch.micro) if share % micro == 0), default=0)
+    micro = f"set per_device_train_batch_size to {other}, or " if other and not rest else ""
+    return f"{micro}set global_batch_size to {' or '.join(map(str, near))}"

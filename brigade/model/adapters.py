@@ -34,8 +34,8 @@ def describe(section: ModelSection, model: Any) -> dict[str, str]:
     copies = [module for path, module in model.named_modules() if path.endswith(".modules_to_save.default")]
     whole = sum(parameter_count(module, trained=True) for module in copies)
     share = f"{trained / total:.2%} of {total:,} parameters are trained{experts}"
-    if section.load_in_4bit:
-        states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    if any(states):  # not in a model that stands for a pipeline's, without memory
         share += f"; {sum(state.shape.numel() for state in states if state) / total:.0%} of them are in 4 bits"
     said = trains(trained - whole, whole, section.lora_modules_to_save)
     return {"method": f"{method_name(section)} r {section.lora_r} on {on} {said}: {share}"}

@@ -116,8 +116,6 @@ def varlen(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    from .cpu_attention import BlockedAttention, takes
-
     if attention_mask is not None or query.shape[2] != key.shape[2]:  # padded rows, or decoding with a cache
         kwargs |= {"dropout": dropout, "scaling": scaling}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -136,11 +134,14 @@ def varlen(
         return found[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
+    half_on_cpu = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
+    if half_on_cpu:
+        from .cpu_attention import BlockedAttention, takes
     parts = []
     lengths = [query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.diff().tolist()
     # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it, one for each sample
     for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
-        if takes(q, dropout, sliding_window):
+        if half_on_cpu and takes(q, dropout, sliding_window):
             parts.append(BlockedAttention.apply(q, k, v, scale))
             continue
         band = None

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..errors.findings import shown
+from ..errors import UserError, shown
 
 # Other names that config classes have for the same number.
 ALIASES = {

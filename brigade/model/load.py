@@ -11,7 +11,7 @@ import torch
 from .. import upstream
 from ..data.cache import cache_directory
 from ..distributed.consistency import WEIGHTS
-from ..errors import UserError, writing
+from ..errors import UserError
 from ..recipe.flags import Settings
 from . import attention
 from .config_json import published_quantization
@@ -49,15 +49,17 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
     place, ZeRO-3 draws its random numbers in another order than one process does. Call it before TrainingArguments
     exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
-    from filelock import FileLock
-    from safetensors.torch import save_model
-    from transformers import AutoModelForCausalLM
-
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
     folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder / "model.safetensors"
     if file.exists():
         return str(folder)
+    from filelock import FileLock
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM
+
+    from ..errors.disk import writing
+
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):
@@ -111,7 +113,9 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
-        _hold_places(model)
+        from ..upstream import fsdp2
+
+        fsdp2.hold_places(model)
     check_finite(model if own else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)
@@ -138,17 +142,6 @@ def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> 
         # whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
         bnb_4bit_quant_storage=dtype,
     )
-
-
-def _hold_places(model: "PreTrainedModel") -> None:
-    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
-    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
-    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
-                module._parameters[name] = place
 
 
 def compile_layers(model: "PreTrainedModel") -> None:

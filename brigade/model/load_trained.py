@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, first_line, of_disk
+from ..errors import UserError, first_line
+from ..errors.disk import of_disk
 from ..recipe.flags import Settings
 from . import base_weights
 from .finite import AGAIN

@@ -70,16 +70,6 @@ def batch_arithmetic(
     return Batch(size, micro, math.ceil(size / (micro * ranks)), ranks, training.learning_rate * scale, why)
 
 
-def without_filler(batch: Batch) -> str:
-    """What to change so that nothing of a step is wasted, in words."""
-    unit = batch.micro * batch.data_parallel_size
-    near = sorted({max(unit, batch.global_size // unit * unit), math.ceil(batch.global_size / unit) * unit})
-    share, rest = divmod(batch.global_size, batch.data_parallel_size)
-    other = max((micro for micro in range(1, batch.micro) if share % micro == 0), default=0)
-    micro = f"set per_device_train_batch_size to {other}, or " if other and not rest else ""
-    return f"{micro}set global_batch_size to {' or '.join(map(str, near))}"
-
-
 def length(training: Mapping[str, Any]) -> tuple[str, Any]:
     """(key, value) of what says how long a run is: max_steps, or num_train_epochs where that is -1."""
     key = "max_steps" if training.get("max_steps", -1) > 0 else "num_train_epochs"

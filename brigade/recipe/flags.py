@@ -4,7 +4,6 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 """
 
 import argparse
-import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -14,12 +13,10 @@ from typing import Any, NoReturn, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from ..errors import UserError, did_you_mean
-from ..errors.findings import shortened, shown, table
+from ..errors import UserError, shortened
 from .files import DEFAULT_RECIPE, find, read_yaml
-from .schema import OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source
+from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
 
-OTHER_NAMES: dict[str, str] = table(Path(__file__).with_name("other_names.yaml"))
 STRATEGIES = ("ds_config", "accelerate_config")
 
 
@@ -30,6 +27,7 @@ class Settings:
     sources: where each key's value comes from, for messages ("recipes/tiny/full.yaml", "flag --bf16", "default")
     overridden: one line per recipe value that a flag replaced
     rows_in_parts: whether the strategy divides rows over ranks (set once it is chosen)
+    by_proof: keys for which the recipe says `auto`; `recipe` has their defaults until kernels/auto.py has taken what is proven
     proven: attention that agrees with eager on every device of this run -> milliseconds, the fastest first (set by
         kernels/auto.py before the model is built; empty: nothing is known, or no GPU)
     argv: the flags as they were given, without what a launcher puts between them
@@ -45,7 +43,26 @@ class Settings:
     overridden: list[str] = field(default_factory=list)
     argv: list[str] = field(default_factory=list)
     rows_in_parts: bool = False
+    by_proof: tuple[str, ...] = ()
     proven: dict[str, float] = field(default_factory=dict)
+
+    def take(self, **values: Any) -> None:
+        """Set keys of the recipe's training section."""
+        training = self.recipe.training.model_copy(update=values)
+        self.recipe = self.recipe.model_copy(update={"training": training})
+
+    @property
+    def before_proofs(self) -> Recipe:
+        """The recipe by which runs are told apart, whatever their GPUs have proven."""
+        defaults = {key: TrainingSection.model_fields[key].default for key in self.by_proof}
+        training = self.recipe.training.model_copy(update=defaults)
+        return self.recipe.model_copy(update={"training": training})
+
+    def document(self) -> dict[str, Any]:
+        """The recipe for a YAML file: with `auto` again where proofs decide."""
+        document = self.recipe.model_dump(mode="json")
+        document["training"] |= dict.fromkeys(self.by_proof, "auto")
+        return document
 
     @property
     def name(self) -> str:
@@ -74,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="train.py",
         allow_abbrev=False,
+        usage="train.py [--recipe FILE] [--KEY VALUE ...]",
         description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
     )
     run = parser.add_argument_group("run")
@@ -94,7 +112,8 @@ def parser() -> argparse.ArgumentParser:
                 text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
                 default = f"default: {text}"
             text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
-            group.add_argument(*names, dest=key, metavar=_kind(info.annotation), help=text, **nargs)
+            kind = _kind(info.annotation) + "|auto" * (key in BY_PROOF)
+            group.add_argument(*names, dest=key, metavar=kind, help=text, **nargs)
     return parser
 
 
@@ -121,13 +140,16 @@ def load(argv: list[str]) -> Settings:
     known = parser()
     options, unknown = known.parse_known_args(argv)
     if unknown:
+        from .mistakes import unknown_flag
+
         raise unknown_flag(unknown[0], names_of(known))
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions
     for name in sorted(str(section) for section in document if section not in SECTIONS):
-        home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else OTHER_NAMES.get(name)
-        raise UserError(f"{path}: {name}", "there is no such section", home or did_you_mean(name, SECTIONS))
+        from .mistakes import unknown_section
+
+        raise unknown_section(path, name)
     settings = Settings(
         Recipe.model_construct(),
         path,
@@ -143,10 +165,13 @@ def load(argv: list[str]) -> Settings:
             document[section] = {}
     if all(isinstance(values, dict) for values in document.values()):  # else validation says so
         _apply(flags, document, settings)
+        _leave_to_proofs(document, settings)
     try:
         settings.recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        raise _explain(error, settings, document) from None
+        from .mistakes import explain
+
+        raise explain(error, settings.sources, path, document) from None
     return settings
 
 
@@ -177,6 +202,14 @@ def _apply(flags: dict[str, str], document: dict[str, dict[str, Any]], settings:
             value = None if key in flags else data.pop(key, None)
             if value not in (None, Source.model_fields[key].default):
                 settings.overridden.append(f"--train_file replaces the recipe's {key}")
+
+
+def _leave_to_proofs(document: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Keys that say `auto` have their defaults until something is proven."""
+    training = document.get("training", {})
+    settings.by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")
+    for key in settings.by_proof:
+        del training[key]
 
 
 def underscores(word: str) -> str:
@@ -210,44 +243,3 @@ def _same(ours: Any, theirs: Any) -> bool:
 def names_of(parser: argparse.ArgumentParser) -> set[str]:
     """Of its flags, without the dashes before them."""
     return {option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")}
-
-
-def unknown_flag(word: str, known: set[str]) -> UserError:
-    """What to say of a word that is no flag among `known`."""
-    name = word.split("=")[0].lstrip("-")
-    if not word.startswith("-"):
-        return UserError("command line", f"unexpected word {word!r}", "flags are written --name value")
-    cure = OTHER_NAMES.get(name.replace("-", "_")) or did_you_mean(name, known)
-    return UserError(f"flag --{name}", "there is no such flag", cure)
-
-
-def _explain(error: ValidationError, settings: Settings, document: dict[str, Any]) -> UserError:
-    """The first of pydantic's complaints, in our words."""
-    first, *others = error.errors()
-    section, key, *_ = [*map(str, first["loc"]), ""]
-    dotted = f"{section}.{key}" if key else section
-    place = settings.sources.get(key) or f"{settings.recipe_path}: {dotted}"
-    if first["type"] == "extra_forbidden":
-        home = SECTION_OF.get(key)
-        cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
-        return UserError(place, f"there is no such key (its value: {shortened(repr(first['input']))})", cure)
-    if first["type"] == "missing":
-        return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
-    # A key that takes several types has one complaint for each of them.
-    same = [other for other in others if len(first["loc"]) == len(other["loc"]) == 3 and other["loc"][1] == key]
-    wanted = " or ".join(dict.fromkeys(map(_wanted, [first, *same])))
-    value = document.get(section)
-    if key:
-        value = value.get(key) if isinstance(value, dict) else value
-    elif value is None:
-        return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
-    return UserError(place, f"{shown(value)} is not {wanted}", f"give {wanted}")
-
-
-def _wanted(complaint: Any) -> str:
-    """What a value should be, in one of pydantic's complaints."""
-    if complaint["type"] == "model_type":
-        return "a section of keys and values"
-    said = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    said = re.split(r", (?:unable|got) ", said)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
-    return f"a number {said}" if said.startswith(("greater ", "less ")) else said

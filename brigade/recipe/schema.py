@@ -49,8 +49,12 @@ def _not_empty(value: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, use_attribute_docstrings=True
-    )  # --help shows them
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # --help shows them
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -64,6 +68,7 @@ class ModelSection(Section):
     model_name_or_path: str
     """A name on the Hub, or a local directory in Hugging Face format."""
     revision: str | None = None
+    """A branch, tag or commit of the model on the Hub."""
     from_scratch: bool = False
     """Build random weights from the directory's config.json (with the run's seed) instead of loading any."""
     tokenizer_name_or_path: str | None = None
@@ -74,6 +79,7 @@ class ModelSection(Section):
     """auto: varlen on a CPU; on a GPU the fastest that is proven there (docs/kernels.md), else FlashAttention 2 where it is
     installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
+    """Run the Python files that come with the model."""
     rope_parameters: dict[str, Any] | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
@@ -83,6 +89,7 @@ class ModelSection(Section):
     lora_alpha: float = Field(32, gt=0)
     """Adapters are scaled by lora_alpha / lora_r; with use_rslora by lora_alpha / sqrt(lora_r)."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that is left out while it is trained."""
     lora_target_modules: Annotated[list[str] | Literal["all-linear"], BeforeValidator(_words_or_all)] = "all-linear"
     """Names of linear layers (`q_proj,v_proj`), or all-linear: every one but the output layer."""
     lora_target_parameters: Annotated[list[str] | Literal["experts"], BeforeValidator(_words_or_experts)] = []
@@ -109,6 +116,7 @@ class Source(Section):
     """A name on the Hub, a directory of datasets.save_to_disk or one laid out as on the Hub, or `python-docs` (built in,
     nothing downloaded)."""
     dataset_config_name: str | None = None
+    """Which configuration of a set that has several."""
     dataset_revision: str | None = None
     """A branch, tag or commit of the data set on the Hub. (`revision` is the model's.)"""
     dataset_train_split: str = "train"
@@ -117,6 +125,7 @@ class Source(Section):
     train_file: str | None = None
     """A .jsonl, .parquet or .csv file, or a pattern for several: `chats/*.jsonl`."""
     validation_file: str | None = None
+    """Held out instead of a part of the training data; as train_file."""
     columns: dict[Literal["messages", "prompt", "completion", "text", "tools"], str] = {}
     """What the columns are called in this source where it is not messages, prompt, completion, text or tools."""
 
@@ -152,7 +161,9 @@ class DataSection(Source):
     dataset_num_proc: Positive | None = None
     """Processes that tokenise; default: the host's cores, 16 at most."""
     max_train_samples: Positive | None = None
+    """At most so many, of all sources together."""
     max_eval_samples: Positive | None = None
+    """At most so many of each source."""
 
 
 OWN_OPTIMIZERS = ("lamb", "lars")  # which Transformers does not have: training/optimizers.py
@@ -178,6 +189,7 @@ class TrainingSection(Section):
         "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
     ] = "cosine"
     lr_scheduler_kwargs: dict[str, Any] = {}
+    """Further arguments of Transformers' scheduler: `{num_decay_steps: 100}`."""
     warmup_steps: AtLeastZero = 0
     """Below 1: a share of all steps."""
     weight_decay: AtLeastZero = 0.0
@@ -186,18 +198,22 @@ class TrainingSection(Section):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "lamb", "lars"] = (
         "adamw_torch_fused"
     )
+    """auto: the faster form of AdamW in 32 bits that is proven on this run's GPUs; on a CPU the default."""
     optim_args: Annotated[str, AfterValidator(_pairs)] | None = None
     """The optimizer's own further arguments: `name=value,name=value`."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)
     bf16: bool = False
+    """Compute in bfloat16. Neither bf16 nor fp16: fp32."""
     fp16: bool = False
+    """Compute in float16, with a loss scale."""
     activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more work."""
     torch_compile: bool = False
-    """Compile the decoder layers and the loss with torch.compile."""
+    """Compile the decoder layers and the loss with torch.compile. auto: where that is proven on this run's GPUs and faster."""
     use_liger_kernel: bool = False
-    """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU)."""
+    """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU). auto: as torch_compile."""
     tiled_loss: Positive | Literal["auto"] | None = None
     """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
     256 MiB (docs/parallelism.md)."""
@@ -235,6 +251,7 @@ class TrainingSection(Section):
     """Go back to the last checkpoint, and leave out the data since, when a step's loss is more than so many times the median of
     the 64 steps before it."""
     logging_steps: Positive = 1
+    """A line of figures every so many steps."""
     eval_steps: Positive | None = None
     """Held-out loss every so many steps; always before the first and after the last."""
     eval_answers: Annotated[int, Field(ge=0)] = 3
@@ -253,8 +270,13 @@ class TrainingSection(Section):
     hang_timeout: AtLeastZero | Literal["auto"] = "auto"
     """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: ten times the
     longest so far, at least 180. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
-    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_words)] = ["tensorboard"]
-    """A list, or words with commas between them: `--report_to tensorboard,wandb`."""
+    report_to: Annotated[
+        list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words)
+    ] = ["tensorboard"]
+    """A list, or words with commas between them: `--report_to tensorboard,wandb`. What needs a package of its own is an error
+    where that is not installed; where each one writes: docs/report.md."""
+    report_page: bool = True
+    """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
@@ -263,11 +285,15 @@ class ClusterSection(Section):
     """The machine a recipe was made for, and by default its strategy. None of it changes what the run computes."""
 
     hostfile: str | None = None
+    """Hosts and their slots, in DeepSpeed's syntax."""
     gpu: str | None = None
+    """The GPU's usual name (`H100 80GB`), by which the planner counts memory and speed."""
     network: str | None = None
     """For the planner: what a host's network cards reach together (`100 Gb/s`), where it is not what is usual with that GPU."""
     ds_config: str | dict[str, Any] | None = None
+    """A DeepSpeed configuration: a file, or the keys themselves; `none` for DDP."""
     accelerate_config: str | dict[str, Any] | None = None
+    """An accelerate configuration with its own strategy: FSDP2, HSDP, axes."""
     nvme_path: str | None = None
     """Where NVMe offload swaps to; default: a folder in the output directory."""
     tensor_across_hosts: bool = False
@@ -287,11 +313,15 @@ class Recipe(Section):
 SECTIONS: dict[str, type[Section]] = {name: info.annotation for name, info in Recipe.model_fields.items()}  # type: ignore[misc]
 SECTION_OF = {key: section for section, model in SECTIONS.items() for key in model.model_fields}
 
+# Keys that may say `auto`: a run takes what is proven on its GPUs (docs/kernels.md), and without a proof the default. Which it
+# took is no part of its identity.
+BY_PROOF = ("torch_compile", "use_liger_kernel", "optim")
+
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
 NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
-    "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "dataloader_num_workers",
-    "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
+    "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "report_page",
+    "dataloader_num_workers", "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
     "sync_replica",
 }  # fmt: skip
 

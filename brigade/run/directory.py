@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from ..cluster import World, read_hostfile
-from ..distributed import consistency, ranks, stop
+from ..cluster import World
+from ..distributed import consistency, ranks, stop, supervised
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.batch import Batch, length
@@ -30,8 +30,8 @@ STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on f
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 STARTS = ".starts"  # how often a job has begun at the same step: starts.py
 JOB = "BRIGADE_JOB"  # in the environment, set by the files of `launch --write`: the same at each start of one job, and no other's
+_OR_FRESH = "give another --output_dir (--fresh begins anew and moves {} aside)"
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
-_ASIDE = "--fresh begins anew and moves"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
 
 
@@ -48,10 +48,10 @@ class Run:
     made_for: str = ""  # the recipe's own cluster in words
     shared: bool = True  # whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
     base: dict[str, str] = field(default_factory=dict)  # digests of the weights that it begins with, by file
+    kernels: dict[str, Any] = field(default_factory=dict)  # what it computes with: attention, and each key of BY_PROOF
     skipped: list[str] = field(default_factory=list)  # which checkpoints it does not continue from, and why
-    damaged: dict[str, str] = field(
-        default_factory=dict
-    )  # checkpoint-N -> what is wrong with it, where sizes do not tell
+    # checkpoint-N -> what is wrong with it, where sizes do not tell
+    damaged: dict[str, str] = field(default_factory=dict)
     resized: bool = False  # whether the directory's run is the same but for its length (max_steps, num_train_epochs)
     lengthened: str = ""  # how its last checkpoint goes on under a larger length, in words
     aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
@@ -92,7 +92,7 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
 
         check(settings)
     directory = settings.directory(strategy.name)
-    name = identity(settings.recipe, strategy.identity())
+    name = identity(settings.before_proofs, strategy.identity())
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
     if directory.exists() and not directory.is_dir():
         raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
@@ -101,20 +101,12 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
     record = directory / RECORD
     if not record.exists():
         if world.is_main_rank:  # where hosts do not share the directory, claim() says so
-            raise UserError(str(directory), _NO_RUN, f"give another --output_dir ({_ASIDE} these files aside)")
+            raise UserError(str(directory), _NO_RUN, _OR_FRESH.format("these files"))
         return run
-    from .same_run import another_run
+    from . import same_run
 
     old = read_yaml(record)
-    other, version_ = another_run(old, run)
-    if other:
-        again = shlex.join(["--recipe", str(record), "--output_dir", str(directory)])
-        cure = f"continue it with that version ({version_})" if version_ else f"continue that run with {again}"
-        cure += f", or give this one another --output_dir ({_ASIDE} that run aside)"
-        if another_run(old, run, with_strategy=False)[0] is None:  # the other --output_dir may continue from here
-            newest = next(iter(whole_checkpoints(directory).values()), None)
-            cure += f"; there --resume_from_checkpoint {newest} continues under this strategy" if newest else ""
-        raise UserError(str(directory), f"it holds another run: {other}", cure)
+    same_run.check(old, run, record, next(iter(whole_checkpoints(directory).values()), None))
     run.resized = length(old["training"]) != length(run.settings.recipe.training.model_dump())
     run.identity = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
     return run
@@ -123,6 +115,8 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
 def _made_for(settings: Settings) -> str:
     cluster, machines = settings.recipe.cluster, ""
     if cluster.hostfile:
+        from ..hostfile import read_hostfile
+
         hosts = read_hostfile(find(cluster.hostfile, settings.place("hostfile"), "hostfile"))
         machines = f"{counted(sum(hosts.values()), 'rank')} on {counted(len(hosts), 'host')} ({cluster.hostfile})"
     return ", ".join(filter(None, (machines, cluster.gpu)))
@@ -151,10 +145,18 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
         in_parts = "" if on_one_host else run.strategy.writes_in_parts
         run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
+    ours = run.settings.recipe.training.report_page and not supervised.is_watched()  # else launch has the verdict
+    ranks.on_failure = lambda reason: _note_failure(run.directory, reason) if ours else None
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     with ranks.agreed(run.world):
         if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
             _claim(run, fingerprint, hosts)
+
+
+def _note_failure(directory: Path, reason: str) -> None:
+    from . import page
+
+    page.of_failure(directory, reason)
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -201,7 +203,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     except OSError as error:
         problem = f"the output directory cannot be written: {error.strerror}"
         raise UserError(str(directory), problem, "give another --output_dir") from None
-    recipe = run.settings.recipe.model_dump(mode="json")
+    recipe = run.settings.document()
     recipe["cluster"] |= run.strategy.as_cluster()  # not a path: run.yaml repeats the run when the file has changed
     record = {
         "identity": run.identity,
@@ -214,6 +216,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "hosts": hosts,
         "launcher": run.world.launcher,
         "overridden": run.settings.overridden,
+        "kernels": run.kernels,
         "command": shlex.join(["train.py", *run.settings.argv]),
         "started": now(),
         "versions": versions(),
@@ -269,7 +272,7 @@ def check_data(run: Run, fingerprint: str) -> None:
         began, now = old.get("commit"), git_commit()
         version_ = f", or Brigade's way to encode it: {began} became {now}" if began != now else ""
         problem = f"the data or the tokenizer changed since this run began{version_}"
-        cure = f"bring the old data back, or give another --output_dir ({_ASIDE} that run aside)"
+        cure = "bring the old data back, or " + _OR_FRESH.format("that run")
         raise UserError(str(record), problem, cure)
 
 

@@ -1,12 +1,13 @@
 """A run's end: the marker that means success, and what is said then."""
 
 import json
+import sys
 from typing import Any
 
-from ..distributed import supervised
+from ..distributed import ranks, report, stop, supervised
 from ..recipe.batch import length
-from . import best_checkpoint, events
-from .directory import RECORD, STATE, SUCCESS, Run, now, release, write_whole
+from . import best_checkpoint, events, page
+from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, now, release, whole_checkpoints, write_whole
 
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
@@ -27,9 +28,36 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     events.add(run.directory, "end", **figures)
     release(run)
     supervised.note(marker=True)
+    written = run.settings.recipe.training.report_page and page.write(run.directory)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
     where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "
-    print(f"{where}the resolved run in {run.directory / RECORD}.", flush=True)
+    print(f"{where}the resolved run in {run.directory / RECORD}.")
+    if written:
+        print(f"How it went, for the browser: {run.directory / page.FILE}.", flush=True)
+
+
+def leave(run: Run, step: int, by: str) -> None:
+    """Of a run that `by` asked to stop, after this step: wait until all ranks have written their parts of its checkpoint, and
+    write the marker that names it. A collective."""
+    directory = run.directory
+    supervised.note(marker="stopped", step=step)
+    ranks.barrier()
+    if run.world.local_rank == 0:
+        (directory / stop.FILE).unlink(missing_ok=True)
+    if run.world.is_main_rank:
+        checkpoint = whole_checkpoints(directory).get(step)
+        marker = {"step": step, "checkpoint": checkpoint and checkpoint.name, "by": by, "time": now()}
+        marker["identity"] = run.identity
+        write_whole(directory / STOPPED, json.dumps(marker, indent=2) + "\n")
+        events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
+    release(run)
+    if run.world.is_main_rank and run.settings.recipe.training.report_page:
+        page.write(directory, limit=10)  # whoever asked may not wait long
+    said = f"Stopped by {by} {stop.where()}"
+    report.tell_launcher(f"{said} This is no failure")
+    if run.world.is_main_rank:
+        sys.stdout.flush()
+        print(said, file=sys.stderr, flush=True)
 
 
 def say_finished(run: Run) -> None:

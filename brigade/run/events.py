@@ -15,22 +15,29 @@ FILE = "events.jsonl"
 
 
 def add(directory: Path, event: str, **fields: Any) -> None:
-    """Append one line. A disk that is full or away costs the line, not the run."""
-    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
-    with suppress(OSError), (directory / FILE).open("a") as file:
-        file.write(json.dumps(line, default=str) + "\n")
+    """Append one event. A disk that is full or away costs the line, not the run."""
+    append(directory / FILE, event=event, **fields)
 
 
-def read(directory: Path) -> list[dict[str, Any]]:
-    """All whole lines, oldest first; [] where there are none."""
+def append(file: Path, **fields: Any) -> None:
+    """Append one line, with its time."""
+    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
+    with suppress(OSError), file.open("a") as lines:
+        lines.write(json.dumps(line, default=str) + "\n")
+
+
+def read(directory: Path, only: str = "") -> list[dict[str, Any]]:
+    """All whole lines, oldest first; [] where there are none. only: of these events alone, which is quick in a long file"""
     events = []
     with suppress(OSError):
         for line in (directory / FILE).read_text(errors="replace").splitlines():
             with suppress(ValueError):  # one that is being written, or was cut by a crash
-                events.append(json.loads(line))
+                if f'"{only}' in line:
+                    events.append(json.loads(line))
     return events
 
 
 def slowest(directory: Path, event: str) -> float:
     """The most seconds that one of these events took; 0.0 where none is known."""
-    return max((float(line.get("seconds") or 0) for line in read(directory) if line.get("event") == event), default=0.0)
+    told = (line for line in read(directory, event) if line.get("event") == event)
+    return max((float(line.get("seconds") or 0) for line in told), default=0.0)

@@ -64,9 +64,8 @@ def take(directory: Path) -> Owned:
         if lives:
             file.close()
             raise _taken(directory, before)
-        if (
-            locked and _lock(file) is False
-        ):  # looking at the file has let go of the lock (fcntl), and somebody has it now
+        # Looking at the file has let go of the lock (fcntl), and somebody may have it now.
+        if locked and _lock(file) is False:
             file.close()
             continue
         if locked is False:  # of a dead host
@@ -74,10 +73,8 @@ def take(directory: Path) -> Owned:
 
             other_owner.set_aside(path, file)
         with suppress(OSError):
-            still_there = os.path.samestat(
-                path.stat(), os.fstat(file.fileno())
-            )  # its last owner may just have removed it
-            if still_there and locked is not False:
+            # Its last owner may just have removed it.
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())) and locked is not False:
                 break
         file.close()
     file.truncate(0)

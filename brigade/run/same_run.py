@@ -1,11 +1,30 @@
 """Whether a run.yaml is of the run that these settings ask for."""
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from ..recipe.identity import computed, difference, recorded
+from ..errors import UserError
+from ..recipe.difference import difference, recorded
+from ..recipe.identity import computed
 from ..strategy.axes import without
+
+
+def check(old: dict[str, Any], run: Any, record: Path, newest: Path | None) -> None:
+    """Raises UserError where `record`, the directory's run.yaml with these contents, is of another run. newest: its checkpoint"""
+    other, version = another_run(old, run)
+    if not other:
+        return
+    again = shlex.join(["--recipe", str(record), "--output_dir", str(run.directory)])
+    cure = f"continue it with that version ({version})" if version else f"continue that run with {again}"
+    cure += ", or give this one another --output_dir (--fresh begins anew and moves that run aside)"
+    if (
+        newest and another_run(old, run, with_strategy=False)[0] is None
+    ):  # the other --output_dir may continue from here
+        cure += f"; there --resume_from_checkpoint {newest} continues under this strategy"
+    raise UserError(str(run.directory), f"it holds another run: {other}", cure)
 
 
 def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tuple[str | None, str | None]:
@@ -13,7 +32,7 @@ def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tu
     version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
 
     By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
-    length is the same run: arguments.check_steps says whether it can be lengthened.
+    length is the same run: training/lengthening.py says whether it can be lengthened.
     """
     try:
         recipe = recorded(old)
@@ -26,7 +45,7 @@ def another_run(old: dict[str, Any], run: Any, with_strategy: bool = True) -> tu
     if with_strategy and not (there == here or {there, here} == {"single", "ddp"}):
         return f"its strategy is {there} there and {here} here", None
     trees = []
-    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.recipe, run.strategy.as_cluster())):
+    for one, cluster in ((recipe, old.get("cluster") or {}), (run.settings.before_proofs, run.strategy.as_cluster())):
         tree = computed(one)
         for key in ("max_steps", "num_train_epochs"):
             del tree["training"][key]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..cluster import World
 from ..errors import UserError
-from ..errors.findings import raise_first, table
+from ..errors.tables import table
 from ..recipe.flags import Settings
 from ..recipe.method import method_of
 from .axes import NONE, Axes, without
@@ -162,6 +162,7 @@ def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings
 
 
 def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:
+    from ..errors.findings import raise_first
     from .accelerate_config import precision
 
     training = settings.recipe.training

@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
-from ..errors import UserError
-from ..errors.findings import Finding, raise_first, shown, table
+from ..errors import UserError, shown
+from ..errors.findings import Finding, raise_first
+from ..errors.tables import table
 from ..recipe.files import find, read_yaml
 from .axes import NONE, Axes
 from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors.findings import Finding, shown
+from ..errors import shown
+from ..errors.findings import Finding
 from .axes import Axes, without
 from .ds_keys import as_json, value_at
 

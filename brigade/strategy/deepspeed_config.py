@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..errors.findings import Finding, raise_first, shown
+from ..errors import UserError, shown
+from ..errors.findings import Finding, raise_first
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
 from .axes import NONE, Axes, without

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from ..errors import did_you_mean
-from ..errors.findings import Finding, shown, table
+from ..errors import did_you_mean, shown
+from ..errors.findings import Finding
+from ..errors.tables import table
 
 
 def key_table() -> dict[str, Any]:

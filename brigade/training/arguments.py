@@ -13,6 +13,8 @@ SAME = ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwar
         "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "seed", "logging_steps", "report_to")  # fmt: skip
 
 NEVER = 2**40  # steps
+# Trackers that would write into the working directory -> the variable that says where, and where it is unless a user sets it.
+LOCAL = {"mlflow": ("MLFLOW_TRACKING_URI", "sqlite:///{}/mlflow.db"), "swanlab": ("SWANLAB_LOG_DIR", "{}/swanlab")}
 
 
 def training_arguments(run: Run, engine: OneProcess, train_samples: int, resuming: bool) -> Any:
@@ -24,6 +26,9 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
     transformers_logging.disable_progress_bar()  # ours is progress.py
     transformers_logging.set_verbosity_error()
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.directory / "tensorboard")
+    for tracker, (name, place) in LOCAL.items():
+        if tracker in training.report_to:
+            os.environ.setdefault(name, place.format(run.directory.absolute()))
     options: dict[str, Any] = {key: getattr(training, key) for key in SAME}
     if run.world.replica:
         options["report_to"] = []  # the first replica reports
@@ -56,6 +61,7 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
         use_cpu=engine.cpu,
         eval_on_start=not resuming,
         disable_tqdm=True,  # progress.py shows it
+        run_name=run.directory.name,
         save_on_each_node=not run.shared,
         restore_callback_states_from_checkpoint=True,
         logging_nan_inf_filter=False,  # on by default, it logs a NaN loss as 0.0

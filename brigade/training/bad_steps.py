@@ -8,11 +8,8 @@ stop      the run ends. The checkpoint before it is whole, for no weight has cha
 FILE names the samples of each such step: of the micro-batches whose loss is not finite, or of all where none is.
 """
 
-import json
 import math
 import statistics
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +205,7 @@ def _record(
         written.append(each | {"loss": loss, "samples": samples})
     samples = [place for each in written for place in each["samples"]]
     fields = {"step": step, "kind": kind, "what": what, "action": action, "back_to": back_to and str(back_to)}
-    with suppress(OSError), (trainer.run.directory / FILE).open("a") as file:
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        file.write(json.dumps({"time": time, **fields, "micro_batches": written}) + "\n")
+    events.append(trainer.run.directory / FILE, **fields, micro_batches=written)
     first = {key: micro_batches[0][key] for key in ("rank", "host")} if micro_batches else {}
     events.add(trainer.run.directory, "fault", **fields, **first, samples=samples[:NAMED], all_samples=FILE)
     return f"{_named(samples)}{FILE} names all samples" if samples else ""

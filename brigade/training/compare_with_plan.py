@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 
 from ..distributed import ranks
 from ..run.directory import Run
-from .throughput import STEPS, WARM_UP, Meter
+from .throughput import STATES, STEPS, WARM_UP, Meter
 
 
 class CompareWithPlan(TrainerCallback):
@@ -20,9 +20,21 @@ class CompareWithPlan(TrainerCallback):
     def __init__(self, run: Run, meter: Meter, config: Any, trained: int) -> None:
         self.run, self.meter, self.config, self.trained = run, meter, config, trained
         self.steps, self.began = 0, 0.0
+        self.states: Any = None  # measured_states.OneStep, of one step within the warm-up
+        self.bytes = (0, 0, 0)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.states:
+            self.states.on_substep_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.steps += 1
+        if self.steps == WARM_UP - 2 and "model" in given:
+            from .measured_states import OneStep
+
+            self.states = OneStep(args, state, control, **given)
+        elif self.states:
+            self.bytes, self.states = self.states.end(args, state, control), None
         if self.steps == WARM_UP:
             self.began = self._training_time()
         elif self.steps == STEPS:
@@ -55,6 +67,7 @@ class CompareWithPlan(TrainerCallback):
             "seconds": seconds,
             "waited": waited,
             "allocated": self.meter.training_peak_gib(),
+            **{name: size / 2**30 for name, size in zip(STATES, self.bytes, strict=True)},
         }
         of_ranks = ranks.gather(row)
         return {key: max(other[key] for other in of_ranks) for key in row}

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import writing
+from ..errors.disk import writing
 from ..strategy import Strategy
 from ..strategy.deepspeed_config import is_quantised, swaps_to_nvme
 

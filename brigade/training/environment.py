@@ -1,43 +1,17 @@
 """The process before any engine is imported: its environment, and what it prints."""
 
-import io
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from .. import upstream
 from ..cluster import World
 from ..distributed import ranks
 from ..strategy import Strategy
 
-# How lines and warnings begin that tell a user nothing, at these versions, and why.
-NOISE = {
-    "DeepSpeed deepspeed.ops.": "a kernel that was built, or found built; where building fails, it raises",
-}
-
-
-class _Marked(io.TextIOBase):
-    """Writes whole lines to `stream`, each after a mark, but for NOISE and empty ones."""
-
-    def __init__(self, stream: Any, mark: str) -> None:
-        self.stream, self.mark, self.begun = stream, mark, ""
-
-    def write(self, text: str) -> int:
-        *lines, self.begun = (self.begun + text).split("\n")
-        for line in lines:
-            if line.strip() and not line.startswith(tuple(NOISE)):
-                self.stream.write(f"{self.mark}{line}\n")
-        return len(text)
-
-    def flush(self) -> None:
-        if self.begun:
-            self.write("\n")
-        self.stream.flush()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
+# How lines and warnings begin that tell a user nothing, at these versions.
+NOISE = ("DeepSpeed deepspeed.ops.",)  # a kernel that was built, or found built; where building fails, it raises
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:
@@ -105,16 +79,6 @@ def _silence(world: World) -> None:
     if world.is_main_rank:
         return
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    mark = f"rank {world.rank}: "
-    if not isinstance(sys.stdout, _Marked):
-        sys.stdout = _Marked(sys.stdout, mark)
-    if not (formatted := warnings.formatwarning)("", UserWarning, "", 0).startswith(mark):  # nor by an earlier run
-        warnings.formatwarning = lambda *args, **options: mark + formatted(*args, **options)
-        record = logging.getLogRecordFactory()
+    from . import rank_marks
 
-        def marked(*args: Any, **options: Any) -> logging.LogRecord:
-            one = record(*args, **options)
-            one.msg = f"{mark}{one.msg}"
-            return one
-
-        logging.setLogRecordFactory(marked)
+    rank_marks.mark(world.rank, NOISE)

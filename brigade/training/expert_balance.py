@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ..distributed import ranks
 from ..run.directory import Run
 from ..upstream import are_experts
 
@@ -18,15 +19,18 @@ FILE = "expert_load.json"
 
 
 class ExpertBalance:
-    """Counts tokens of each expert between two calls of `report`, in training alone.
+    """Counts tokens of each expert between two calls of `report`, in training alone. A collective.
 
-    counts: False on ranks that compute with another rank's tokens
+    device: where collectives take tensors from; counts: False on ranks that compute with another rank's tokens
     """
 
-    def __init__(self, run: Run, model: Any, counts: bool = True) -> None:
+    def __init__(self, run: Run, model: Any, device: torch.device, counts: bool = True) -> None:
         found = {name: module for name, module in model.named_modules() if are_experts(module)}
-        self.run, self.counts = run, counts
-        self.tokens: dict[str, Any] = dict.fromkeys(found)  # of each layer: (experts)
+        self.run, self.device, self.counts = run, device, counts
+        self.tokens: dict[str, Any] = dict.fromkeys(found)  # of each layer of this rank: (experts)
+        self.experts: dict[str, int] = {}  # how many, of each layer of the model: stages of a pipeline have some each
+        for of_rank in ranks.gather({name: module.num_experts for name, module in found.items()}):
+            self.experts |= of_rank
         self.mask: Any = None  # of this micro-batch: (rows, tokens), 0 for padding; None where there is none
         for name, module in found.items():
             module.register_forward_pre_hook(partial(self._count, name, module.num_experts))
@@ -49,18 +53,21 @@ class ExpertBalance:
         busiest_expert: percent of its layer's tokens that the busiest expert of all layers got
         idle_experts: percent of all experts, those that got none
         """
-        counted = {name: layer for name, layer in self.tokens.items() if layer is not None}
+        none = {
+            name: torch.zeros(experts, dtype=torch.long, device=self.device) for name, experts in self.experts.items()
+        }
+        own = {name: layer for name, layer in self.tokens.items() if layer is not None}
         self.tokens = dict.fromkeys(self.tokens)
-        if not counted:
-            return {}
-        total = torch.cat([*counted.values()]) * self.counts
+        total = torch.cat([*(none | own).values()]) * self.counts
         if distributed.is_initialized():
             distributed.all_reduce(total)
-        layers = total.double().cpu().split([len(layer) for layer in counted.values()])
+        if not total.any():
+            return {}
+        layers = total.double().cpu().split([*self.experts.values()])
         shares = [layer / layer.sum().clamp(min=1) for layer in layers]
         if self.run.world.is_main_rank:
             rounded = [[round(share, 6) for share in layer.tolist()] for layer in shares]
-            text = json.dumps({"step": step, "shares": dict(zip(counted, rounded, strict=True))})
+            text = json.dumps({"step": step, "shares": dict(zip(self.experts, rounded, strict=True))})
             temporary = self.run.directory / f".{FILE}"
             temporary.write_text(text + "\n")
             temporary.replace(self.run.directory / FILE)

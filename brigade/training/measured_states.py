@@ -1,6 +1,7 @@
 """Model states in bytes, from the tensors that this rank really holds: parameters, gradients, optimizer states."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +110,32 @@ class StateBytes(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
         self._step_hook.remove()
         del self.model, self.engine, self.inner  # the run's figures stay, its memory does not
+
+
+class OneStep:
+    """The states of one optimizer step, watched from the end of the one before. A run does not end for a figure's sake."""
+
+    def __init__(self, *begun: Any, **given: Any) -> None:
+        self.watched: StateBytes | None = None
+        with suppress(Exception):
+            watched = StateBytes()
+            watched.on_train_begin(*begun, **given)
+            self.watched = watched
+
+    def on_substep_end(self, *substep: Any) -> None:
+        with suppress(Exception):
+            if self.watched:
+                self.watched.on_substep_end(*substep)
+
+    def end(self, *step: Any) -> tuple[int, int, int]:
+        """Bytes of parameters, gradients and optimizer on this rank; zeros where they cannot be told."""
+        found = None
+        with suppress(Exception):
+            if self.watched:
+                self.watched.on_step_end(*step)
+                found = self.watched.states
+                self.watched.on_train_end(*step)
+        return (found.parameters, found.gradients, found.optimizer) if found else (0, 0, 0)
 
 
 def _shape(parameter: Any) -> tuple[int, ...]:

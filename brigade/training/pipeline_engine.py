@@ -54,15 +54,15 @@ class PipelineEngine(OneProcess):
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
         trainer.groups = Groups(self.axes, self.run.world.rank, self.run.world.size)
-        if self.axes.divides_layers:
-            self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
         trainer.pipeline = Pipeline(
             trainer.model, self.axes, self.layers, trainer.groups, trainer.args.device, trainer.compute_part
         )
         counted = torch.nn.ParameterList(trainer.pipeline.counted())
-        first = self.first and not self.place.tensor  # its group's parts count as one
+        first = self.first and not self.place.tensor  # so far its group has the same
         own = [parameter_count(counted, trained) if first else 0 for trained in (False, True)]
         self.counts = dict(zip((False, True), map(sum, zip(*ranks.gather(own), strict=True)), strict=True))
+        if self.axes.divides_layers:
+            self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
 
     def _divide_layers(self, model: Any, groups: Groups, device: torch.device) -> None:
         from ..engines import experts, tensor

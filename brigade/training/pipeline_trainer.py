@@ -62,6 +62,8 @@ class PipelineTrainer(Trainer):
     ) -> torch.Tensor:
         """What a stage returns for a micro-batch: the last one the loss, as compute_loss does."""
         heartbeat.enter(heartbeat.FORWARD if self.model.training else heartbeat.EVALUATION)
+        if self.expert_balance:
+            self.expert_balance.mask = inputs.get("attention_mask")
         with self.compute_loss_context_manager(), self.accelerator.autocast():
             output = self.outputs(partial(part.forward, hidden), inputs, supervised)
             if part.last and self.model.training:

@@ -12,7 +12,7 @@ from ..planner.costs import calibration, hardware
 from ..run.directory import Run, add_to_record
 from ..upstream import attention_of
 from . import micro_batch, preflight
-from .throughput import STEPS, WARM_UP, device_name
+from .throughput import STATES, STEPS, WARM_UP, device_name
 
 
 def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None:
@@ -21,7 +21,8 @@ def compare(run: Run, config: Any, trained: int, seen: dict[str, float]) -> None
     config: the model's; trained: parameters with gradients; seen: what CompareWithPlan has measured
     """
     allocated = seen["allocated"] if torch.cuda.is_available() else None
-    measured = margins.Measured(STEPS, WARM_UP, seen["seconds"], seen["waited"], allocated)
+    parts = {name: seen[name] for name in STATES if seen.get(name)} | {"peak": seen["allocated"]}
+    measured = margins.Measured(STEPS, WARM_UP, seen["seconds"], seen["waited"], allocated, parts)
     name, promised, usual, reason = device_name(), None, None, ""
     device = hardware.gpu_of_device(name)
     if device is None:

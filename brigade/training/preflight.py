@@ -1,11 +1,13 @@
 """Whether this host and this model can do what a run asks for. Told before the model is built."""
 
 import importlib.util
+import math
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from .. import upstream
@@ -15,21 +17,37 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..model import packed_samples
 from ..model.location import check_beside
-from ..recipe.batch import Batch
-from ..recipe.files import calibration_file
+from ..recipe.batch import Batch, length
+from ..recipe.files import DEFAULT_RECIPE, calibration_file
 from ..recipe.flags import Settings
-from ..run.directory import Run
+from ..recipe.schema import BY_PROOF
+from ..run.directory import RECORD, SUCCESS, Run
 from ..strategy import Strategy
+from .schedule import run_length
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
 
-def check(run: Run, config: Any) -> Batch:
-    """Compare what the run asks for with this host and with the model of this `config`. Raises UserError.
+def check(run: Run, config: Any) -> None:
+    """Settle what the run computes with, and compare what it asks for with each host and with the model of this `config`. A
+    collective: a UserError that one rank finds ends all of them.
 
-    Returns run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues,
-    or the planner's.
+    Sets run.kernels, and run.batch with what an "auto" micro-batch is on these devices, the same on all ranks.
     """
+    from ..model import attention
+
+    _settle_kernels(run, config)
+    with ranks.agreed(run.world):
+        batch = _check(run, config)
+        training = run.settings.recipe.training
+        run.kernels = {"attention": attention.choose(run.settings, config)[0]}
+        run.kernels |= {key: getattr(training, key) for key in BY_PROOF} | {"use_liger_kernel": liger(run.settings)[0]}
+    run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
+
+
+def _check(run: Run, config: Any) -> Batch:
+    """run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues, or the
+    planner's. Raises UserError."""
     settings = run.settings
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
@@ -58,14 +76,29 @@ def check(run: Run, config: Any) -> Batch:
     return batch
 
 
-def settle_kernels(run: Run, config: Any) -> None:
-    """Which attention `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
+def _settle_kernels(run: Run, config: Any) -> None:
+    """What `auto` takes on this run's GPUs: what is proven on all of them (docs/kernels.md). Every rank calls it."""
     import torch
 
     if any(ranks.gather(torch.cuda.is_available())):
         from ..kernels import auto  # not at the top: a run on a CPU proves nothing
 
-        auto.settle(run.settings, config, run.world)
+        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(_unproven(run))))
+
+
+def _unproven(run: Run) -> set[str]:
+    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight from where a rank
+    has a part of it alone; and what another key of the recipe excludes."""
+    training, strategy = run.settings.recipe.training, run.strategy
+    in_parts = bool(strategy.axes) or strategy.kind not in ("single", "ddp", "zero1", "zero2")
+    keys = {"use_liger_kernel"} if in_parts or training.tiled_loss else set()
+    return keys | ({"torch_compile"} if strategy.axes or training.tiled_mlp or not _compiler(gpu=True) else set())
+
+
+def _compiler(gpu: bool) -> bool:
+    """Whether this host has Triton's compiler, or inductor's."""
+    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
+    return any(map(shutil.which, compilers))
 
 
 def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
@@ -130,11 +163,34 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
     for key, package, otherwise in packages:
         if importlib.util.find_spec(package) is None:
             yield key, f"{package!r} is not installed on this host", f"pip install {package}{otherwise}"
-    # Triton's compilers, or inductor's.
-    compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
-    if training.torch_compile and not any(map(shutil.which, compilers)):
-        problem = f"it compiles with {' or '.join(compilers)}, and there is none"
+    if training.torch_compile and not _compiler(gpu):
+        names = f"{os.environ.get('CC', 'gcc')} or clang" if gpu else os.environ.get("CXX", "g++")
+        problem = f"it compiles with {names}, and there is none"
         yield "torch_compile", problem, "apt-get install g++, or leave torch_compile out"
+
+
+def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
+    """Raises UserError where the learning rate would never be reached, or where a run of another length than the one that
+    wrote the checkpoint cannot go on from it (lengthening.py)."""
+    settings, in_parts = run.settings, run_length(run, train_samples)
+    training, steps = settings.recipe.training, math.ceil(in_parts)
+    place = settings.place(length(training.model_dump())[0])
+    # A trial of the recipe that nobody had to name, and the repetition of a run, go on as they are: the table says it.
+    known = settings.recipe_path.name == RECORD or settings.recipe_path.resolve() == DEFAULT_RECIPE
+    if training.warmup_steps > steps and not (known and "warmup_steps" not in settings.sources):
+        problem = f"warmup_steps is {training.warmup_steps:g}, but the run has {counted(steps, 'step')} ({place}): "
+        problem += "it would never reach learning_rate"
+        cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
+        raise UserError(settings.place("warmup_steps"), problem, cure)
+    if training.sync_every:
+        from ..data.sampling import GlobalBatches
+        from ..strategy.replicas import check_length
+
+        check_length(settings, steps, GlobalBatches(train_samples, run.batch.global_size, 1, 0, 1).steps)
+    if checkpoint or (run.resized and (run.directory / SUCCESS).exists()):
+        from . import lengthening
+
+        lengthening.check(run, in_parts, checkpoint, place)
 
 
 def quick_imports(settings: Settings) -> AbstractContextManager[None]:

@@ -120,7 +120,7 @@ def model_config(settings: Settings) -> dict[str, Any]:
 def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:
     """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
     checkpointing, packing and strategy stay the recipe's."""
-    recipe = settings.recipe.model_dump(mode="json")
+    recipe = settings.document()
     recipe["model"] |= {
         "model_name_or_path": str(model),
         "from_scratch": True,
@@ -148,6 +148,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "logging_steps": 1,
         "warmup_steps": 0,
         "report_to": [],
+        "report_page": False,
         "save_total_limit": None,
         **_rounds(settings, strategy),
     }

@@ -1,4 +1,4 @@
-"""What happens in a run, for whoever watches from outside: events.jsonl in its directory (run/events.py)."""
+"""What happens in a run, for whoever watches from outside: events.jsonl in its directory (run/events.py), and its page."""
 
 import queue
 import threading
@@ -12,8 +12,8 @@ from ..run.directory import RECORD, Run
 
 
 class ReportEvents(TrainerCallback):
-    """On the main rank: started, step (as often as the run logs) and evaluation. A thread writes: a slow file system costs the
-    run nothing. At the end of training all of it is written."""
+    """On the main rank: started, step (all figures, as often as the run logs) and evaluation. A thread writes: a slow file
+    system costs the run nothing. At the end of training all of it is written."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -30,9 +30,9 @@ class ReportEvents(TrainerCallback):
         self.lines.put(line)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        kept = {key: logs[key] for key in ("loss", "grad_norm", "tokens_per_second", "step_time") if key in logs}
-        if "loss" in kept:
-            self.lines.put({"event": "step", "step": state.global_step, "steps": state.max_steps, **kept})
+        if "loss" in logs:
+            kept = {key: _short(value) for key, value in logs.items() if isinstance(value, int | float)}
+            self.lines.put({"event": "step", "steps": state.max_steps, **kept, "step": state.global_step})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         kept = {
@@ -48,3 +48,12 @@ class ReportEvents(TrainerCallback):
     def _write(self) -> None:
         while line := self.lines.get():
             events.add(self.run.directory, **line)
+            if self.run.settings.recipe.training.report_page and line["event"] == "evaluation" and line["step"]:
+                from ..run import page  # not before there is something to show
+
+                page.renew(self.run.directory)
+
+
+def _short(value: float) -> float:
+    """With six digits: a line stays a few hundred bytes long."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

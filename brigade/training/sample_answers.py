@@ -129,9 +129,8 @@ def show(found: list[dict[str, Any]]) -> None:
     table.add_column(overflow="fold")
     several = len({entry["source"] for entry in found}) > 1
     for entry in found:
-        table.add_row(
-            f"question ({entry['source']})" if several else "question", Text(_short(entry["question"], end=True))
-        )  # Text: brackets in it are no markup
+        asked = f"question ({entry['source']})" if several else "question"
+        table.add_row(asked, Text(_short(entry["question"], end=True)))  # Text: brackets in it are no markup
         table.add_row("reference", Text(_short(entry["reference"])))
         table.add_row("answer", Text(_short(entry["answer"]), style="bold"))
     with tqdm.external_write_mode():

@@ -33,9 +33,8 @@ class SaveInterval(TrainerCallback):
         """blocked: seconds that the last checkpoint held this rank up"""
         training, self.world, self.blocked = run.settings.recipe.training, run.world, blocked
         self.mttf = run.settings.recipe.cluster.gpu_mttf_hours * 3600 / run.world.size
-        meets = (
-            training.load_best_model_at_end or training.early_stopping_patience
-        )  # each checkpoint has a held-out loss
+        # Then each checkpoint has a held-out loss.
+        meets = training.load_best_model_at_end or training.early_stopping_patience
         self.multiple = (training.eval_steps or 1) if meets else 1
         self.next = self.printed = 0
         self.began = 0.0

@@ -4,10 +4,8 @@ Transformers' own enable_jit_checkpoint asks nobody: a signal to one rank crashe
 the checkpoint is one step ahead of its trainer_state.json (transformers/trainer_jit_checkpoint.py).
 """
 
-import json
 import math
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -94,25 +92,9 @@ class Stopping(TrainerCallback):
 
     def leave(self, state: Any) -> None:
         """Mark the run as stopped, after all ranks have written their parts of the checkpoint. A collective."""
-        from ..distributed import report
+        from ..run import ending
 
-        directory, step = self.run.directory, state.global_step
-        supervised.note(marker="stopped", step=step)
-        ranks.barrier()
-        if self.run.world.local_rank == 0:
-            (directory / stop.FILE).unlink(missing_ok=True)
-        if self.run.world.is_main_rank:
-            checkpoint = runs.whole_checkpoints(directory).get(step)
-            marker = {"step": step, "checkpoint": checkpoint and checkpoint.name, "by": self.by, "time": runs.now()}
-            marker["identity"] = self.run.identity
-            runs.write_whole(directory / runs.STOPPED, json.dumps(marker, indent=2) + "\n")
-            events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
-        runs.release(self.run)
-        said = f"Stopped by {self.by} {stop.where()}"
-        report.tell_launcher(f"{said} This is no failure")
-        if self.run.world.is_main_rank:
-            sys.stdout.flush()
-            print(said, file=sys.stderr, flush=True)
+        ending.leave(self.run, state.global_step, self.by)
         stop.finished = self.number
 
 

@@ -21,11 +21,12 @@ class TensorDeepSpeed(DeepSpeed):
     def arguments(self) -> dict[str, Any]:
         arguments = super().arguments()
         config = arguments["deepspeed"]
-        config.pop(
-            "train_batch_size", None
-        )  # DeepSpeed would compare it with the world size, not the data-parallel one
+        # DeepSpeed would compare it with the world size, not the data-parallel one.
+        config.pop("train_batch_size", None)
         # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:4072).
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+        if self.run.settings.recipe.model.use_peft:  # it would set the loss of parts of logits on PEFT's wrapper
+            config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         return arguments
 
     def load_model(self, weights: str) -> Any:
@@ -39,6 +40,15 @@ class TensorDeepSpeed(DeepSpeed):
             return super().load_model(weights)
         finally:
             config["tensor_parallel"] = said
+
+    def with_adapters(self, model: Any, weights: str) -> Any:
+        from ..engines import tensor
+        from ..upstream import autotp
+
+        model = super().with_adapters(model, weights)
+        model._tp_plan = tensor.plan_of(model)
+        autotp.look_into_adapters()
+        return model
 
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
         state = trainer.accelerator.get_state_dict(trainer.deepspeed) or {}

@@ -8,11 +8,19 @@ from typing import Any
 import torch
 
 from ..data.collate import About
-from ..distributed import ranks
+from ..distributed import heartbeat, ranks
 
 STEPS = 10  # after which a run is compared with the planner's estimate
 WARM_UP = 4  # of them: kernels are chosen and compiled, the allocator grows
+STATES = ("weights", "gradients", "optimizer")  # a model's, in memory
 COUNTED = ("tokens", "squared_lengths", "supervised", "slots")  # of About
+# What is logged of where a step's time goes -> phases of a rank's heartbeat.
+PARTS = {
+    "seconds_data": (heartbeat.WINDOW, heartbeat.DATA),
+    "seconds_forward": (heartbeat.FORWARD,),
+    "seconds_backward": (heartbeat.BACKWARD,),
+    "seconds_optimizer": (heartbeat.OPTIMIZER,),
+}
 
 
 class Meter:
@@ -21,7 +29,7 @@ class Meter:
     `parameters`, `layers` and `hidden_size` describe the model for MFU (None: no MFU).
     counts: False on ranks that compute with another rank's tokens: one of them counts
     first: (micro-batches, seconds of waiting for them) of the first `first_steps` steps; since the start: seconds paused_ever,
-    tokens_ever of this rank
+    tokens_ever of this rank, tokens_of_all ranks up to the last report
     """
 
     def __init__(self, parameters: int, layers: int | None, hidden_size: int | None, counts: bool = True) -> None:
@@ -29,7 +37,7 @@ class Meter:
         self.model_shape = (parameters, layers, hidden_size) if layers and hidden_size else None
         self.device_name = device_name()
         self.first: list[tuple[list[About], float]] = []
-        self.first_steps, self.paused_ever, self.tokens_ever = STEPS, 0.0, 0
+        self.first_steps, self.paused_ever, self.tokens_ever, self.tokens_of_all = STEPS, 0.0, 0, 0
         self._peak = self._training_peak = self._reserved = 0.0
         self.began: float | None = None
         self.resumed: float | None = time.monotonic()  # when the last pause ended; None in a pause
@@ -38,6 +46,7 @@ class Meter:
 
     def _reset(self) -> None:
         self.steps, self.waited, self.paused, self.sums = 0, 0.0, 0.0, dict.fromkeys(COUNTED, 0)
+        self.phases = list(heartbeat.seconds)
 
     def start(self) -> None:
         """Start the clock with the first step of training; later calls do nothing."""
@@ -56,6 +65,7 @@ class Meter:
             self.tokens_ever += about.tokens
             for key in COUNTED:
                 self.sums[key] += getattr(about, key)
+        heartbeat.page[heartbeat.TOKENS] = self.tokens_ever
 
     @contextmanager
     def pause(self):
@@ -93,7 +103,10 @@ class Meter:
         tokens_per_second: over all ranks, padding excluded; ..._per_gpu: per rank
         supervised_tokens_per_second: those of them that have a label; padding: percent of what was computed
         step_time, data_time: seconds per optimizer step, and how much of it the slowest rank waited for data
-        token_spread: (most - fewest) / mean tokens of a rank, in percent; of several ranks alone
+        seconds_data, ..._forward, ..._backward, ..._optimizer: of an optimizer step, mean of all ranks, what a rank waits for the
+        others included; on a GPU of the host, which runs ahead of it
+        token_spread: (most - fewest) / mean tokens of a rank, in percent; tokens_per_second_least, ..._most: of any rank; of
+        several ranks alone
         peak_memory_gib: the largest of any rank since the start: allocated on the GPU, or resident in host memory
         reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; on GPUs alone
         attended_length: mean over tokens of their sample's length
@@ -105,6 +118,8 @@ class Meter:
         self._see_memory(training=True)
         own = {"slow": self.slow.sample()} if self.slow else {}
         own |= {"counts": self.counts, "waited": self.waited, "peak": self._peak, "reserved": self._reserved}
+        spent = [after - before for before, after in zip(self.phases, heartbeat.seconds, strict=True)]
+        own["parts"] = [sum(spent[phase] for phase in phases) for phases in PARTS.values()]
         rows = ranks.gather(self.sums | own)
         counting = [row["tokens"] for row in rows if row["counts"]]
         tokens, squared_lengths, supervised, slots = (sum(row[key] for row in rows) for key in COUNTED)
@@ -117,7 +132,12 @@ class Meter:
             "data_time": max(row["waited"] for row in rows) / steps,
             "peak_memory_gib": max(row["peak"] for row in rows),
         }
+        self.tokens_of_all += tokens
+        for key, of_ranks in zip(PARTS, zip(*(row["parts"] for row in rows), strict=True), strict=True):
+            figures[key] = sum(of_ranks) / len(rows) / steps
         if len(counting) > 1:
+            figures["tokens_per_second_least"] = min(counting) / seconds
+            figures["tokens_per_second_most"] = max(counting) / seconds
             figures["token_spread"] = 100 * (max(counting) - min(counting)) * len(counting) / max(tokens, 1)
         if self.slow:
             figures |= self.slow.take([row["slow"] for row in rows], seconds, steps)

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from .. import upstream
 from ..data.collate import ABOUT, WithFiller
-from ..data.sampling import GlobalBatches, Loader, StreamBatches
+from ..data.sampling import GlobalBatches, Loader
 from ..distributed import heartbeat, ranks
 from ..errors import UserError
 from ..model import packed_samples
@@ -70,7 +69,7 @@ class Trainer(EvaluatingTrainer):
             problem = "takes no num_items_in_batch, so its loss would depend on accumulation and ranks"
             place, cure = run.settings.place("model_name_or_path"), "choose a causal language model of Transformers"
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
-        self.run, self.world, self.engine, self.data, self.window_shown = run, run.world, engine, data, False
+        self.run, self.world, self.engine, self.data = run, run.world, engine, data
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
         # Of all that see different rows, over all replicas.
         self.data_rank = run.world.replica * run.strategy.axes.data(run.world.size) + self.place.data
@@ -78,13 +77,12 @@ class Trainer(EvaluatingTrainer):
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         self.expert_balance: Any = None
-        whole = (
-            not training.torch_compile and run.strategy.axes.stages == 1
-        )  # no hooks in a program, no layers elsewhere
-        if whole and any(map(upstream.are_experts, model.modules())):
+        own = any(map(upstream.are_experts, model.modules()))
+        has_experts = any(ranks.gather(own)) if run.strategy.axes.stages > 1 else own
+        if has_experts and not training.torch_compile:  # no hooks in a compiled program
             from .expert_balance import ExpertBalance
 
-            self.expert_balance = ExpertBalance(run, model, self.place.speaks_for_its_data)
+            self.expert_balance = ExpertBalance(run, model, args.device, counts=self.place.tensor == 0)
         engine.attach(self)
         self.pad_token_id = tokenizer.pad_token_id
         self.sample_boundaries, _ = packed_samples.method(run.settings, model.config)
@@ -97,6 +95,10 @@ class Trainer(EvaluatingTrainer):
         if run.world.is_main_rank:
             self.add_callback(Progress())
             self.add_callback(ReportEvents(run))
+            if data.train.streamed:
+                from .show_windows import ShowWindows
+
+                self.add_callback(ShowWindows(run, data.train, self.collate))
         self.add_callback(nonfinite.StepGuard())
         if training.early_stopping_patience:
             from .early_stopping import EarlyStopping
@@ -126,7 +128,10 @@ class Trainer(EvaluatingTrainer):
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
         shape = (len(rows), micro, accumulation, self.data_rank, self.run.batch.data_parallel_size, seed)
         supervised = None if rows.streamed else rows.supervised()
-        batches = (StreamBatches if rows.streamed else GlobalBatches)(*shape, supervised, size)
+        kind = GlobalBatches
+        if rows.streamed:
+            from ..data.stream_batches import StreamBatches as kind
+        batches = kind(*shape, supervised, size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
@@ -144,30 +149,13 @@ class Trainer(EvaluatingTrainer):
             self.saving.check()
         nonfinite.guard_of(self).begin(self)
         heartbeat.enter(heartbeat.WINDOW if self.train_dataset.streamed else heartbeat.DATA, self.state.global_step + 1)
-        first = self.state.global_step * self.run.batch.global_size
         if self.train_dataset.streamed:
-            self.train_dataset.reach(first)
+            self.train_dataset.reach(self.state.global_step * self.run.batch.global_size)
         began = time.perf_counter()
         micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         about = [batch[ABOUT] for batch in micro_batches]
         self.meter.count(about, time.perf_counter() - began)
-        if self.train_dataset.streamed and self.world.is_main_rank:
-            self._show_windows(range(first, first + self.run.batch.global_size))
         return [_to(batch, device) for batch in micro_batches], about[0].step_supervised
-
-    def _show_windows(self, rows: range) -> None:
-        """Of the first window that this run reads all figures, of the others what was cut or dropped."""
-        from ..data import report_window
-
-        recipe = self.run.settings.recipe
-        computed = recipe.training.model_copy(update={"padding_free": self.collate.padding_free})
-        for samples, facts in self.train_dataset.entered(rows):
-            whole, self.window_shown = not self.window_shown, True
-            line = report_window.window(
-                samples, facts, recipe.data, computed, self.run.batch, whole, self.collate.squares
-            )
-            if line:
-                tqdm.write(line)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -261,6 +249,7 @@ class Trainer(EvaluatingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self.meter.report())
+            logs["tokens"] = self.tokens_before + self.meter.tokens_of_all
             if self.expert_balance:
                 logs.update(self.expert_balance.report(self.state.global_step))
             if self.local_steps:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..distributed import hangs, heartbeat, report, supervised
+from ..distributed import hangs, heartbeat, ranks, report, supervised
 from ..distributed.observer import LOOK, Observer, is_stopped
 from ..errors.console import counted
 from ..run import events
@@ -87,6 +87,8 @@ class Watch(threading.Thread):
         time_ = datetime.now(UTC).isoformat(timespec="seconds")
         says = {"rank": self.world.rank, "host": self.world.host, "pid": os.getpid(), "writings": self.writings}
         says |= {"time": time_, **self.observer.seen(), "waits": self.waits, **more}
+        if tokens := heartbeat.page[heartbeat.TOKENS]:  # for `top`, which makes a rate of it
+            says |= {"at": round(self.written, 3), "tokens": int(tokens)}
         temporary = self.folder / f".rank-{self.world.rank}"
         with suppress(OSError):
             self.folder.mkdir(exist_ok=True)
@@ -114,6 +116,7 @@ class Watch(threading.Thread):
             verdict += f"; of {counted(unseen, 'other rank')} nothing is seen in {self.folder} of {self.world.host}"
         self.write(verdict=verdict)
         events.add(self.run_directory, "fault", kind="hang", step=own.step, text=verdict)
+        ranks.on_failure(verdict)
         self.leave(f"error: {verdict}\n  stacks and collectives of all ranks: {self.folder}")
 
     def leave(self, message: str) -> None:

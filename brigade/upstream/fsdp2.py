@@ -104,3 +104,14 @@ def sum_at_once(mesh: Any, name: str) -> None:
     """Let DTensors sum over all dimensions of a mesh in one collective, and not in one for each dimension, with a warning
     (torch/distributed/tensor/_redistribute.py:390)."""
     mesh._flatten(name)
+
+
+def hold_places(model: Any) -> None:
+    """Memory on the CPU for parameters on the meta device, which nobody writes and the system therefore does not provide: by its
+    addresses Accelerate finds an optimizer's parameters again once they are sharded (accelerator.py: _prepare_fsdp2)."""
+    places: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+                module._parameters[name] = place

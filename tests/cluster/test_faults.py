@@ -18,5 +18,8 @@ def test_fault(request, name):
         assert not misses(fault, attempt), attempt.said
         assert attempt.code == fault.code, attempt.said
         assert "brigade/launch" not in attempt.said, attempt.said  # no traceback of our own
+    if "--report_page true" in fault.words:
+        text = (attempt.folder / "run" / "report.html").read_text()
+        assert 'class="verdict failed"' in text and "killed by signal 9 (SIGKILL)" in text
     if fault.strike:
         assert attempt.seconds < (LIMIT if fault.code else TO_THE_END), attempt.said

@@ -10,7 +10,7 @@ import yaml
 
 from brigade.checkpoint import manifest
 from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, losses
-from tests.unit.test_hosts import SECRET
+from tests.unit.hosts.asking import SECRET
 
 # launcher -> slots per host, flags, strategy
 BOTH = {"node1": 1, "node2": 1}

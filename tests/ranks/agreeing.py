@@ -11,7 +11,7 @@ import sys
 import time
 
 from brigade.cluster import world_from_environment
-from brigade.distributed import ranks
+from brigade.distributed import process_group, ranks
 from brigade.errors import UserError
 
 LONGEST = 1  # seconds that a collective waits
@@ -20,7 +20,7 @@ PREPARING = 3
 
 def main() -> None:
     case, world = sys.argv[1], world_from_environment()
-    ranks.COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=LONGEST)
+    process_group.COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=LONGEST)
     with ranks.agreed(world):
         pass  # the process group stands
     if case == "slow":

@@ -3,6 +3,7 @@ no process behind; a fault in training ends all ranks with one traceback."""
 
 import pytest
 
+from testing import marks
 from testing.command_line import as_flags
 from testing.train_command import GOOD, HOST, assert_one_message, train
 
@@ -32,12 +33,22 @@ ONCE = {
     ("device", "python"),
     ("data", "torchrun"),
 }  # in `make test`
+# In `make test-all` each launcher has a mistake before and one after the ranks know each other; the rest in `make test-matrix`.
+OFTEN = {
+    ("flag", "torchrun"),
+    ("flag", "deepspeed"),
+    ("ds_config, late", "torchrun"),
+    ("ds_config, late", "accelerate"),
+    ("device", "deepspeed"),
+    ("data", "deepspeed"),
+    ("data", "accelerate"),
+}
 
 
 @pytest.mark.parametrize(
     "case, launcher",
     [
-        pytest.param(case, launcher, marks=() if (case, launcher) in ONCE else pytest.mark.slow)
+        pytest.param(case, launcher, marks=marks.size((case, launcher) in ONCE, (case, launcher) in OFTEN))
         for case in CASES
         for launcher in CASES[case][1]
     ],

@@ -10,21 +10,12 @@ from pathlib import Path
 import pytest
 
 from brigade.model.tiny import shrink
+from testing import marks
+from testing.command_line import as_flags
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SHORT = [
-    "--max_steps",
-    "3",
-    "--logging_steps",
-    "1",
-    "--max_train_samples",
-    "100",
-    "--max_eval_samples",
-    "10",
-    "--eval_answers",
-    "0",
-]
+SHORT = as_flags(max_steps=3, logging_steps=1, max_train_samples=100, max_eval_samples=10, eval_answers=0)
 
 EXPERTS = "accelerate_configs/fsdp2_ep2_1x4.yaml"
 MIXTURE = ["--recipe", "recipes/tiny/full.yaml", "--model_name_or_path", "MIXTURE"]  # of experts, tiny
@@ -68,10 +59,12 @@ COMMANDS = {
 
 
 ONCE = ("python", "torchrun", "deepspeed", "accelerate-ddp")  # in `make test`
+# Other axes of a file that each launcher hands on as it does these; the axes themselves: test_parity_*.py
+SELDOM = ("deepspeed-sp2", "accelerate-fsdp2-sp2")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in COMMANDS]
+    "name", [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM)) for name in COMMANDS]
 )
 def test_command_line_trains_with_all_its_ranks(name, tmp_path, reference):
     alone = "python-experts" if name.endswith("experts") else "python"

@@ -4,10 +4,10 @@ import ctypes.util
 
 import pytest
 
-from testing import parity, runs
+from testing import marks, parity, runs
 
-# Every strategy meets every world size and every accumulation; the cheap ones meet more of their combinations.
-# The whole product is `python -m benchmarks.parity` (docs/parity.md). `make test` has each strategy once.
+# Every strategy meets every world size and every accumulation; in `make test-matrix` the cheap ones meet more of their
+# combinations. The whole product is `python -m benchmarks.parity` (docs/parity.md). `make test` has each strategy once.
 CHEAP = {"ddp", "zero1", "zero2", "fsdp2", "hsdp"}
 ALL = {1: (4,), 2: (2,), 4: (1,)}
 CHEAP_TOO = {1: (), 2: (1, 4), 4: (4,)}
@@ -63,7 +63,11 @@ def test_the_reference_learns(reference):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for cases in CASES.values() for name in cases],
+    [
+        pytest.param(name, marks=marks.size(name in ONCE, case["accumulation"] in ALL[size]))
+        for size, cases in CASES.items()
+        for name, case in cases.items()
+    ],
 )
 def test_strategy_equals_one_process(name, reference, results):
     strategy = name.rpartition("-w")[0]

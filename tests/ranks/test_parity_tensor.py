@@ -12,14 +12,16 @@ PLAIN = {(strategy, ranks, k) for strategy in axes.STRATEGIES for ranks, k in ((
 VARIED = (
     {
         ("fsdp2_tp2", 4, 2, variant)
-        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw")
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw", *axes.ADAPTERS)
     }
-    | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip")}
+    | {("fsdp2_tp2", 4, 2, "ends"), ("zero1_tp2", 2, 2, "ends")}
+    | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip", "qdora")}
     | {
         (strategy, 2, 2, variant)
         for strategy in ("zero1_tp2", "zero3_tp2")
-        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw")
+        for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "clip", "adamw", "lora")
     }
+    | {(strategy, 4, 2, "lora") for strategy in ("zero1_tp2", "zero2_tp2", "zero3_tp2")}
 )
 CASES = {case["name"]: case for case in (axes.case(*which) for which in sorted(PLAIN | VARIED, key=str))}
 # Norms of each head, tied embeddings and accumulation: all that ever went wrong.
@@ -28,7 +30,10 @@ DAMAGED = axes.case("zero1_tp2", 2, 2) | {"name": "damaged", "damage": True}
 
 
 def often(name):
-    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant."""
+    """Each strategy on four ranks with accumulation, ZeRO-3 on two and FSDP2 on four with each model and variant, QDoRA for DoRA
+    and QLoRA."""
+    if variant(name) in ("dora", "qlora"):
+        return False
     return "w4-k4" in name or (name.startswith(("zero3", "fsdp2")) and "+" in name)
 
 

@@ -16,7 +16,7 @@ from brigade.recipe import flags
 from brigade.recipe.method import method_of
 from brigade.strategy.axes import NAMES
 from brigade.training import rehearse
-from testing import parity, runs
+from testing import marks, parity, runs
 from testing.ranks import REPOSITORY
 
 RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
@@ -70,8 +70,12 @@ if not HAS_LIBAIO:
 ONCE = {"ddp", "zero2", "fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
 
 
+# What test_methods.py, test_compression.py or another case has too: in `make test-matrix`.
+SELDOM = {"fsdp2-lamb", "fsdp2-lars", "ddp-bf16-checkpointing", "zero2-bf16-checkpointing", "ddp-fp16", "ddp-bf16"}
+
+
 def each(names):
-    return [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow, id=str(name)) for name in names]
+    return [pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM), id=str(name)) for name in names]
 
 
 def run(cases, folder, ranks=2):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from testing import resume, runs
+from testing import marks, resume, runs
 from testing.resume import Resume, Side
 
 EXACT_ONCE = {"zero2_offload", "fsdp2+best"}
@@ -25,12 +25,34 @@ CARRIED = [
         )
     ),
 ]  # fmt: skip
-BY_NAME = {case.name: case for case in CARRIED}
+BY_NAME = {case.name: case for case in [*CARRIED, *resume.DIVIDED]}
 ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
+# Each pair of strategies goes on once, on four, one or three ranks in turn, and each method. Others: `make test-matrix`.
+FULL = [case.name for case in CARRIED if case.method == "full"]
+OFTEN = {FULL[3 * pair + pair % 3] for pair in range(len(FULL) // 3)} | {c.name for c in CARRIED} - set(FULL)
+OFTEN |= {
+    "full, zero1_tp2_pp2 on 8 to zero1_pp2 on 4",
+    "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
+    "full, zero1_sp2_pp2 on 8 to zero1_sp2_pp2 on 4",
+    "full, ddp_tp2 on 4 to ddp_tp2 on 2",
+    "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
+}
+# Further methods under a strategy of the same kind as another that has them.
+SELDOM = {
+    "ddp+lora",
+    "zero2+lora",
+    "ddp+qlora",
+    "zero2+packing",
+    "ddp+best",
+    "zero2+best",
+    "ddp+bf16",
+    "zero3_offload_param",
+    "zero1_tp2+lora",
+}
 
 
-def marked(names, once):
-    return [pytest.param(name, marks=() if name in once else pytest.mark.slow) for name in names]
+def marked(names, once, often):
+    return [pytest.param(name, marks=marks.size(name in once, name in often)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +69,7 @@ def exact(tmp_path_factory, asked_for):
     return found
 
 
-@pytest.mark.parametrize("name", marked(resume.EXACT, EXACT_ONCE))
+@pytest.mark.parametrize("name", marked(resume.EXACT, EXACT_ONCE, resume.EXACT.keys() - SELDOM))
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
     whole, stopped = exact[name], exact[f"{name}, stopped"]
     for figure in ("loss", "grad_norm", "eval_loss"):
@@ -60,18 +82,14 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory, asked_for):
-    """(what undisturbed runs on two ranks logged, what runs logged that went on from their checkpoints)."""
+    """(what undisturbed runs logged, what runs logged that went on from their checkpoints)."""
     folder = tmp_path_factory.mktemp("carried")
     cases = [BY_NAME[name] for name in sorted(asked_for("carry"))]
-    sources = {source["name"]: source for source in (resume.run_of(case.method, case.before) for case in cases)}
-    whole, further = runs.run_cases(2, list(sources.values()), folder), {}
-    for ranks in sorted({case.after.ranks for case in cases}):
-        todo = [resume.continued(case, folder) for case in cases if case.after.ranks == ranks]
-        further |= runs.run_cases(ranks, todo, folder)
-    return whole, further
+    whole = resume.in_groups([(case.before, resume.run_of(case.method, case.before)) for case in cases], folder)
+    return whole, resume.in_groups([(case.after, resume.continued(case, folder)) for case in cases], folder)
 
 
-@pytest.mark.parametrize("carry", marked(BY_NAME, ONCE))
+@pytest.mark.parametrize("carry", marked(BY_NAME, ONCE, OFTEN))
 def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(carry, carried):
     whole, further = carried
     case = BY_NAME[carry]

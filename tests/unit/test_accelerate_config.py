@@ -26,7 +26,7 @@ def test_each_accelerate_config_is_what_its_name_says(pick, name):
         assert chosen.replicate * chosen.shard == size and chosen.replicate > 1 and chosen.shard > 1
         assert hosts == "1" or chosen.shard == int(slots), "shards stay inside a host"
     if hosts != "1" and kind.startswith("zero"):
-        from brigade.cluster import read_hostfile
+        from brigade.hostfile import read_hostfile
 
         hostfile = read_hostfile(ROOT / document["deepspeed_config"]["deepspeed_hostfile"])
         assert list(hostfile.values()) == [int(slots)] * int(hosts)
@@ -162,8 +162,13 @@ def test_other_meshes_are_refused(pick, mistake, key):
     )
 
 
-@pytest.mark.parametrize("kind", [{"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
-                                  {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"ds_config": {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}},
+        {"accelerate_config": {**FSDP2, "parallelism_config": {"sp_size": 4}}},
+    ],
+)
 def test_rows_go_over_a_divisor_of_the_ranks(pick, mistake, kind):
     assert pick(size=8, cluster=kind).axes.sequence == 4
     assert pick(size=8, cluster=kind).axes.data(8) == 2

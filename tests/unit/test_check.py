@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from brigade.check import result_file
+from brigade.check.bandwidth import Sweep
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.registry import GROUPS, SIZES, Check, checks
 from brigade.check.results import (
@@ -226,6 +227,19 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
 
 
+def test_the_whole_sweep_is_written_down(tmp_path):
+    """2 bytes for each of the payload, over 2 ranks half of them: 64 MiB in 10 ms are 6.7 GB/s on the bus."""
+    rows = [("all_reduce", 2**26, 0.01), ("all_to_all", 2**20, 0.002)]
+    found = outcome({"collectives": [sound(host, "6.71 GB/s", 6.71) for host in NODES]})
+    document = result_file.document(found, None, 0, Sweep("gloo", 2, 2, "CPU", rows))
+    result_file.write(document, tmp_path / "a.json")
+    sweep = json.loads((tmp_path / "a.json").read_text())["sweep"]
+    assert (sweep["backend"], sweep["device"], sweep["hosts"], sweep["ranks"]) == ("gloo", "CPU", 2, 2)
+    assert [(one["collective"], one["payload"], one["seconds"]) for one in sweep["timed"]] == rows
+    assert sweep["timed"][0]["bus"] == pytest.approx(6.71, rel=1e-3)
+    assert result_file.read(tmp_path / "a.json") == document
+
+
 def test_a_baseline_says_what_changed_since_it_last_worked(tmp_path):
     two = {"node1": 1, "node2": 1}
     was = {"mtu": [sound(host, "9000") for host in two], "rate": [sound(host, "10 GB/s", 10) for host in two]}
@@ -345,6 +359,7 @@ def test_without_ssh_it_says_so(tmp_path):
     done = brigade("--hostfile", tmp_path / "hosts", "--quick", env=os.environ | {"PATH": str(tmp_path)})
     assert done.returncode == 3
     assert "ssh cannot be started here" in done.stdout
+    assert "cure: install it" in done.stdout
 
 
 def test_the_schema_and_the_list_are_printed():

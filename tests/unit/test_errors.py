@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models
 from torch.distributed.checkpoint.api import CheckpointException
 
 from brigade.data import cache
-from brigade.errors import UserError, of_disk, writing
+from brigade.errors import UserError
+from brigade.errors.disk import of_disk, writing
 
 FULL = "/dev/full"
 TENSORS = {"a": torch.zeros(2**20)}

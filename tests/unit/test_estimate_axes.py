@@ -11,6 +11,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.published import traffic
 from brigade.engines import pipeline_schedule
 from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.choice.job_of_run import NotCovered, as_seen, job_of_run, largest_fit, record
@@ -215,6 +216,24 @@ def test_a_tensor_group_sends_each_token_to_its_experts_once_and_gathers_what_co
     one = 2 * net.exchange(tokens * MOE.top_k / 4, 4) + net.half(tokens, 4)
     more = step_time(divided).inside - step_time(dense).inside
     assert more == pytest.approx(2 * MOE.moe_layers * one, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "axes, engine, stage",
+    [
+        *((Axes(experts=size), "fsdp2", 3) for size in (1, 2, 8)),
+        (Axes(tensor=4, experts=8), "fsdp2", 3),
+        (Axes(stages=2, experts=8), "stages", 1),
+    ],
+)
+def test_a_slow_network_takes_as_long_as_what_nodes_send_each_other(axes, engine, stage):
+    """Over 32 ranks on four nodes: the bytes of docs/communication.md's formulas. Ranks with the same experts lie on different
+    nodes, and their rings share a node's cards."""
+    options = {"engine": engine, "stage": stage, "link": "1 Gb/s", "sequence": 512, "accumulation": 4}
+    of = job(MOE, axes, ranks=32, **options)
+    net = links(gpu(of.gpu), of.link, 8)
+    sent = max(traffic.per_node(of), key=lambda one: one.total)
+    assert step_time(of).across == pytest.approx(sent.total / net.node, rel=0.05)
 
 
 def test_an_exchange_between_nodes_goes_through_their_cards():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from brigade.errors import UserError
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
-from brigade.recipe.flags import OTHER_NAMES
 from brigade.recipe.identity import identity
+from brigade.recipe.mistakes import OTHER_NAMES
 from brigade.recipe.schema import SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from brigade.__main__ import VERBS, main
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.files import DEFAULT_RECIPE
-from brigade.recipe.flags import OTHER_NAMES
 from brigade.recipe.identity import identity
+from brigade.recipe.mistakes import OTHER_NAMES
 from brigade.recipe.schema import SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ NUMBERS = {
     "eval": {"answers": "-1", "learned": "-0.2"}, "export": {"step": "0"},
     "launch": {"master_port": "65536", "start_timeout": "0", "restarts": "-1", "min_hosts": "0", "restart_pause": "-1",
                "silence": "1", "log_limit": "0"},
-    "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {},
+    "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {}, "report": {}, "top": {"every": "0.1"},
 }  # fmt: skip
 ZERO_IS_ONE = {
     "lora_dropout",

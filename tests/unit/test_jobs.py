@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brigade.cluster import read_hostfile
 from brigade.errors import UserError
+from brigade.hostfile import read_hostfile
 from brigade.launch.job import make
 from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_words, write
 from brigade.recipe.files import read_yaml
@@ -163,6 +163,7 @@ def test_output_directory_is_the_one_of_the_run():
 @pytest.mark.parametrize("recipe, flags, needed", [
     ("recipes/tiny/full.yaml", [], []), ("recipes/qwen3-8b/full.yaml", [], ["HF_TOKEN"]),
     ("recipes/qwen3-8b/full.yaml", ["--report_to", "wandb"], ["HF_TOKEN", "WANDB_API_KEY"]),
+    ("recipes/tiny/full.yaml", ["--report_to", "swanlab"], ["SWANLAB_API_KEY"]),
     ("recipes/tiny/full.yaml", ["--dataset_name", "who/what"], ["HF_TOKEN"]),
     ("recipes/tiny/full.yaml", ["--dataset_name", "x" * 5000], ["HF_TOKEN"]),
 ])  # fmt: skip

@@ -15,7 +15,7 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 from test_jobs import ANY_MICRO_BATCH, PAIRS, ROOT, job, text
 from torch.distributed.run import get_args_parser
 
-from brigade.cluster import read_hostfile
+from brigade.hostfile import read_hostfile
 from brigade.launch.write import ACCELERATORS
 
 SKY = ROOT / ".venv/skypilot/bin/python"

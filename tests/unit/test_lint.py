@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from brigade.__main__ import main
-from brigade.cluster import read_hostfile
 from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
+from brigade.hostfile import read_hostfile
 from brigade.lint.report import lint, markdown, project_files
 from brigade.recipe import flags
 from brigade.strategy import accelerate_config, deepspeed_config
@@ -38,6 +38,30 @@ def test_a_rule_fires_where_it_is_broken(check, rule, capsys):
     printed = capsys.readouterr().out
     assert f"{severity} {rule}: " in printed and all(issue in printed for issue in rules()[rule].issues)
     assert max(map(len, printed.splitlines())) < 1000 and "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("ds_config", "config", "said"),
+    [
+        (
+            {"tensor_parallel": {"autotp_size": 4}},
+            {"num_attention_heads": 8, "num_key_value_heads": 2},
+            "num_key_value_heads 2",
+        ),
+        ({"tensor_parallel": {"autotp_size": 2}}, {"intermediate_size": 129}, "intermediate_size 129"),
+        (
+            {"pipeline": {"stages": 8}},
+            {"num_hidden_layers": 6},
+            "num_hidden_layers 6 (llama) does not go over a pipeline size of 8",
+        ),
+        ({"pipeline": {"stages": 2, "virtual_stages": 4}}, {"num_hidden_layers": 6}, "pipeline size of 8"),
+    ],
+)
+def test_a_model_that_an_axis_cannot_divide(check, ds_config, config, said):
+    strategy = {"zero_optimization": {"stage": 1}} | ds_config
+    report = check({"r.yaml": recipe(cluster={"ds_config": strategy}), "config.json": config | {"model_type": "llama"}})
+    assert [finding.rule for finding in report.findings if finding.severity == "error"] == ["recipe-sizes"]
+    assert any(said in finding.problem for finding in report.findings)
 
 
 @pytest.mark.parametrize("rule", EXAMPLES)
@@ -226,8 +250,10 @@ def test_a_run_refuses_a_key_that_stands_twice(check, load, mistake, name, text)
 
 
 def test_a_pipelines_schedule_is_known_and_noted(check):
-    mesh = {f"parallelism_config_{key}": value for key, value in
-            {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()}  # fmt: skip
+    mesh = {
+        f"parallelism_config_{key}": value
+        for key, value in {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()
+    }
     found = check({"a.yaml": DDP | {"num_machines": 1, "parallelism_config": mesh}})
     assert names(found) == {"accelerate-own-key"}
     assert {one.at.rpartition("_config_")[2] for one in found.findings} == {

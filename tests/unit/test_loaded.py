@@ -7,12 +7,21 @@ from benchmarks import loaded
 
 @pytest.mark.parametrize(
     ("flags", "limit"),
-    [([], loaded.LIMIT), pytest.param(["--ds_config", "ds_configs/zero3.json"], 7_300, marks=pytest.mark.slow)],
+    [([], loaded.LIMIT), pytest.param(["--ds_config", "ds_configs/zero3.json"], 6_900, marks=pytest.mark.slow)],
     ids=["one process", "ZeRO-3"],
 )
 def test_a_run_loads_what_it_uses_and_no_more(flags, limit):
     found = loaded.loaded(*flags)
-    unused = ("brigade.planner", "brigade.lint", "brigade.launch", "brigade.commands", "brigade.model.adapters",
-              "brigade.training.rehearse", "brigade.training.gradient_compression", "brigade.upstream.nvme_resume")  # fmt: skip
+    unused = (
+        "brigade.planner",
+        "brigade.lint",
+        "brigade.launch",
+        "brigade.commands",
+        "brigade.hostfile",
+        "brigade.model.adapters",
+        "brigade.training.rehearse",
+        "brigade.training.gradient_compression",
+        "brigade.upstream.nvme_resume",
+    )
     assert not [name for name in found if name.startswith(unused)]
     assert sum(found.values()) <= limit, dict(sorted(found.items(), key=lambda entry: -entry[1])[:20])

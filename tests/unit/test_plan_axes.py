@@ -75,9 +75,24 @@ def test_sizes_divide_the_model_and_stay_inside_a_node(every_axis):
             assert set(axes.used) == set(choice.axes) and cluster.gpus % axes.model == 0
             assert cluster.node_size % (axes.tensor * axes.sequence) == 0 and axes.every_stage < shape.layers
             assert not any(number % size for axis, size in axes.used.items() for number in divisible(shape, axis))
-            assert axes.data(cluster.gpus) % axes.experts == 0
+            assert cluster.gpus // axes.stages % axes.experts == 0
     choice = next(choice for choice in CHOICES if choice.axes == ("stages",))
     assert 3 in {axes.stages for axes in divisions(Workload(LLAMA), Cluster("L4", 4, 3), choice)}
+
+
+@pytest.mark.parametrize("model, names", [
+    ("qwen3-30b-a3b", {"EP x DDP", "EP x HSDP", "TP x EP x FSDP2", "SP x EP x FSDP2", "PP x EP x DDP", "TP x PP x EP x ZeRO-1"}),
+    ("gpt-oss-20b", {"EP x DDP", "EP x HSDP", "PP x EP x DDP"}), ("llama-3.1-8b", set()),
+])  # fmt: skip
+def test_experts_are_divided_beside_every_axis_that_they_run_with(model, names):
+    """docs/parity.md has each pair; gpt-oss has no plan for tensor groups, and attention that no row's parts can share."""
+    ranked, _ = plan_for(model, H100)
+    found = {candidate.choice.name for candidate in ranked if "experts" in candidate.choice.axes}
+    assert names <= found and bool(names) == bool(found)
+    assert not (model == "gpt-oss-20b" and any("TP" in name or "SP" in name for name in found))
+    for candidate in (candidate for candidate in ranked if candidate.choice.name == "EP x DDP"):
+        job = candidate.estimate.job
+        assert (job.engine, job.shard_ranks) == ("fsdp2", 1) and job.expert > 1
 
 
 def test_a_batch_of_fewer_sequences_than_gpus_is_planned_where_an_axis_takes_them(every_axis):
@@ -91,6 +106,7 @@ def test_a_batch_of_fewer_sequences_than_gpus_is_planned_where_an_axis_takes_the
     ("qwen3-8b", Cluster("H100 80GB", 8, 1), {"length": 131_072, "batch": 8}, {"sequence"}),
     ("qwen3-235b-a22b", Cluster("H100 80GB", 8, 16), {}, {"experts"}),
     ("gpt-oss-120b", Cluster("H100 80GB", 8, 4), {}, {"experts"}),
+    ("qwen3-30b-a3b", Cluster("H100 80GB", 8, 4, "25 Gb/s"), {}, {"experts", "stages"}),
     ("llama-3.1-70b", Cluster("A100 80GB", 8, 4, "25 Gb/s"), {}, {"stages"}),
     ("qwen3-32b", Cluster("A100 80GB", 8, 2, "25 Gb/s"), {}, {"stages"}),
     ("llama-3.1-70b", Cluster("H100 80GB", 8, 16), {}, set()), ("llama-3.1-8b", Cluster("H100 80GB", 8, 1), {}, set()),
@@ -115,6 +131,9 @@ def test_a_frontier_model_fits_no_cluster_of_128_gpus_without_an_axis(every_axis
     ("qwen3-8b", "1x8", "", "tp_zero1", "zero1_tp*.json", ("tensor_parallel", "autotp_size")),
     ("qwen3-8b", "1x8", "", "tp_fsdp2", "fsdp2_tp*.yaml", ("parallelism_config", "parallelism_config_tp_size")),
     ("qwen3-30b-a3b", "2x8", "", "ep_fsdp2", "fsdp2_ep*.yaml", ("parallelism_config", "parallelism_config_ep_size")),
+    ("qwen3-30b-a3b", "2x8", "", "ep_ddp", "ddp_ep*.yaml", ("parallelism_config", "parallelism_config_ep_size")),
+    ("qwen3-30b-a3b", "2x8", "", "tp_ep_hsdp", "hsdp_tp*_ep*.yaml", ("parallelism_config", "parallelism_config_tp_size")),
+    ("qwen3-30b-a3b", "2x8", "", "tp_pp_ep_zero1", "zero1_tp*_pp*_ep*.json", ("expert_parallel", "autoep_size")),
     ("qwen3-8b", "2x8", "25 Gb/s", "sp_hsdp", "hsdp_sp*.yaml", ("parallelism_config", "parallelism_config_sp_size")),
     ("qwen3-0.6b", "1x8", "", "sp_ddp", "ddp_sp*.yaml", ("parallelism_config", "parallelism_config_sp_size")),
 ])  # fmt: skip

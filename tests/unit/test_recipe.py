@@ -15,9 +15,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError, did_you_mean, nearest
+from brigade.lint.together import without_filler
 from brigade.recipe import flags
-from brigade.recipe.batch import batch_arithmetic, without_filler
-from brigade.recipe.identity import BEFORE, identity
+from brigade.recipe.batch import batch_arithmetic
+from brigade.recipe.difference import BEFORE
+from brigade.recipe.identity import identity
 from brigade.recipe.schema import SECTION_OF, SECTIONS, Recipe, TrainingSection, WeightedSource
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +101,7 @@ def test_the_learning_rate_does_not_depend_on_the_ranks(share, scaling, ranks):
 # Keys that may change when a run continues. Whoever adds a key decides here, too.
 WATCHING = {
     "per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps", "eval_steps", "save_steps",
-    "save_total_limit", "report_to", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
+    "save_total_limit", "report_to", "report_page", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
     "nonfinite", "nonfinite_limit", "loss_spike", "hang_timeout", "async_save", "tiled_loss", "tiled_mlp",
     "sync_replica",
 }  # fmt: skip

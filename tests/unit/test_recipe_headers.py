@@ -16,8 +16,9 @@ import torch
 from transformers import AutoConfig
 
 from brigade.__main__ import main
-from brigade.cluster import World, read_hostfile
+from brigade.cluster import World
 from brigade.commands import plan as plan_command
+from brigade.hostfile import read_hostfile
 from brigade.model import adapters
 from brigade.model.sizes import parameter_count
 from brigade.planner.choice.job_of_recipe import load_plan, published_models
@@ -164,8 +165,11 @@ def test_the_states_are_those_of_the_model_that_transformers_builds(recipe):
     if (
         axes := strategy.axes
     ).stages > 1:  # weights and gradients in fp32; of the first stage, which has the embedding too
-        each = 8 + 8 / (axes.data(ranks) if strategy.kind == "zero1" else 1)
-        mean = each * trained / axes.model / 2**30
+        experts = sum(n.numel() for name, n in model.named_parameters() if ".experts." in name and axes.experts > 1)
+        of_stage = ranks // axes.stages if strategy.kind == "zero1" else 1
+        each, of_expert = (8 + 8 / max(1, of_stage // size) for size in (axes.tensor * axes.sequence, axes.experts))
+        held = each * (trained - experts) / axes.model + of_expert * experts / axes.experts / axes.stages
+        mean = held / 2**30
         assert 0.7 * mean < stated < 1.8 * mean
         return
     held = model_states(strategy.kind, trained, ranks, settings.recipe.training.bf16, frozen=frozen)

@@ -19,7 +19,8 @@ from brigade.launch.job import make
 from brigade.launch.policy import Fault, Policy, check, check_memory, fault_of, next_hosts, pause, would_repeat
 from brigade.launch.status_and_logs import Output
 from brigade.launch.supervisor import Launch, Options
-from tests.unit.test_hosts import hostfile, launch_there, talk  # noqa: F401  fixtures
+from tests.unit.hosts.asking import talk
+from tests.unit.hosts.conftest import hostfile, launch_there  # noqa: F401  fixtures
 
 THREE = {"node1": 8, "node2": 8, "node3": 4}
 
@@ -234,8 +235,17 @@ def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, 
     async def ask(*_, **__):
         return {"finished": after} if after else {}
 
-    launch.channels = [SimpleNamespace(host="node1", ranks=range(1), transport=["false"], open=True, stopped=True,
-                                       tell=lambda *_, **__: None, ask=ask)]  # fmt: skip
+    launch.channels = [
+        SimpleNamespace(
+            host="node1",
+            ranks=range(1),
+            transport=["false"],
+            open=True,
+            stopped=True,
+            tell=lambda *_, **__: None,
+            ask=ask,
+        )
+    ]
     launch.started, launch.before = True, {"finished": before} if before else {}
     launch.judge.failures = [Failure(0.0, "lost", "node1", text="nothing heard of it")]
     asyncio.run(launch._stop(0))

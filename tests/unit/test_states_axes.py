@@ -10,6 +10,7 @@ from benchmarks.parity_cases import NAMES, sizes_of
 from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.costs.stages import stages
 from brigade.planner.costs.states import stage_states
+from brigade.planner.models.adapter_costs import ALL, trained_parameters
 from brigade.planner.models.shape_from_config import shape_of
 from brigade.strategy.axes import Axes
 
@@ -30,7 +31,10 @@ def planned(row):
         spread = {"engine": "fsdp2", "stage": 3, "shard": data // 2 * over.sequence if kind == "hsdp" else 0}
     if kind == "ddp" and over.experts > 1:  # FSDP2 with shards of one rank; in a pipeline of_axes says what runs
         spread = {"engine": "fsdp2", "stage": 3, "shard": 1} if over.stages == 1 else spread
-    shape = shape_of(CONFIG | states_axes.MODELS[row["model"]], "config.json")
+    base, _, adapters = row["model"].partition("+")
+    shape = shape_of(CONFIG | states_axes.MODELS[base], "config.json")
+    if adapters:
+        spread |= {"method": "lora", "trained": trained_parameters(shape, states_axes.LORA["lora_r"], [], ALL, False)}
     job = Job(shape, 64, optimizer="adamw_torch", **spread | of_axes(over, int(row["ranks"])))
     return job, stage_states(job, stages(job)[int(row["stage"])])[0]
 

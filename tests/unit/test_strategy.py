@@ -105,11 +105,18 @@ def test_two_precisions_at_once(pick, mistake):
 
 
 # ---- to run.yaml and back ----------------------------------------------------------------------------------------
-CPU_OFFLOAD = {"distributed_type": "FSDP", "fsdp_config": {
-    "fsdp_version": 2, "fsdp_offload_params": True, "fsdp_reshard_after_forward": False,
-    "fsdp_cpu_ram_efficient_loading": False,
-    "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000,
-    "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}}  # fmt: skip
+CPU_OFFLOAD = {
+    "distributed_type": "FSDP",
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_offload_params": True,
+        "fsdp_reshard_after_forward": False,
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
+        "fsdp_min_num_params": 1000,
+        "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+    },
+}
 SAID = [
     *({"ds_config": f"ds_configs/{name}"} for name in DS_CONFIGS), {},
     *({"accelerate_config": f"accelerate_configs/{name}"} for name in ACCELERATE_CONFIGS),

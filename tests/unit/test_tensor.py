@@ -84,12 +84,10 @@ def test_of_an_adapter_the_divided_side_is_divided():
 @pytest.mark.parametrize(
     "facts",
     [
-        {"kind": "zero3", "method": "lora"},
-        {"kind": "fsdp2", "method": "qlora"},
-        {"kind": "fsdp2", "method": "dora"},
+        {"kind": "zero3", "method": "qlora"},
+        {"kind": "zero1", "method": "qdora"},
         {"kind": "fsdp2", "method": "full", "torch_compile": True},
         {"kind": "zero1", "method": "full", "use_liger_kernel": True},
-        {"kind": "hsdp", "method": "qdora"},
     ],
 )
 def test_what_does_not_run_is_refused(facts):
@@ -99,6 +97,28 @@ def test_what_does_not_run_is_refused(facts):
 @pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp2", "hsdp"])
 def test_what_runs_is_not(kind):
     assert refusal(tensor=True, kind=kind, method="full") is None
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "qlora", "qdora"])
+def test_every_method_runs_in_tensor_groups_and_in_stages(method):
+    for axes in ({"tensor": True, "kind": "fsdp2"}, {"tensor": True, "stages": True, "kind": "zero1"}):
+        assert refusal(method=method, **axes) is None
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_deepspeed_divides_lora(kind):
+    assert refusal(tensor=True, kind=kind, method="lora") is None
+
+
+def test_no_group_divides_a_block_of_4_bit_weights():
+    wide = config("llama", num_attention_heads=4, head_dim=32, intermediate_size=192)
+    assert tensor.check(wide, 2) is None
+    problem, cure = tensor.check(wide, 2, in_4bit=True)
+    assert "intermediate_size 192" in problem and "96 for each" in problem and "load_in_4bit" in cure
+    assert (
+        tensor.check(config("llama", num_attention_heads=4, head_dim=32, intermediate_size=256), 2, in_4bit=True)
+        is None
+    )
 
 
 @pytest.mark.parametrize("sequence", [1, 2])

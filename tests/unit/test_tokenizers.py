@@ -8,8 +8,8 @@ import transformers
 
 from brigade.data import builtin
 from brigade.data.cache import cache_directory
-from brigade.model.location import vocabulary
 from brigade.model.tokenizer import load_tokenizer
+from brigade.model.vocabulary import vocabulary
 from brigade.recipe.files import REPOSITORY
 
 

@@ -297,9 +297,15 @@ def test_measured_and_known_shapes_agree(family, values):
     assert lora_parameters(known, 8) == lora_parameters(seen, 8)
 
 
-@pytest.mark.parametrize("family, says", [("mamba", "linear_attention"), ("rwkv", "RwkvBlock"),
-                                         ("t5", "has an encoder and a decoder"),
-                                          ("none", "not known")])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, says",
+    [
+        ("mamba", "linear_attention"),
+        ("rwkv", "RwkvBlock"),
+        ("t5", "has an encoder and a decoder"),
+        ("none", "not known"),
+    ],
+)
 def test_what_cannot_be_described_says_so(family, says):
     with pytest.raises(UserError, match=says):
         described({"model_type": family}, "x")

@@ -48,6 +48,7 @@ DEFINED = {
     "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
     "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
+    "deepspeed/module_inject/auto_tp.py": ["_replace_module", "_replace_with_config"],
     "deepspeed/module_inject/layers.py": ["_partition_sizes", "GatherFromTensorParallelRegion", "VocabParallelLinear"],
     "deepspeed/utils/groups.py": [
         "_ZERO_PARAM_INTRA_PARALLEL_GROUP",
@@ -78,13 +79,13 @@ DEFINED = {
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
     "torch/distributed/pipelining/stage.py": ["args_recv_info", "grad_recv_info", "get_fwd_recv_ops", "is_root_arg"],
-    "torch/nn/modules/module.py": ["_buffers", "_non_persistent_buffers_set"],
+    "torch/nn/modules/module.py": ["_buffers", "_parameters", "_non_persistent_buffers_set"],
     "torch/utils/file_baton.py": ["try_acquire", "release"],
     "torch/distributed/fsdp/_fully_shard/_fully_shard.py": ["_get_fsdp_state", "_fsdp_param_groups"],
     "torch/distributed/fsdp/_fully_shard/_fsdp_param.py": ["_unsharded_param", "unsharded_accumulated_grad"],
 }
 # torch's, outside of upstream/: each beside what it serves.
-OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy", "_parameters"}
+OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy"}
 OF_PYTHON = {"_exit", "_run_exitfuncs", "_actions"}
 # The Trainer that ours is, which overrides and calls methods of its parent.
 SUBCLASSES = {f"brigade/training/{name}.py" for name in ("trainer", "evaluation", "pipeline_trainer")}
@@ -153,7 +154,7 @@ def test_no_other_room_touches_a_private_name_of_another_package(path):
 
 def test_private_methods_that_our_trainer_overrides_are_its_parents_still():
     """A method that nobody calls any more would be overridden without any effect."""
-    ours = {"_loader", "_norm", "_show_windows", "_purge_tensorboard", "_model_in_use", "_answer"}
+    ours = {"_loader", "_norm", "_purge_tensorboard", "_model_in_use", "_answer"}
     overridden = {name for kind in (Trainer, EvaluatingTrainer) for name in vars(kind) if is_private(name)} - ours
     assert not [name for name in overridden if not hasattr(transformers.Trainer, name)]
     assert {"_clip_grad_norm", "_get_grad_norm", "_run_epoch", "_determine_best_metric"} <= overridden

@@ -3,6 +3,7 @@
 import os
 import statistics
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,34 +14,40 @@ MEET = 90.0  # seconds that ranks wait for each other at first: torch is importe
 SETTLE, EACH = 20.0, 0.05  # seconds that an operation, or the group's start, may take then, and more for each rank
 
 
-def sweep(
-    first: int,
-    ranks: int,
-    world: int,
-    address: str,
-    port: int,
-    interface: str,
-    backend: str,
-    payloads: list[int],
-    longest: float,
-    games: list[list[list[int]]] | None = None,
-) -> dict[str, Any]:
-    """Times of all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
-    the GPU of its number under "nccl".
+@dataclass(frozen=True)
+class How:
+    """What all ranks of a sweep do alike.
 
     longest: seconds that one operation is expected to take at most; larger payloads are left out
-    games: rounds of pairs of hosts, each with `ranks` ranks, that afterwards send to each other, one direction after the other
+    games: rounds of pairs of hosts, each with `per_host` ranks, that afterwards send to each other, one direction after the other
+    """
+
+    world: int
+    address: str
+    port: int
+    interface: str
+    backend: str
+    payloads: list[int]
+    longest: float
+    per_host: int
+    games: list[list[list[int]]] | None = None
+
+
+def sweep(first: int, ranks: int, **how: Any) -> dict[str, Any]:
+    """Times of all collectives over `world` ranks, of which first, first + 1, ... (`ranks` of them) are on this host, each with
+    the GPU of its number under "nccl". how: of How
+
     Returns figures: [collective, bytes, seconds] of the slowest of this host's ranks; device: what they ran on; error: why it
     ended early, or ""; received: [number of a host, Gbit/s from it to all of this host's ranks together].
     """
-    how = (world, address, port, interface, backend, payloads, longest, games or [], ranks)
+    alike = How(per_host=ranks, **how)
     if ranks == 1:
-        found = [_rank(first, 0, *how)]
+        found = [_rank(first, 0, alike)]
     else:
         import multiprocessing
 
         with multiprocessing.get_context("spawn").Pool(ranks) as pool:
-            found = pool.starmap(_rank, [(first + local, local, *how) for local in range(ranks)], chunksize=1)
+            found = pool.starmap(_rank, [(first + local, local, alike) for local in range(ranks)], chunksize=1)
     error = next((one["error"] for one in found if one["error"]), "")
     slowest = [
         [*rows[0][:2], max(row[2] for row in rows)] for rows in zip(*(one["figures"] for one in found), strict=False)
@@ -51,43 +58,33 @@ def sweep(
     return {"figures": slowest, "device": found[0]["device"], "error": error, "received": received}
 
 
-def _rank(
-    rank: int,
-    local: int,
-    world: int,
-    address: str,
-    port: int,
-    interface: str,
-    backend: str,
-    payloads: list[int],
-    longest: float,
-    games: list[list[list[int]]],
-    per_host: int,
-) -> dict[str, Any]:
-    for name in ("GLOO_SOCKET_IFNAME",) if interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if interface:
-            os.environ.setdefault(name, interface)  # as launch does: the user's own choice goes first
+def _rank(rank: int, local: int, how: How) -> dict[str, Any]:
+    for name in ("GLOO_SOCKET_IFNAME",) if how.interface == "lo" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if how.interface:
+            os.environ.setdefault(name, how.interface)  # as launch does: the user's own choice goes first
     import torch
     import torch.distributed as dist
 
     device, named = torch.device("cpu"), "CPU"
-    if backend == "nccl":
+    if how.backend == "nccl":
         torch.cuda.set_device(local)
         device, named = torch.device("cuda", local), torch.cuda.get_device_name(local)
     figures: list[list[Any]] = []
     received: list[list[Any]] = []
     told = {"figures": figures, "device": named, "received": received}
     try:
-        patience = timedelta(seconds=SETTLE + EACH * world)
-        store = dist.TCPStore(address, port, world, rank == 0, timedelta(seconds=MEET), wait_for_workers=False)
+        patience = timedelta(seconds=SETTLE + EACH * how.world)
+        store = dist.TCPStore(
+            how.address, how.port, how.world, rank == 0, timedelta(seconds=MEET), wait_for_workers=False
+        )
         store.set(f"rank {rank}", "here")
-        store.wait([f"rank {other}" for other in range(world)])
+        store.wait([f"rank {other}" for other in range(how.world)])
         store.set_timeout(patience)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
+        dist.init_process_group(how.backend, store=store, rank=rank, world_size=how.world, timeout=patience)
         for name in COLLECTIVES:
-            _sweep_one(name, world, payloads, longest, device, figures)
-        if games:
-            _play(games, divmod(rank, per_host), per_host, _payload(figures, longest, device), device, received)
+            _sweep_one(name, how, device, figures)
+        if how.games:
+            _play(how, divmod(rank, how.per_host), _payload(figures, how.longest, device), device, received)
         dist.barrier()
         dist.destroy_process_group()
     except Exception as error:  # whatever torch, gloo or NCCL say
@@ -108,14 +105,7 @@ def _payload(figures: list[list[Any]], longest: float, device: Any) -> int:
     return int(max(short, default=own[0][0]))
 
 
-def _play(
-    games: list[list[list[int]]],
-    place: tuple[int, int],
-    per_host: int,
-    payload: int,
-    device: Any,
-    received: list[list[Any]],
-) -> None:
+def _play(how: How, place: tuple[int, int], payload: int, device: Any, received: list[list[Any]]) -> None:
     """Each rank of a host sends to the rank of the same number on the host's partner, all pairs of a round at the same time. Adds
     [partner, Gbit/s] to `received`, the best of a few times. place: (host, number of the rank on it)"""
     import torch
@@ -123,13 +113,13 @@ def _play(
 
     host, local = place
     buffer = torch.ones(payload // 4, device=device)
-    for pairs in games:
+    for pairs in how.games or []:
         partner = next((a + b - host for a, b in pairs if host in (a, b)), None)
         for lower_sends in (True, False):
             dist.barrier()
             if partner is None:
                 continue
-            sends, other = (host < partner) == lower_sends, partner * per_host + local
+            sends, other = (host < partner) == lower_sends, partner * how.per_host + local
             move = (lambda: dist.send(buffer, other)) if sends else (lambda: dist.recv(buffer, other))  # noqa: B023
             _timed(move, device)  # the first one connects
             best = min(_timed(move, device) for _ in range(PAIR_TIMES))
@@ -137,9 +127,7 @@ def _play(
                 received.append([partner, payload * 8e-9 / best])
 
 
-def _sweep_one(
-    name: str, world: int, payloads: list[int], longest: float, device: Any, figures: list[list[Any]]
-) -> None:
+def _sweep_one(name: str, how: How, device: Any, figures: list[list[Any]]) -> None:
     """Add one collective's rows to `figures`. All ranks take the same decisions: by the slowest one's time."""
     import torch
     import torch.distributed as dist
@@ -150,10 +138,10 @@ def _sweep_one(
         return float(found.item())
 
     before: tuple[int, float] | None = None
-    for payload in payloads:
-        if before and before[1] * payload / before[0] > longest:
+    for payload in how.payloads:
+        if before and before[1] * payload / before[0] > how.longest:
             break
-        once = COLLECTIVES[name](payload, world, device)
+        once = COLLECTIVES[name](payload, how.world, device)
         once()  # the first one connects
         first = slowest(_timed(once, device))
         times = [_timed(once, device) for _ in range(max(1, min(TIMES, int(SPENT / first))))]

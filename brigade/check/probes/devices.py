@@ -13,6 +13,9 @@ from typing import Any
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:.*recovery action changed from .* to 0x([0-9a-f]+))?"
 )
+# Newer drivers write this instead of number 79 where a GPU is gone when it should be initialised, over several lines.
+_FALLEN = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+).*fallen off the bus", re.DOTALL)
+OFF_THE_BUS = 79
 IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
 # Of a control group's memory.stat, what the kernel gives up when memory is wanted. Version 1 has them for the groups below too
 # with total_ before the name; usage counts those.
@@ -68,13 +71,16 @@ def kernel_log() -> dict[str, Any]:
         lines = list(_journal())
         if not lines:
             return {"unreadable": refused}
-    found = ((age, _XID.search(text)) for age, text in lines)
-    return {"xids": [_entry(age, xid) for age, xid in found if xid]}
+    return {"xids": [entry for age, text in lines if (entry := _entry(age, text))]}
 
 
-def _entry(age: float, found: re.Match[str]) -> dict[str, Any]:
-    bus, number, action = found.groups()
-    return {"bus": bus, "xid": int(number), "age": round(age)} | ({"action": int(action, 16)} if action else {})
+def _entry(age: float, text: str) -> dict[str, Any] | None:
+    if found := _XID.search(text):
+        bus, number, action = found.groups()
+        return {"bus": bus, "xid": int(number), "age": round(age)} | ({"action": int(action, 16)} if action else {})
+    if found := _FALLEN.search(text):
+        return {"bus": found[1], "xid": OFF_THE_BUS, "age": round(age)}
+    return None
 
 
 def _kernel_messages() -> Iterator[tuple[float, str]]:
@@ -96,10 +102,12 @@ def _kernel_messages() -> Iterator[tuple[float, str]]:
 
 def _journal() -> Iterator[tuple[float, str]]:
     command = ["journalctl", "--dmesg", "--boot", "--output=short-unix", "--no-pager", "--quiet"]
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
-        for line in subprocess.run(command, capture_output=True, text=True, timeout=8).stdout.splitlines():
-            stamp, _, text = line.partition(" ")
-            yield time.time() - float(stamp), text
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=8).stdout
+        for record in re.split(r"\n(?=\d)", said):  # further lines of a record are indented
+            stamp, _, text = record.partition(" ")
+            with suppress(ValueError):
+                yield time.time() - float(stamp), text
 
 
 def _cores() -> float:

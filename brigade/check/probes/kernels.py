@@ -6,7 +6,7 @@ from typing import Any
 def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
     """The proof of kernels/prove.py, which is kept for later runs of this host; problem: why there is none."""
     from ...errors import UserError
-    from ...kernels import models, proofs
+    from ...kernels import auto, models, proofs
     from ...kernels import prove as proving
     from ...model.location import load_config
     from ...recipe.flags import load
@@ -14,9 +14,9 @@ def prove(recipe: str, flags: list[str], quick: bool) -> dict[str, Any]:
     try:
         settings = load(["--recipe", recipe, *flags])
         config = models.as_json(load_config(settings))
-        proof = proving.on_this_host(config, proving.shapes_of(settings), quick)
+        proof = proving.on_this_host(config, proving.shapes_of(settings), quick, **auto.words_for(settings))
     except UserError as error:
         return {"problem": f"{error.place}: {error.problem}"}
-    if proving.of_attention(proof):
+    if proving.of_kind(proof):
         proofs.write(proof)
     return proof

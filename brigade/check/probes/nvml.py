@@ -55,7 +55,8 @@ def _asked(nvml: Any, function: Callable[..., Any], *words: Any) -> Any:
 
 
 def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Of one GPU, what it answers. Bytes, W, degrees Celsius; clock_reasons: NVML's bits; nvlinks: 1 for each that is up."""
+    """Of one GPU, what it answers. Bytes, W, degrees Celsius; clock_reasons: NVML's bits; nvlinks: 1 for each that is up;
+    performance: 0 (the highest) to 15; margin: degrees until it slows down."""
 
     def watts(milliwatts: int) -> float:
         return milliwatts / 1000
@@ -64,6 +65,7 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
         "name": lambda: _text(nvml.nvmlDeviceGetName(gpu)),
         "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(gpu)),
         "bus": lambda: _text(nvml.nvmlDeviceGetPciInfo(gpu).busId),
+        "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
         "memory": lambda: {key: getattr(nvml.nvmlDeviceGetMemoryInfo(gpu), key) for key in ("total", "free")},
         "holders": lambda: [_holder(process) for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
         "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
@@ -74,11 +76,12 @@ def _figures(nvml: Any, gpu: Any) -> dict[str, Any]:
             zip(("correctable", "uncorrectable", "pending", "failed"), nvml.nvmlDeviceGetRemappedRows(gpu), strict=True)
         ),
         "recovery": lambda: _recovery(nvml, gpu),
+        "performance": lambda: nvml.nvmlDeviceGetPerformanceState(gpu),
         "clock_reasons": lambda: _clock_reasons(nvml, gpu),
         "power_limit": lambda: watts(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)),
-        "power_default": lambda: watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu)),
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
         "slowdown_at": lambda: nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        "margin": lambda: nvml.nvmlDeviceGetMarginTemperature(gpu),
         "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
         "pcie_generation_most": lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
         "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),

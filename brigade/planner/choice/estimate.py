@@ -83,7 +83,7 @@ class Estimate:
 
     def time_interval(self) -> tuple[float, float]:
         """Seconds per step: the 80 % interval."""
-        low, high = intervals()[of_time(self.job)]
+        low, high = intervals()[of_time(self.job, self.gpu.seen)]
         return self.time.total * low, self.time.total * high
 
 
@@ -93,8 +93,11 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
-def of_time(job: Job) -> str:
-    """Which of intervals() a step's time has: mixtures of experts vary more than what lies between their GPUs."""
+def of_time(job: Job, seen: bool = True) -> str:
+    """Which of intervals() a step's time has: mixtures of experts vary more than what lies between their GPUs, and a kind of GPU
+    that no run was fitted to (not `seen`) more than either."""
+    if not seen:
+        return "time_unseen"
     return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from ...cluster import World, read_hostfile
+from ...cluster import World
 from ...errors import UserError
+from ...hostfile import read_hostfile
 from ...recipe import flags
 from ...recipe.batch import batch_arithmetic
 from ...recipe.files import REPOSITORY, find

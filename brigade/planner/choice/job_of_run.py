@@ -30,6 +30,8 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
     return "eager" if implementation == "auto" and shape.family.eager else ATTENTION[implementation]
 
 
+# Nothing is sharded, by what shards (training/expert_engines.py).
+EXPERTS_UNDER_DDP: dict[str, Any] = {"engine": "fsdp2", "stage": 3, "shard": 1}
 FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
 
@@ -194,11 +196,7 @@ def _engine(strategy: Strategy, node_size: int) -> dict[str, Any]:
         shard = strategy.shard * strategy.axes.sequence if strategy.kind == "hsdp" else 0
         return {"engine": "fsdp2", "stage": 3, "shard": shard}
     if strategy.ds_config is None and strategy.axes.experts > 1 and strategy.axes.stages == 1:
-        return {
-            "engine": "fsdp2",
-            "stage": 3,
-            "shard": 1,
-        }  # nothing is sharded, by what shards (training/expert_engines.py)
+        return EXPERTS_UNDER_DDP
     if strategy.ds_config is None:
         return {"engine": "ddp", "stage": 0}
     zero = strategy.ds_config["zero_optimization"]

@@ -1,9 +1,10 @@
 """What the formulas predict of a run beside what it measured: two figures, and one sentence where they differ."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..costs.hardware import Gpu
+from ..costs.memory import GIB
 from .estimate import estimate
 from .job import Job
 
@@ -12,30 +13,37 @@ WAITING = 0.1  # of a step: the share of waiting for data from which on it is na
 
 @dataclass(frozen=True)
 class Prediction:
-    """GiB that torch's allocator has allocated at most on the fullest rank, and seconds of a step, with their 80 % intervals."""
+    """GiB that torch's allocator has allocated at most on the fullest rank, and seconds of a step, with their 80 % intervals.
+
+    parts: GiB of what is allocated (costs/memory.py)
+    """
 
     allocated_gib: float
     allocated_between: tuple[float, float]
     step_time: float
     step_time_between: tuple[float, float]
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Measured:
     """allocated_gib: None without a GPU, where nothing counts what is allocated; data_time: seconds of step_time in which the
-    slowest rank waited for data; steps: at whose end this was measured, warm_up: how many of them step_time leaves out"""
+    slowest rank waited for data; steps: at whose end this was measured, warm_up: how many of them step_time leaves out
+    parts: GiB of the model's states on the fullest rank, and peak, of all that is allocated or, without a GPU, resident"""
 
     steps: int
     warm_up: int
     step_time: float
     data_time: float
     allocated_gib: float | None
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 def predict(usual: Job, largest: Job, device: Gpu) -> Prediction:
     """Step time by the usual micro-batch, memory by the largest one."""
     time, memory = estimate(usual, device), estimate(largest, device)
-    return Prediction(memory.allocated_gib, memory.memory_interval(), time.time.total, time.time_interval())
+    parts = {part.name: getattr(memory.memory, part.name) / GIB for part in fields(memory.memory)}
+    return Prediction(memory.allocated_gib, memory.memory_interval(), time.time.total, time.time_interval(), parts)
 
 
 def report(predicted: Prediction | None, measured: Measured, reason: str = "") -> list[str]:
@@ -96,6 +104,8 @@ def _short(values: dict[str, Any]) -> dict[str, Any]:
     def short(value: Any) -> Any:
         if isinstance(value, tuple):
             return [short(one) for one in value]
+        if isinstance(value, dict):
+            return _short(value)
         return float(f"{value:.5g}") if isinstance(value, float) else value
 
     return {key: short(value) for key, value in values.items()}

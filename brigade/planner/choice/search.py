@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import UserError
+from ...model.experts import shards
 from ...strategy.axes import Axes
 from ...strategy.axis_rules import crosses_hosts
 from ...strategy.axis_rules import problem as misfit
@@ -18,7 +19,7 @@ from ..models.shape import ModelShape
 from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
 from .job import Job, Loss, of_axes, of_method
-from .job_of_run import attention_of, divisible
+from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -38,10 +39,11 @@ def by_formula(job: Job) -> None:
     """No trace of any job."""
 
 
-# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Stages: models
-# with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they take for embeddings.
+# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Tensor:
+# Transformers has no plan for gpt-oss. Stages: models with layer norms call their parts otherwise, and Gemma 1 and 2 scale
+# whatever they take for embeddings.
 KNOWN: dict[str, Callable[[ModelShape], bool]] = {
-    "tensor": lambda shape: not (shape.experts or shape.family.fused_qkv or shape.family.fused_gate),
+    "tensor": lambda shape: not (shape.family.fused_qkv or shape.family.fused_gate or shape.family.sinks),
     "sequence": lambda shape: not shape.family.eager,
     "stages": lambda shape: (
         not shape.family.layer_norm and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
@@ -154,6 +156,10 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
         if not inside or misfit(axes, gpus) or (choice.group and axes.tensor == cluster.node_size):
             continue
+        # Ranks with the same experts shard their matrices' rows (model/experts.py: check).
+        same = shards(axes.experts, cluster.node_size if choice.group else gpus) if choice.stage == 3 else 1
+        if axes.experts > 1 and (shape.hidden % same or shape.expert_ffn % same):
+            continue
         for virtual in (1, 2) if axes.stages > 1 else (1,):
             if 2 * axes.stages * virtual <= shape.layers or axes.stages == 1:
                 yield replace(axes, virtual=virtual)
@@ -169,7 +175,12 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         # Every stage needs a micro-batch, and stages that take turns on a rank take them in rounds.
         if rest or accumulation < axes.stages or (axes.virtual > 1 and accumulation % axes.stages):
             continue
-        spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage} | of_axes(axes, cluster.gpus)
+        spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage}
+        if choice.group and choice.engine == "fsdp2":
+            spread["shard"] = node // axes.tensor
+        if choice.engine == "ddp" and axes.experts > 1:
+            spread = EXPERTS_UNDER_DDP
+        spread = spread | of_axes(axes, cluster.gpus)
         for checkpointing in ("none", "full"):
             yield Job(
                 shape,
@@ -177,7 +188,6 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 micro,
                 accumulation,
                 attention=attention,
-                shard=node // axes.tensor if choice.group and choice.engine == "fsdp2" else 0,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 quantised=choice.quantised,
                 offload=choice.offload,
@@ -217,6 +227,8 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
     known = workload.method.removeprefix("rs") in ("full", "lora")
     if choice.axes and not (known and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
         return False
+    if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
+        return False  # plans of tensor groups leave experts to what divides them
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
         return False
     return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))

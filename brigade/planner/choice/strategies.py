@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, did_you_mean
-from ...errors.findings import table
+from ...errors.tables import table
 from ...strategy import refusal
 from ...strategy.axes import Axes
 

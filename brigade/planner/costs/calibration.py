@@ -18,8 +18,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, did_you_mean
-from ...errors.findings import shown
+from ...errors import UserError, did_you_mean, shown
 from ...recipe.files import CALIBRATION as VARIABLE
 from ...recipe.files import calibration_file as where
 from ...recipe.files import read_yaml
@@ -27,8 +26,8 @@ from ...recipe.files import read_yaml
 SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
-OPTIONAL = ("matmul_tflops", "node_gbit")
-OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source")
+OPTIONAL = ("matmul_tflops", "node_gbit", "sustained")
+OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation")
 _ignored: set[Path | None] = set()
 
 

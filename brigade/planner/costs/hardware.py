@@ -2,6 +2,7 @@
 
 import functools
 import re
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,39 @@ from typing import Any
 
 import yaml
 
-from ...errors import UserError
+from ...errors import UserError, did_you_mean
 from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # Where nobody has measured what products reach, the median share of the measured cards: 0.80 to 0.87 of their peak.
 MATMUL_SHARE = 0.8
-SUSTAINED = 0.85
+# What people write around a card's own name, which tells no two cards apart.
+AROUND = {
+    *[
+        "nvidia",
+        "amd",
+        "geforce",
+        "rtx",
+        "tesla",
+        "instinct",
+        "sxm",
+        "sxm2",
+        "sxm3",
+        "sxm4",
+        "sxm5",
+        "oam",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+        "dgx",
+        "hgx",
+        "paper",
+        "gpu",
+        "tensor",
+        "core",
+    ]
+}
 STREAM = 0.9  # of a card's memory bandwidth that streaming kernels reach (triad on an H100: 3.0 of 3.35 TB/s)
 ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody has measured it
 
@@ -24,6 +51,7 @@ ATTENTION_SHARE = 0.45  # of what products reach, flash attention where nobody h
 class Gpu:
     """One kind of accelerator. Units as hardware.yaml states them.
 
+    seen: `sustained` is fitted to published runs on that kind, and not guessed from its generation's
     efficiency, network: factors that the user's own runs gave (calibration.py): of all speeds inside a node, and of the
         bandwidth between nodes
     """
@@ -37,7 +65,8 @@ class Gpu:
     pcie_gb_s: float
     sms: int
     source: str
-    sustained: float = SUSTAINED
+    sustained: float
+    seen: bool = True
     node_gbit: float = 100.0
     host_gib: float = 64.0
     nvme_gb: float = 2000.0
@@ -75,22 +104,38 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def gpu(kind: str) -> Gpu:
-    """The GPU of that kind, by its key or another of its names, small and capital letters alike.
+    """The GPU of that kind, by its key, the driver's name or as people write it: `A100-SXM4-80GB`, `4090 24GB`, `H100 SXM`.
 
-    Raises UserError for an unknown one, with the known.
+    Raises UserError for an unknown one, with the nearest and all that are known.
     """
 
     def plain(name: str) -> str:
         return re.sub(r"[\s_-]+", "", name.lower().removeprefix("nvidia"))
 
-    for key, entry in catalogue().items():
+    known = catalogue()
+    for key, entry in known.items():
         if plain(kind) in map(plain, (key, *entry["names"])) or re.fullmatch(entry["driver"], kind):
             return _gpu(key, entry)
+    words, size = _name(kind)
+    for wanted in (words, words - {"pcie"}):
+        found = [(key, entry) for key, entry in known.items() if wanted and _name(key)[0] == wanted]
+        found += [(key, e) for key, e in known.items() if wanted in [_name(name)[0] for name in e["names"]]]
+        for key, entry in found:
+            if not size or abs(size / entry["memory_gib"] - 1) < 0.12:
+                return _gpu(key, entry)
     raise UserError(
-        f"GPU kind {kind!r}",
-        f"it is not in the catalogue; known are {', '.join(catalogue())}",
-        f"name one of them, or describe it under gpus: in {calibration.named()}",
+        f"GPU kind {kind[:60]!r}",
+        f"it is not in the catalogue; known are {', '.join(known)}",
+        f"{did_you_mean(kind, list(known))}, or describe it under gpus: in {calibration.named()}",
     )
+
+
+def _name(text: str) -> tuple[frozenset[str], float]:
+    """(words that tell a card from others, GB of its memory or 0): `H100-SXM-80GB` -> ({"h100"}, 80)"""
+    text = re.sub(r"(\d+)\s*gi?b\b", lambda found: f" {found[1]}gb ", text.lower())
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\bti\b", "ti", text))
+    sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
+    return frozenset(word for word in words if word not in AROUND and not word.endswith("gb")), max(sizes, default=0.0)
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
@@ -102,7 +147,23 @@ def gpu_of_device(device_name: str) -> Gpu | None:
 def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
     values = {name: entry[name] for name in Gpu.__dataclass_fields__ if name in entry}
     usual = {"kind": kind, "matmul_tflops": MATMUL_SHARE * entry["bf16_tflops"]}
+    if "sustained" not in entry:
+        reach = usual_share(entry.get("generation", "")) * entry["bf16_tflops"]
+        usual |= {"seen": False, "sustained": reach / values.get("matmul_tflops", usual["matmul_tflops"])}
     return Gpu(**usual | values | calibration.factors(kind))
+
+
+@functools.cache
+def usual_share(generation: str, without: str = "") -> float:
+    """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its generation's
+    fitted cards, or the least of all where there are none. without: a kind to leave out, with all that were fitted with it"""
+    shares: dict[str, set[float]] = {}
+    fitted = {kind: entry for kind, entry in _published().items() if "sustained" in entry}
+    for entry in fitted.values():
+        share = entry["sustained"] * entry["matmul_tflops"] / entry["bf16_tflops"]
+        if not without or entry["sustained"] != fitted[without]["sustained"]:
+            shares.setdefault(entry["generation"], set()).add(share)
+    return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
 
 
 def peak_tflops(device_name: str) -> float | None:

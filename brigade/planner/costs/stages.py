@@ -3,10 +3,12 @@
 import functools
 from dataclasses import dataclass
 
+from ...model.experts import shards
 from ..choice.job import Job
 from ..models.adapter_costs import linears
 
 NF4 = 0.516  # bytes of a weight in four bits, with nested constants of its blocks of 64 (arXiv 2305.14314, section 3)
+NF4_CUT = 0.5625  # with plain ones, as tensor groups have them (engines/tensor_adapters.py)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def stages(job: Job) -> list[Stage]:
         experts = layers / s.layers * s.moe_layers * s.experts * s.expert / expert_divisor(job)
         ends = embedding + head + last * divided(s.final_norm, s.final_norm) + first * s.other
         psi = layers * per_layer + ends + experts
-        trained = job.trained * adapter_share(job) / job.pipeline if job.trained else psi
+        trained = job.trained * adapter_share(job) * layers / s.layers if job.trained else psi
         spread = experts if job.expert > 1 else 0.0
         ends_whole = embedding * (of_embedding == 1) + head * (of_head == 1) + last * s.final_norm
         undivided = layers * whole_per_layer + ends_whole * whole
@@ -102,17 +104,20 @@ def vocabulary_divisors(job: Job) -> tuple[int, int]:
     """Over how many ranks of a tensor group (embedding, head) are divided.
 
     Transformers' plans divide both. Of two that are one, train.py's own division leaves both whole (engines/tensor.py); AutoTP
-    divides that one, and leaves an embedding of its own whole (deepspeed 0.19.8, module_inject/tp_plan_converter.py).
+    divides that one, unless there are adapters (training/tensor_engines.py), and leaves an embedding of its own whole (deepspeed
+    0.19.8, module_inject/tp_plan_converter.py).
     """
-    t, auto = job.tensor, job.engine == "zero"
+    t, auto, tied = job.tensor, job.engine == "zero", job.shape.tied
     if not job.ours:
         return t, t
-    return (t if auto == job.shape.tied else 1), (t if auto or not job.shape.tied else 1)
+    if tied:
+        return (t, t) if auto and job.method == "full" else (1, 1)
+    return (1 if auto else t), t
 
 
 def logits_divisor(job: Job) -> int:
     """Over how many ranks logits stay divided: train.py gathers them, AutoTP not those of a head that is the embedding."""
-    return job.tensor if not job.ours or (job.engine == "zero" and job.shape.tied) else 1
+    return job.tensor if not job.ours or (job.engine == "zero" and job.shape.tied and job.method == "full") else 1
 
 
 def adapter_share(job: Job) -> float:
@@ -133,6 +138,16 @@ def expert_divisor(job: Job) -> int:
     needs its ranks as well. train.py's tensor groups leave each expert whole."""
     together = job.expert <= job.data * job.context and not experts_whole(job)
     return job.expert * (job.tensor if together else 1)
+
+
+def same_experts(job: Job) -> tuple[int, int]:
+    """(ranks that shard one copy of the same experts, all ranks of a stage that hold them) under expert parallelism."""
+    of_stage = job.data * job.context * job.tensor
+    holders = max(1, of_stage // expert_divisor(job))
+    if not job.ours:
+        return min(job.shard_ranks, holders), holders
+    # Groups of neighbours, of any axis, within a copy of all else.
+    return shards(job.expert, of_stage if job.pipeline > 1 else job.shard_ranks * job.tensor), holders
 
 
 def experts_whole(job: Job) -> bool:
@@ -158,4 +173,4 @@ def frozen_bytes(job: Job, psi: float) -> float:
     s = job.shape
     experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
     whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
-    return 2 * whole + NF4 * (psi - whole)
+    return 2 * whole + (NF4_CUT if job.ours and job.tensor > 1 else NF4) * (psi - whole)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
-from ...model.experts import shards
 from ..choice.job import Job
 from .engines import OPTIMIZER_BYTES
-from .stages import Stage, expert_divisor, frozen_bytes, stages
+from .stages import Stage, frozen_bytes, same_experts, stages
 
 SUB_GROUP_SIZE = 10**9  # elements of ZeRO-3's shard that are stepped at once: DeepSpeed's default
 
@@ -52,6 +51,7 @@ def model_states(
       the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N. ZeRO-3 makes the second copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
     - There is an fp32 master copy.
+    - Of adapters the first copy is gone by then, and ZeRO-1 and 2 keep none of what a slice cuts (measured: docs/states.md).
     FSDP2 has none, and 16/N in any precision, as train.py has it reduce in every micro-step.
     """
     own = OPTIMIZER_BYTES.get(optim, 8)
@@ -65,7 +65,7 @@ def model_states(
     if kind == "zero3":
         copies = weight * share + frozen / ranks + ((weight * parameters + frozen) / hpz if hpz else 0)
         return StateBytesPerRank(copies, weight * share + 4 * min(share, SUB_GROUP_SIZE), optimizer)
-    gradients = weight * (share + cut) + 4 * share
+    gradients = 4 * share + (0 if frozen else weight * (share + cut))
     if kind == "zero1":
         gradients = max(gradients, weight * parameters)
     return StateBytesPerRank(weight * parameters + frozen, gradients, optimizer)
@@ -96,13 +96,9 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
         return _beside_autotp(job, stage)
     if not stage.experts:
         return _shared(job, stage.trained, frozen, job.shard_ranks)
-    of_stage = job.data * job.context * job.tensor
-    copies = max(1, min(job.shard_ranks, of_stage // expert_divisor(job)))
-    if job.ours:  # groups of neighbours, of any axis, within a copy of all else
-        copies = shards(job.expert, of_stage if job.pipeline > 1 else job.shard_ranks * job.tensor)
     trained, under = stage.experts * full, 2 * stage.experts * (not full)
     dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
-    experts, held_too = _shared(job, trained, under, copies)
+    experts, held_too = _shared(job, trained, under, same_experts(job)[0])
     return _sum(dense, experts), held + held_too
 
 
@@ -117,6 +113,9 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     They are a sub-group of their own, which is not stepped together with the others.
     """
     n, over_all = job.shard_ranks, job.shard_ranks * job.tensor
+    if job.method != "full":  # adapters come later, and are sharded as what is divided
+        divided, held = _shared(job, stage.trained, frozen_bytes(job, stage.parameters - stage.whole), n)
+        return _sum(divided, _shared(job, 0.0, frozen_bytes(job, stage.whole), over_all)[0]), held
     divided, held = _shared(job, stage.trained - stage.whole, 0.0, n)
     whole, held_too = _shared(job, stage.whole, 0.0, over_all)
     both = _sum(divided, whole)

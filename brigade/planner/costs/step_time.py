@@ -10,7 +10,7 @@ from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
 from .memory import exchanged_width, operations
 from .network import CALL_LATENCY, Links, links
-from .stages import experts_whole, gathered_bytes, logits_divisor, stages, vocabulary_divisors
+from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_experts, stages, vocabulary_divisors
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
@@ -121,7 +121,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     if job.loss == "tiled":  # the product once more
         head *= 4 / 3
     parts = stages(job)
-    trained = max(stage.trained for stage in parts)
+    most = max(parts, key=lambda stage: stage.trained)
+    trained = most.trained
     add = job.conventions.accumulated * trained / stream if m > 1 else 0.0
     around, around_across = _tensor(job, net)
     if job.context > 1:
@@ -139,7 +140,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     compute = m * (n * (forward + backward) + add + head * (slowest == p - 1))
     sends = _borders(job, net)
     bubble = job.order.bubble * (p - 1) * per_micro[slowest] / job.virtual
-    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), psi, trained)
+    shared = _data(job, net, n * (forward + waiting / 3), n * (backward + waiting * 2 / 3), most)
     across = net.crosses(job.data * job.context, job.tensor)
     stepped = trained / (job.shard_ranks if job.stage >= 1 else 1)
     optimizer = 0.0 if job.offload else STEP_BYTES * stepped / stream
@@ -206,34 +207,42 @@ def _ring(job: Job, net: Links, g: Gpu, again: bool) -> float:
     return (1 + again) * max(0.0, around - forward) + max(0.0, 2 * around - 2.5 * forward)
 
 
-def _data(job: Job, net: Links, forward: float, backward: float, psi: float, trained: float) -> float:
-    """Seconds per step of data-parallel communication that computing does not hide."""
-    engine, ranks, m, stride = job.conventions, job.data * job.context, job.accumulation, job.tensor
-    if ranks == 1:
-        return 0.0
-    n, s = job.shard_ranks, job.shape
-    layers = s.layers / job.pipeline
+def _data(job: Job, net: Links, forward: float, backward: float, stage: Stage) -> float:
+    """Seconds per step of data-parallel communication that computing does not hide. Ranks with the same experts have groups of
+    their own."""
+    engine, ranks, m = job.conventions, job.data * job.context, job.accumulation
+    n, layers, full = job.shard_ranks, job.shape.layers / job.pipeline, job.method == "full"
+    gathered = gathered_bytes(job, stage.parameters) / max(stage.parameters, 1)
+    # (parameters, those trained, ranks that shard them, ranks that hold them, from one to the next)
+    dense = stage.parameters - stage.experts
+    parts = [(dense, stage.trained - stage.experts * full, n, ranks, job.tensor)]
+    if stage.experts:
+        stride = job.expert * (1 if job.ours else job.tensor)
+        parts.append((stage.experts, stage.experts * full, *same_experts(job), stride))
     if job.stage >= 3:
         # ZeRO++ (arXiv 2306.10209, table 1): half of the weights' bytes and a quarter of the gradients'.
-        weights, reduced = gathered_bytes(job, psi) / layers, engine.reduced / (4 if job.quantised else 1)
-        gather = layers * net.half(weights / (2 if job.quantised else 1), n, stride)
-        if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
-            inside = layers * net.half(weights, job.hpz, stride)
-            gather = (gather + (2 * m - 1) * inside) / (2 * m)
-        scatter = layers * net.half(reduced * trained / layers, n, stride)
-        replicas = ranks // n
-        across = layers * net.all_reduce(engine.reduced * trained / n / layers, replicas, stride * n)
+        gather = scatter = across = 0.0
+        for psi, trained, sharing, holding, stride in parts:
+            weights, reduced = gathered * psi / layers, engine.reduced / (4 if job.quantised else 1)
+            one = layers * net.half(weights / (2 if job.quantised else 1), sharing, stride)
+            if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
+                one = (one + (2 * m - 1) * layers * net.half(weights, job.hpz, stride)) / (2 * m)
+            gather += one
+            scatter += layers * net.half(reduced * trained / layers, sharing, stride)
+            kept = engine.reduced * trained / sharing / layers
+            across += layers * net.all_reduce(kept, holding // sharing, stride * sharing)
         exposed = m * (max(0.0, gather - forward) + max(0.0, gather + scatter - backward)) + 2 * gather / layers
         exposed += max(0.0, across - max(0.0, backward - gather - scatter))
         return exposed + CONTENTION * m * min(2 * gather + scatter + across / m, forward + backward)
-    calls = max(1.0, engine.reduced * trained / engine.bucket) if engine.bucket else layers
-    payload = engine.reduced * trained / calls
-    if job.stage == 0:
-        reduce, gather = calls * net.all_reduce(payload, ranks, stride), 0.0
-    else:
-        reduce = calls * (net.all_reduce if engine.everywhere else net.half)(payload, ranks, stride)
-        tensors = 9 * layers if engine.per_tensor else calls
-        gather = tensors * net.half(engine.gathered * trained / tensors, ranks, stride)
+    reduce = gather = 0.0
+    for _, trained, _, holding, stride in parts:
+        calls = max(1.0, engine.reduced * trained / engine.bucket) if engine.bucket else layers
+        payload = engine.reduced * trained / calls
+        whole = job.stage == 0 or engine.everywhere
+        reduce += calls * (net.all_reduce if whole else net.half)(payload, holding, stride)
+        if job.stage:
+            tensors = 9 * layers if engine.per_tensor else calls
+            gather += tensors * net.half(engine.gathered * trained / tensors, holding, stride)
     if job.stage == 2:
         reduce *= m
     hidden = min(reduce, engine.hidden * backward * (m if job.stage == 2 else 1))

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import UserError
-from ...errors.findings import shown
+from ...errors import UserError, shown
 from ...model.config_json import ALIASES
 from .shape import FAMILIES, ModelShape
 

@@ -160,6 +160,11 @@ def describe(result: Estimate) -> None:
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
+    if not result.gpu.seen:
+        say(
+            "",
+            f"the {result.gpu.kind} is known by its data sheet alone: no run was fitted to it, hence the wide interval",
+        )
     if factors := calibration.factors(result.gpu.kind):
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
         print(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})")

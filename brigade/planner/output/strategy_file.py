@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ...cluster import read_hostfile
+from ...hostfile import read_hostfile
 from ...recipe.files import REPOSITORY, find
 from ...strategy.axis_keys import as_mesh, with_axes
 from ..choice.search import Candidate

@@ -13,6 +13,7 @@ from typing import Any
 NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 0, 1
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 nvmlEventTypeXidCriticalError = 8
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
 
 
 class NVMLError(Exception):
@@ -73,6 +74,7 @@ nvmlDeviceGetName = _of("name")
 nvmlDeviceGetTotalEccErrors = _of("uncorrected")
 nvmlDeviceGetCurrentClocksEventReasons = nvmlDeviceGetCurrentClocksThrottleReasons = _of("clock_reasons")
 nvmlDeviceGetTemperature, nvmlDeviceGetTemperatureThreshold = _of("temperature"), _of("slowdown_at")
+nvmlDeviceGetMarginTemperature, nvmlDeviceGetPerformanceState = _of("margin"), _of("performance")
 nvmlDeviceGetCurrPcieLinkGeneration = _of("pcie_generation")
 nvmlDeviceGetMaxPcieLinkGeneration = _of("pcie_generation_most")
 nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth = _of("pcie_width"), _of("pcie_width_most")
@@ -100,12 +102,17 @@ def nvmlDeviceGetRemappedRows(gpu: SimpleNamespace) -> tuple[int, ...]:
     return tuple(rows[key] for key in ("correctable", "uncorrectable", "pending", "failed"))
 
 
+def nvmlDeviceGetFieldValues(gpu: SimpleNamespace, fields: list[int]) -> list[SimpleNamespace]:
+    """Of the one field that is asked for."""
+    return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=_of("recovery")(gpu))) for _ in fields]
+
+
 def nvmlDeviceGetEnforcedPowerLimit(gpu: SimpleNamespace) -> int:
     return int(_of("power_limit")(gpu) * 1000)
 
 
-def nvmlDeviceGetPowerManagementDefaultLimit(gpu: SimpleNamespace) -> int:
-    return int(_of("power_default")(gpu) * 1000)
+def nvmlDeviceGetMigMode(gpu: SimpleNamespace) -> list[int]:
+    return [int(_of("mig")(gpu))] * 2
 
 
 def nvmlDeviceGetNvLinkState(gpu: SimpleNamespace, link: int) -> int:

@@ -9,7 +9,7 @@ from brigade.data import build as building
 from brigade.data import encode, rows, tokenise
 from brigade.data import prepare as preparing
 from brigade.data.cache import cache_directory
-from brigade.errors import console
+from brigade.errors import progress
 from tests.unit.data.preparing import chats
 
 
@@ -99,7 +99,7 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
     # And the files of the whole step.
     contents, said = [], []
     for processes in (1, 2):
-        monkeypatch.setattr(console, "LINES", 3600 * (2 - processes))  # before the time is up all is silent
+        monkeypatch.setattr(progress, "LINES", 3600 * (2 - processes))  # before the time is up all is silent
         monkeypatch.setenv("BRIGADE_CACHE", str(cache_directory() / str(processes)))
         prepared = preparing.prepare(load(data=data | {"dataset_num_proc": processes}), tokenizer)
         contents.append({path.name: path.read_bytes() for path in prepared.train.folder.iterdir()})

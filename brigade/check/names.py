@@ -1,0 +1,144 @@
+"""Whether hosts find each other by their names, and by which interface."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..errors.console import counted
+from . import interfaces as choice
+from .hosts import Facts, Hosts
+from .pairs import partners
+from .registry import check
+from .results import NotHere, Result, sound
+
+
+def look(hosts: Hosts) -> Any:
+    """One question for several checks: names of those that each host tries, interfaces, and the way to the first host; of the
+    first one, to the second. Of many hosts names are a sample: all of a thousand would be a million look-ups at each launch."""
+    own, first, second = addresses_of(hosts), *[*hosts.hello, "", ""][:2]
+    each = {
+        host: {"names": [host, *others], "towards": own.get(second if host == first else first, [])}
+        for host, others in partners(hosts.hello).items()
+    }
+    return hosts.ask("reach.look", each=each)
+
+
+def need_two(hosts: Hosts) -> None:
+    """Raises NotHere for one host, which has nobody to reach."""
+    if len(hosts.wanted.slots) == 1:
+        raise NotHere
+
+
+def addresses_of(hosts: Hosts) -> dict[str, list[str]]:
+    """host -> its own addresses, those of bridges and containers last; where the user names an interface, those of that one."""
+    named = named_interface(hosts)
+    found = {}
+    for host, hello in hosts.hello.items():
+        own: dict[str, str] = hello.get("addresses", {})
+        real = sorted(own, key=lambda address: choice.is_virtual(own[address]))
+        found[host] = [address for address in real if named and choice.takes(named, own[address])] or real
+    return found
+
+
+def named_interface(hosts: Hosts) -> str:
+    variables = hosts.wanted.environment
+    return variables.get("NCCL_SOCKET_IFNAME") or variables.get("GLOO_SOCKET_IFNAME") or ""
+
+
+@check("names")
+async def names(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads, on each host, the addresses of the names of those that `ports` tries (getaddrinfo), and who the hosts are.
+    Threshold: each name leads to an address of that very host, and no two names to one host. `launch` goes by addresses, so a
+    wrong name is a warning; another launcher's --master_addr and DeepSpeed's ssh need the name (ml-engineering: names that are
+    the loopback)."""
+    need_two(hosts)
+    facts = await look(hosts)
+    machines: dict[str, list[str]] = {}
+    for host, hello in hosts.hello.items():
+        machines.setdefault(hello.get("machine") or host, []).append(host)
+    for host, found in facts.items():
+        twins = machines[hosts.hello[host].get("machine") or host]
+        if twins[0] != host:
+            problem, why = f"it is the same machine as {twins[0]}", "its ranks would take the same devices twice"
+            yield Result(host, "red", "twice", None, problem, why, "keep one of the two lines of the hostfile")
+            continue
+        others = [name for name in found["resolved"] if name != host and name in facts and not choice.is_own(name)]
+        wrong = [(name, what) for name in others if (what := _wrong(hosts, name, found))]
+        if choice.is_own(host):
+            problem = f"the hostfile says {host}, which is on every host that host itself"
+            why = "`launch` goes by addresses; ranks of deepspeed and torchrun, given this name, would wait in vain"
+            cure = f"write this host's network name into the hostfile; `hostname` says {found['hostname']} there"
+            yield Result(host, "yellow", "no network name", None, problem, why, cure)
+        elif not wrong:
+            yield sound(host, "resolve")
+        else:
+            name, what = wrong[0]
+            more = f" (and {counted(len(wrong) - 1, 'more name')})" if len(wrong) > 1 else ""
+            why = (
+                "`launch` goes by addresses; deepspeed and torchrun, given this name, would wait for each other in vain"
+            )
+            cure = f"ssh {host}, then correct the line of {name} in /etc/hosts, or its DNS entry"
+            yield Result(host, "yellow", "wrong names", None, f"{name} {what} here{more}", why, cure)
+
+
+def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
+    """What is wrong with another host's name here, or ""."""
+    if not (addresses := found["resolved"].get(name)):
+        return f"has no address ({found['unresolved'].get(name, 'no answer')})"
+    if loopback := next((address for address in addresses if choice.is_loopback(address)), None):
+        return f"is {loopback}, the loopback,"
+    its = hosts.hello[name].get("addresses", {})
+    if its and not set(addresses) & set(its):
+        return f"is {addresses[0]}, which is not an address of {name},"
+    return ""
+
+
+@check("interface")
+async def interface(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, the interfaces that are up, the way to the first host, and the address of
+    the host's own name. Threshold: what NCCL (src/misc/socket.cc, ncclFindInterfaces) and gloo (torch, ProcessGroupGloo.cpp,
+    createDefaultDevice) take is no bridge, no loopback, and leads to the other hosts. Red where a variable that ranks get allows
+    none, or where the first that it allows is the loopback, or has an address that another host has too. `launch` sets both
+    variables to the interface that does, so what they would take without it is a warning."""
+    need_two(hosts)
+    looks, shared = await look(hosts), _shared(hosts)
+    ways = {found["leads"] for found in looks.values()}
+    for host, found in looks.items():
+        variables, wanted = found["variables"] | dict(hosts.wanted.environment), hosts.wanted.environment
+        gpus = bool(hosts.hello[host].get("gpus"))
+        named = {
+            name: choice.named_wrongly(name, wanted[name], found, shared) for name in choice.VARIABLES if name in wanted
+        }
+        bad = [(level, f"{name}={wanted[name]}: {said}", name) for name, (level, said) in named.items() if level]
+        if bad:
+            level, problem, name = min(bad)  # "red" is before "yellow"
+            cure = f"unset {name}: `launch` then sets it on each host to the interface that leads to the others"
+            if len(ways) == 1 and "" not in ways:
+                cure = f"export {name}={found['leads']}, or {cure}"
+            why = "every rank gets this variable, and would wait for the others in vain"
+            if level == "yellow":
+                why = "every rank gets this variable; where that bridge leads to no other host, ranks wait in vain"
+            yield Result(host, level, "wrong variable", None, problem, why, cure)
+        else:
+            taken = {"GLOO_SOCKET_IFNAME": choice.of_gloo(found, variables)}
+            if gpus:
+                taken["NCCL_SOCKET_IFNAME"] = choice.of_nccl(found, variables)
+            wrong = {name: problem for name, its in taken.items() if (problem := choice.unfit(its, found))}
+            if not wrong:
+                yield sound(host, "fit")
+                continue
+            problem = "; ".join(f"without {name} {problem}" for name, problem in wrong.items())
+            why = (
+                "`launch` sets these variables itself; ranks of deepspeed or torchrun would wait for each other in vain"
+            )
+            usual = found["leads"] or "the interface that `ip route get` names for another host's address"
+            cure = f"for those two, on {host}: " + "; ".join(f"export {name}={usual}" for name in wrong)
+            yield Result(host, "yellow", "needs a variable", None, problem, why, cure)
+
+
+def _shared(hosts: Hosts) -> set[str]:
+    """Addresses that more than one machine has: of bridges that stand on every host alike."""
+    machines: dict[str, set[str]] = {}
+    for host, hello in hosts.hello.items():
+        for address in hello.get("addresses", {}):
+            machines.setdefault(address, set()).add(hello.get("machine") or host)
+    return {address for address, its in machines.items() if len(its) > 1}

@@ -1,0 +1,106 @@
+"""Torch's process group: how the ranks of a run find each other."""
+
+import datetime
+import itertools
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from ..cluster import World
+from ..errors import UserError, first_line
+from ..errors.console import counted
+from . import stop, supervised
+
+# How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
+PATIENCE = 15  # seconds after which a host says that it waits for others
+_waits = itertools.count()  # of wait_for_all: as many on every rank
+launchers_store: Any = None  # the one of all ranks, once a run had replicas
+ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
+
+
+def store_of_all() -> Any:
+    """Of all ranks of the run, whether or not they are divided into replicas."""
+    return launchers_store or _get_default_store()
+
+
+def join(world: World) -> None:
+    """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
+    between ranks never depends on a healthy NCCL."""
+    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in.
+    if torch.cuda.device_count() >= world.local_size:
+        torch.cuda.set_device(world.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        backend = "gloo"
+    supervised.note(stage="waiting")
+    impatient = threading.Timer(PATIENCE, _say_that_it_waits, [world])
+    impatient.daemon = True
+    impatient.start()
+    try:
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
+    finally:
+        impatient.cancel()
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+    supervised.note(stage="joined")
+    stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
+
+
+def failure(error: Exception) -> UserError:
+    """Of join(), as a user can cure it."""
+    cure = "give the launcher an address that all hosts reach and a port that is free"
+    if "gloo" in str(error).lower():  # the address was found, and other ports are closed
+        cure = "open all TCP ports between the hosts: gloo chooses its own (net.ipv4.ip_local_port_range)"
+    return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure)
+
+
+def wait_for_all() -> None:
+    """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
+    it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
+    store, name = store_of_all(), f"brigade/wait-{next(_waits)}"
+    here, pause = store.add(name, 1), 0.002
+    while here < dist.get_world_size():
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        here = store.add(name, 0)
+
+
+def first_to_fail() -> tuple[bool, str]:
+    """(whether no other rank failed or was ended before this one; which one was ended, and by what)"""
+    try:
+        store = store_of_all()
+        store.set_timeout(datetime.timedelta(seconds=5))
+        ended = store.get(ENDED).decode() if store.check([ENDED]) else ""
+        return not ended and store.add("brigade/failed", 1) == 1, ended
+    except Exception:  # the store died with rank 0: somebody else was first
+        return False, ""
+
+
+def _tell_that_it_is_ended(world: World, by: str) -> None:
+    # Where the store ended with rank 0, or the ranks part at this moment, nobody is left to be told.
+    with suppress(RuntimeError, ValueError):
+        store_of_all().set(ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
+
+
+def _say_that_it_waits(world: World) -> None:
+    """One line of each host. Torch's store does not tell who is there already."""
+    if world.local_rank != 0:
+        return
+    cure = "does the same command run on every host, and does each reach that address?"
+    if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
+        cure = "if you meant one process: unset RANK WORLD_SIZE"
+    others, so_far = counted(world.size - 1, "other rank"), f"since {PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}"
+    line = f"rank {world.rank} on {world.host} is waiting for {others} at {_address()} {so_far}: {cure}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

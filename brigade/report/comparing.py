@@ -1,0 +1,160 @@
+"""Several runs: what differs between their recipes, and whether their losses differ by more than chance explains.
+
+Two runs that read the same samples in the same order meet the same hard and easy batches, so that the difference of their losses
+at one step is less noisy than either loss. Neighbouring differences are alike; the standard error of their mean is therefore
+a moving-block bootstrap's (Kuensch 1989, Annals of Statistics 17(3)): whole blocks of neighbours are drawn. The interval is
+Student's, of as many values as there are blocks, for few blocks say little of how much they vary.
+"""
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..recipe.difference import flat
+from . import facts
+from .reading import Entry, Record, number
+
+FEWEST = 16  # differences for an interval
+EVALUATIONS = 6  # likewise, of evaluations: each is a mean over all held-out samples
+LAST = 0.25  # of what two runs have in common: the share at its end that is compared
+DRAWS = 4_000
+# Of run.yaml's record: what is no cause of a difference, or stands elsewhere.
+_NO_CAUSE = ("identity", "started", "command", "overridden", "promise", "ds_config", "lengthened")
+
+
+@dataclass
+class Comparison:
+    """Tables and sentences of a page. different: key, and its value in each run; verdicts: of each run but the first, its
+    conclusion before its reasons"""
+
+    different: facts.Table = field(default_factory=lambda: ([], []))
+    verdicts: list[list[str]] = field(default_factory=list)
+    overview: facts.Table = field(default_factory=lambda: ([], []))
+
+
+def compare(records: list[Record]) -> Comparison:
+    """Each run with the first one."""
+    verdicts = [verdict(records[0], other) for other in records[1:]]
+    return Comparison(differences(records), verdicts, _overview(records))
+
+
+def differences(records: list[Record]) -> facts.Table:
+    """Keys whose values are not the same in all runs: the recipe's first, then versions, hosts and the rest."""
+    trees = [{key: value for key, value in record.settings.items() if key != "run"} for record in records]
+    of_runs = [{key: value for key, value in record.run.items() if key not in _NO_CAUSE} for record in records]
+    rows = []
+    for found in ([flat(tree) for tree in trees], [flat(tree) for tree in of_runs]):
+        for key in dict.fromkeys(key for one in found for key in one):
+            values = [one.get(key) for one in found]
+            if any(value != values[0] for value in values[1:]):
+                rows.append([key, *(facts.plain(value) for value in values)])
+    return ["key", *(record.name for record in records)], rows
+
+
+def verdict(first: Record, other: Record) -> list[str]:
+    """Sentences: is the other run's loss lower, by how much, how sure is that; or why nobody can tell."""
+    between = f"{other.name} and {first.name}"
+    data = [record.run.get("data") for record in (first, other)]
+    if None not in data and data[0] != data[1]:
+        return [f"{between}: they read different data or encode it differently, so their losses cannot be compared."]
+    training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
+    held_out = _difference(first, other, "held-out loss", first.evaluations, other.evaluations, EVALUATIONS, 0.5)
+    known = [found for found in (training, held_out) if found.low is not None]
+    signs = {found.sign for found in known}
+    if not known:
+        conclusion = "too little was logged at the same place to tell which loss is lower"
+    elif signs == {0}:
+        conclusion = "the data cannot tell which loss is lower"
+    elif {-1, 1} <= signs:
+        conclusion = "training and held-out loss disagree; the data cannot tell which run is better"
+    elif held_out.low is not None and held_out.sign == 0:
+        conclusion = f"{'lower' if -1 in signs else 'higher'} training loss, but the held-out loss cannot be told apart"
+    else:
+        conclusion = f"{other.name} has the {'lower' if -1 in signs else 'higher'} loss"
+    return [f"{between}: {conclusion}.", training.words, held_out.words]
+
+
+@dataclass
+class _Difference:
+    """Of the other run's loss from the first one's. low, high: its 95 % interval, None where there is none"""
+
+    words: str
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def sign(self) -> int:
+        """-1: lower, 1: higher, 0: nobody can tell."""
+        return 0 if self.low is None or self.high is None else (self.low > 0) - (self.high < 0)
+
+
+def _difference(
+    first: Record, other: Record, what: str, ours: list[Entry], theirs: list[Entry], fewest: int, share: float
+) -> _Difference:
+    by = "step" if _batch(first) == _batch(other) else "tokens"
+    places, values = _paired(ours, theirs, by)
+    values = values[-max(fewest, math.ceil(share * len(values))) :] if len(values) else values
+    if not len(values):
+        return _Difference(f"{what.capitalize()}: none was logged at the same {by}.")
+    unit = "logged steps" if what == "training loss" else "evaluations"
+    if len(values) < fewest:
+        said = f"{_signed(float(values[-1]))} at {by} {facts.shown(places[-1])}"
+        return _Difference(f"{what.capitalize()}: {said}; {len(values)} {unit} in common are too few for an interval.")
+    low, high = interval(values)
+    where = f"over the last {len(values)} {unit} that both have (by {by})"
+    said = f"{_signed(float(values.mean()))} {where}, 95 % interval {low:+.4f} to {high:+.4f}"
+    return _Difference(f"{what.capitalize()} of {other.name} against {first.name}: {said}.", low, high)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f} nats ({'lower' if value < 0 else 'higher'})"
+
+
+def _batch(record: Record) -> Any:
+    training = record.settings.get("training")
+    return training.get("global_batch_size") if isinstance(training, dict) else None
+
+
+def _paired(ours: list[Entry], theirs: list[Entry], by: str) -> tuple[list[float], NDArray[np.float64]]:
+    """(places, their losses minus ours): at equal steps; by tokens at ours, between theirs by a straight line."""
+    tables = []
+    for entries in (ours, theirs):
+        pairs = ((number(entry.get(by)), number(entry.get("loss"))) for entry in entries)
+        tables.append({x: y for x, y in pairs if x is not None and y is not None and math.isfinite(x + y)})
+    if by == "step":
+        places = sorted(tables[0].keys() & tables[1].keys())
+        return places, np.array([tables[1][place] - tables[0][place] for place in places])
+    if len(tables[1]) < 2:
+        return [], np.array([])
+    xs = sorted(tables[1])
+    places = [place for place in sorted(tables[0]) if xs[0] <= place <= xs[-1]]
+    theirs_there = np.interp(places, xs, [tables[1][x] for x in xs])
+    return places, theirs_there - np.array([tables[0][place] for place in places])
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Between which the mean of such differences lies in 95 of 100 cases; the same each time for the same values."""
+    count = len(values)
+    length = max(1, min(round(2 * count ** (1 / 3)), count // 6))
+    starts = np.random.default_rng(0).integers(0, count - length + 1, (DRAWS, math.ceil(count / length)))
+    drawn = values[(starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :count]]
+    blocks = count / length
+    error = drawn.mean(axis=1).std() * math.sqrt(blocks / (blocks - 1))
+    reach = np.percentile(np.random.default_rng(0).standard_t(blocks - 1, 40 * DRAWS), 97.5) * error
+    return float(values.mean() - reach), float(values.mean() + reach)
+
+
+def _overview(records: list[Record]) -> facts.Table:
+    """A row for each run."""
+    keys = list(dict.fromkeys(key for record in records for key in facts.of_run(record)))
+    rows = []
+    for record in records:
+        known = facts.of_run(record)
+        losses = [v for entry in record.steps if (v := number(entry.get("loss"))) is not None and math.isfinite(v)]
+        tail = facts.shown(statistics.fmean(losses[-max(1, len(losses) // 10) :])) if losses else ""
+        rows.append([record.name, record.verdict[0], tail, *(known.get(key, "") for key in keys)])
+    return ["run", "state", "training loss, mean of the last tenth", *keys], rows

@@ -1,0 +1,188 @@
+"""What a page says of a run in words and tables, beside its figures."""
+
+import math
+import shlex
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .reading import Record, attempts, number, of_kind
+
+Table = tuple[list[str], list[list[Any]]]  # head, rows
+ANSWERED = 20  # evaluations whose answers a page shows, the newest ones
+ROWS = 24  # of the table beside a chart
+_STARTS = {"torchrun": "torchrun --standalone --nproc_per_node {}", "deepspeed": "deepspeed --num_gpus {}",
+           "accelerate": "accelerate launch --num_processes {}"}  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """A figure with four digits, thousands with commas; any other value as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    if not math.isfinite(number(value) or 0):
+        return "NaN" if value != value else "infinite"
+    if isinstance(value, int) or abs(value) >= 10_000:
+        return f"{value:,.0f}"
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `12 min 5 s`, `3 h 7 min`, `2 d 4 h`"""
+    whole = round(seconds)
+    for large, small, size in (("d", "h", 86400), ("h", "min", 3600), ("min", "s", 60)):
+        if whole >= size:
+            part = {"d": 3600, "h": 60, "min": 1}[large]
+            return f"{whole // size} {large} {whole % size // part} {small}"
+    return f"{seconds:.3g} s"
+
+
+def of_run(record: Record) -> dict[str, str]:
+    """The few facts that one asks for first; what is not known is left out."""
+    run, found = record.run, dict[str, str]()
+    last = record.steps[-1] if record.steps else {}
+    if last:
+        steps = record.known.get("steps")
+        found["step"] = shown(last["step"]) + (f" of {shown(steps)}" if steps else "")
+    losses = [loss for entry in record.evaluations if (loss := number(entry.get("loss"))) is not None]
+    if losses:
+        found["held-out loss"] = shown(losses[-1]) + (f", {shown(losses[0])} at first" if len(losses) > 1 else "")
+    if loss := last.get("loss"):
+        found["training loss"] = shown(number(loss))
+    if tokens := number(last.get("tokens")):
+        found["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
+    speeds = [v for entry in record.steps if (v := number(entry.get("tokens_per_second_per_gpu"))) and math.isfinite(v)]
+    if speeds:
+        found["speed"] = f"{shown(round(statistics.median(speeds)))} tokens/s per rank"
+    if mfu := number(last.get("mfu")):
+        found["MFU"] = f"{mfu:.1f} %"
+    if (seconds := number(last.get("seconds"))) is not None:
+        found["time"] = duration(seconds)
+    if (peak := number(last.get("peak_memory_gib"))) is not None:
+        found["peak memory"] = f"{peak:.1f} GiB"
+    strategy = run.get("strategy")
+    if isinstance(strategy, dict) and strategy.get("name"):
+        found["strategy"] = str(strategy["name"])
+    if run.get("ranks"):
+        found["ranks"] = (
+            f"{run['ranks']} on {', '.join(map(str, run.get('hosts') or []))}, by {run.get('launcher', '?')}"
+        )
+    return found
+
+
+def recipe(record: Record) -> Table:
+    """Every key that the run had, and whether a flag or the launcher said something else than the recipe."""
+    overridden = " ".join(map(str, record.run.get("overridden") or []))
+    rows = []
+    for section in ("model", "data", "training", "cluster"):
+        values = record.settings.get(section)
+        for key, value in values.items() if isinstance(values, dict) else ():
+            said = "overridden" if f"--{key} " in f"{overridden} " else ""
+            rows.append([f"{section}.{key}", plain(value), said])
+    return ["key", "value", ""], rows
+
+
+def plain(value: Any) -> str:
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 2000 else f"{text[:2000]} ..."
+
+
+def surroundings(record: Record) -> Table:
+    """Versions, hosts and what else was resolved."""
+    run, rows = record.run, list[list[Any]]()
+    if record.settings:
+        rows.append(["directory", record.directory.absolute()])
+    for key in ("identity", "started", "commit", "batch", "learning_rate", "data", "ranks", "launcher"):
+        if run.get(key) is not None:
+            rows.append([key.replace("_", " "), shown(run[key])])
+    rows += [["host", host] for host in run.get("hosts") or []]
+    versions = run.get("versions")
+    rows += [[name, version] for name, version in versions.items()] if isinstance(versions, dict) else []
+    rows += [["overridden", note] for note in run.get("overridden") or []]
+    for how in run.get("lengthened") or []:
+        rows.append(["lengthened", how.get("how", how) if isinstance(how, dict) else how])
+    return ["", "value"], rows
+
+
+def repeat(record: Record) -> list[str]:
+    """The commands that make this run once more, into another directory."""
+    if not record.settings:
+        return []
+    run, path = record.run, shlex.quote(str(record.directory.absolute()))
+    hosts, ranks = run.get("hosts") or [""], run.get("ranks") or 1
+    words = f"{path}/run.yaml --output_dir {path}-again"
+    lines = []
+    if commit := run.get("commit"):
+        changed = "   # and the changes that were not committed then" if str(commit).endswith("+") else ""
+        lines.append(f"git checkout {str(commit).rstrip('+')}{changed}")
+    if len(hosts) > 1:
+        slots = "\\n".join(f"{host} slots={ranks // len(hosts)}" for host in hosts)
+        lines += [f"printf {shlex.quote(slots + chr(92) + 'n')} > hostfile"]
+        lines += [f"python -m brigade launch {words.replace(' --', ' --hostfile hostfile --', 1)}"]
+    else:
+        launcher = _STARTS.get(str(run.get("launcher")), "python" if ranks == 1 else _STARTS["torchrun"]).format(ranks)
+        lines.append(f"{launcher} train.py --recipe {words}")
+    return lines
+
+
+def starts(record: Record) -> Table:
+    """Each attempt and what it cost; without the last column where nothing ended before its time."""
+    rows = [
+        [
+            one.began,
+            one.step,
+            one.ranks,
+            one.hosts,
+            duration(one.idle) if one.idle else "",
+            one.lost or "",
+            one.ended_by,
+        ]
+        for one in attempts(record)
+    ]
+    return ["began", "from step", "ranks", "hosts", "after a pause of", "steps lost", "ended by"], rows
+
+
+def checkpoints(record: Record) -> Table:
+    """Those that were written: by events, and those of which only the directory is known."""
+    rows = []
+    told = set()
+    for line in of_kind(record, "checkpoint"):
+        step, size = str(line.get("step")), number(line.get("bytes"))
+        told.add(step)
+        there = "yes" if step in map(str, record.checkpoints) else "no"
+        size_ = f"{size / 2**20:,.1f}" if size is not None and math.isfinite(size) else ""
+        rows.append(
+            [step, str(line.get("time", ""))[:19], size_, *(line.get(k) for k in ("seconds", "blocked")), there]
+        )
+    rows += [[step, "", "", None, None, "yes"] for step in record.checkpoints if str(step) not in told]
+    return ["step", "written", "MiB", "took, s", "training waited, s", "still there"], rows
+
+
+def incidents(record: Record) -> Table:
+    """What went wrong or was slow on the way."""
+    rows = []
+    for line in of_kind(record, "fault", "failed", "slow", "restart", "stopped"):
+        words = line.get("text") or line.get("what") or line.get("why") or line.get("by") or ""
+        where = f"rank {line['rank']} on {line.get('host', '?')}: " if "rank" in line else ""
+        rows.append([str(line.get("time", ""))[:19], line.get("event"), line.get("step", ""), f"{where}{words}"])
+    return ["time", "what", "step", "in words"], rows
+
+
+def answers(record: Record) -> list[dict[str, Any]]:
+    """Each question with its reference and what the model answered at the newest evaluations."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in record.answers:
+        source, question = str(entry.get("source", "")), str(entry.get("question", ""))
+        reference = str(entry.get("reference", ""))
+        one = found.setdefault((source, question), {"source": source, "question": question, "reference": reference})
+        one.setdefault("answers", []).append((entry.get("step", ""), str(entry.get("answer", "")).strip()))
+    for one in found.values():
+        one["left_out"] = max(0, len(one["answers"]) - ANSWERED)
+        one["answers"] = one["answers"][-ANSWERED:]
+    return list(found.values())
+
+
+def default_page(directories: list[Path]) -> Path:
+    """Where a page goes that nobody names."""
+    return directories[0] / "report.html" if len(directories) == 1 else Path("report.html")

@@ -1,0 +1,262 @@
+"""The figures of a page: what each shows of one run or of several, as numbers. How they are drawn: charts.py."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .reading import Entry, Record, attempts, number, of_kind
+
+SMOOTH = 100  # points from which on a running mean is drawn over them, of a fiftieth of them each
+ENDS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "between attempts")
+
+
+@dataclass
+class Line:
+    """A curve. Of each point: step, tokens and seconds since the run's beginning (None where nobody knows), and values.
+
+    faint: it lies behind another that says the same with less noise; low, high: a band around it
+    """
+
+    name: str
+    points: list[tuple[int, float | None, float | None]]
+    values: list[float]
+    faint: bool = False
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Bars:
+    """A bar of parts that add up. below: a sentence on it"""
+
+    name: str
+    parts: dict[str, float]
+
+
+@dataclass
+class Figure:
+    """name: of its files; says: how to read it; lines or bars: what it shows; empty: why there is nothing to show"""
+
+    name: str
+    title: str
+    unit: str
+    says: str
+    lines: list[Line] = field(default_factory=list)
+    bars: list[Bars] = field(default_factory=list)
+    empty: str = ""
+
+    @property
+    def broken(self) -> list[str]:
+        """Of each curve with values that are no finite numbers: how many, and where the first is."""
+        found = []
+        for line in self.lines:
+            places = [
+                point[0] for point, value in zip(line.points, line.values, strict=True) if not math.isfinite(value)
+            ]
+            if places and not line.name.endswith(MEAN):
+                found.append(f"{line.name}: {len(places)} values are NaN or infinite, the first at step {places[0]}")
+        return found
+
+
+MEAN = ", running mean"
+
+
+def all_of(records: list[Record]) -> list[Figure]:
+    """Every figure, in the page's order. Of several runs each has its line; sources are told apart where there is one run."""
+    return [
+        _losses(records),
+        _held_out(records),
+        _curve(records, "gradient-norm", "Gradient norm", "", "grad_norm", "Before clipping, of each logged step."),
+        _curve(records, "learning-rate", "Learning rate", "", "learning_rate", "As the schedule set it at each logged step."),
+        _throughput(records),
+        _curve(records, "step-time", "Time of a step", "seconds", "step_time", "Mean since the last log line, pauses left out."),
+        _times(records),
+        _memory(records),
+        _curve(
+            records, "peak-memory", "Peak memory", "GiB", "peak_memory_gib",
+            "The most that any rank has had since its start: allocated on a GPU, or resident in a host's memory.",
+        ),
+        _curve(
+            records, "slowest-rank", "Slowest rank's score", "", "slowest_rank_score",
+            "1: no rank keeps the others waiting. Below 0.7 the log names the rank and its host.",
+        ),
+    ]  # fmt: skip
+
+
+def _line(name: str, entries: Iterable[Entry], key: str, **more: Any) -> Line:
+    line = Line(name, [], [], **more)
+    for entry in entries:
+        value = number(entry.get(key))
+        if value is not None:
+            line.points.append((entry["step"], number(entry.get("tokens")), number(entry.get("seconds"))))
+            line.values.append(value)
+    return line
+
+
+def _curve(records: list[Record], name: str, title: str, unit: str, key: str, says: str) -> Figure:
+    lines = [_line(_named(records, record, title.lower()), record.steps, key) for record in records]
+    return _with(Figure(name, title, unit, says), lines)
+
+
+def _with(figure: Figure, lines: list[Line]) -> Figure:
+    figure.lines = [line for line in lines if line.values]
+    figure.empty = "" if figure.lines else "Nothing of it was logged."
+    return figure
+
+
+def _named(records: list[Record], record: Record, otherwise: str) -> str:
+    return record.name if len(records) > 1 else otherwise
+
+
+def _losses(records: list[Record]) -> Figure:
+    says = "Mean cross-entropy in nats per supervised token, since the last log line."
+    figure = Figure("training-loss", "Training loss", "nats per token", says)
+    lines = []
+    for record in records:
+        name = _named(records, record, "training")
+        every = _line(name, record.steps, "loss")
+        if len(every.values) >= SMOOTH:
+            window = len(every.values) // 50
+            figure.says = f"{says} The strong line is a running mean of a fiftieth of the run."
+            mean = Line(name + MEAN, every.points, _mean(every.values, window))
+            every.faint = True
+            lines += [every, mean]
+        else:
+            lines.append(every)
+    return _with(figure, lines)
+
+
+def _mean(values: list[float], window: int) -> list[float]:
+    from .thinning import running_mean
+
+    return running_mean(values, window)
+
+
+def sources(record: Record) -> list[str]:
+    """Names of the held-out sources, where there are several."""
+    keys = dict.fromkeys(key for entry in record.evaluations for key in entry)
+    return [key.removesuffix("_loss") for key in keys if key.endswith("_loss") and key != "held_out_loss"]
+
+
+def _held_out(records: list[Record]) -> Figure:
+    says = "Mean cross-entropy in nats per supervised token of samples that are never trained on, each used once."
+    lines = []
+    for record in records:
+        lines.append(_line(_named(records, record, "all held-out samples"), record.evaluations, "loss"))
+        for source in sources(record):
+            name = f"{record.name}: {source}" if len(records) > 1 else source
+            lines.append(_line(name, record.evaluations, f"{source}_loss"))
+    return _with(Figure("held-out-loss", "Held-out loss", "nats per token", says), lines)
+
+
+def _throughput(records: list[Record]) -> Figure:
+    says = "Tokens of a rank in a second, padding and pauses left out: the mean of all ranks."
+    lines = []
+    for record in records:
+        line = _line(_named(records, record, "mean of all ranks"), record.steps, "tokens_per_second_per_gpu")
+        entries = [entry for entry in record.steps if number(entry.get("tokens_per_second_per_gpu")) is not None]
+        ends = [[number(entry.get(f"tokens_per_second_{end}")) for entry in entries] for end in ("least", "most")]
+        if len(records) == 1 and any(value is not None for value in ends[0]):
+            line.low, line.high = ([math.nan if value is None else value for value in end] for end in ends)
+            says += " The band reaches from the rank with the fewest to the one with the most."
+        lines.append(line)
+    return _with(Figure("throughput", "Tokens per second and rank", "tokens/s", says), lines)
+
+
+def _times(records: list[Record]) -> Figure:
+    says = (
+        "Seconds of the whole run. The parts of a step are the mean of all ranks, waiting for the others included; on a GPU they "
+        "are its host's, which runs ahead. Evaluation and checkpoint are what training waited for."
+    )
+    figure = Figure("time", "Where the time goes", "seconds", says)
+    for record in records:
+        parts = dict.fromkeys(ENDS, 0.0)
+        before = 0
+        for entry in record.steps:
+            for part in ENDS[:4]:
+                parts[part] += (number(entry.get(f"seconds_{part}")) or 0.0) * max(0, entry["step"] - before)
+            before = entry["step"]
+        parts["evaluation"] = _sum(number(entry.get("took")) for entry in record.evaluations)
+        parts["checkpoint"] = _sum(number(line.get("blocked")) for line in of_kind(record, "checkpoint"))
+        parts["between attempts"] = _sum(attempt.idle for attempt in attempts(record))
+        if any(parts[part] for part in ENDS[:4]):
+            figure.bars.append(Bars(_named(records, record, "this run"), parts))
+    figure.empty = "" if figure.bars else "The run has not recorded the parts of its steps."
+    return figure
+
+
+def _sum(values: Iterable[float | None]) -> float:
+    return math.fsum(value for value in values if value is not None and math.isfinite(value))
+
+
+def _memory(records: list[Record]) -> Figure:
+    says = "Of the fullest rank at its peak."
+    figure = Figure("memory", "Memory by part", "GiB", says)
+    for record in records:
+        promise = record.run.get("promise")
+        promise = promise if isinstance(promise, dict) else {}
+        measured, predicted = (_parts(promise.get(key)) for key in ("measured", "predicted"))
+        before = f"{record.name}: " if len(records) > 1 else ""
+        peak = measured.pop("peak", 0.0)
+        if measured and (rest := peak - sum(measured.values())) > 0:
+            measured["everything else"] = rest
+        if measured:
+            figure.bars.append(Bars(f"{before}measured", measured))
+        if predicted:
+            figure.bars.append(Bars(f"{before}planned", predicted))
+        elif measured and promise.get("none"):
+            figure.says += f" {before}The planner promises nothing: {promise['none']}."
+    if any("everything else" in bar.parts for bar in figure.bars):
+        figure.says += (
+            " Measured are the model's states; everything else is what remains of the peak: activations, logits and buffers, and "
+            "without a GPU the libraries, too."
+        )
+    figure.empty = "" if figure.bars else "It is measured in the first ten steps of a run."
+    return figure
+
+
+def _parts(section: Any) -> dict[str, float]:
+    parts = section.get("parts") if isinstance(section, dict) else None
+    found = {str(key): number(value) for key, value in parts.items()} if isinstance(parts, dict) else {}
+    return {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
+
+
+# ---- as numbers --------------------------------------------------------------------------------------------------
+def rows(figure: Figure) -> tuple[list[str], list[list[Any]]]:
+    """(head, rows) of all that a figure shows, not thinned: for its CSV file."""
+    if figure.bars:
+        return ["of", "part", figure.unit], [[bar.name, *part] for bar in figure.bars for part in bar.parts.items()]
+    band = any(line.low for line in figure.lines)
+    head = ["line", "step", "tokens", "seconds", figure.title.lower(), *(["least", "most"] if band else [])]
+    found = []
+    for line in figure.lines:
+        for place, (point, value) in enumerate(zip(line.points, line.values, strict=True)):
+            ends = [line.low[place], line.high[place]] if line.low else ["", ""] if band else []
+            found.append([line.name, *("" if part is None else part for part in point), value, *ends])
+    return head, found
+
+
+def said_of(figure: Figure, show: Callable[[float], str]) -> str:
+    """The figure in a sentence, for who does not see it. show: a value in words"""
+    if figure.empty:
+        return figure.empty
+    if figure.bars:
+        return " ".join(
+            f"{bar.name}: {', '.join(f'{name} {show(value)}' for name, value in bar.parts.items())}."
+            for bar in figure.bars
+        )
+    found = []
+    for line in figure.lines:
+        finite = [
+            (value, point[0]) for value, point in zip(line.values, line.points, strict=True) if math.isfinite(value)
+        ]
+        if finite and not line.name.endswith(MEAN):
+            (low, at_low), (high, at_high) = min(finite), max(finite)
+            first, last = (
+                f"{show(finite[0][0])} at step {finite[0][1]}",
+                f"{show(finite[-1][0])} at step {finite[-1][1]}",
+            )
+            ends = f"lowest {show(low)} at step {at_low}, highest {show(high)} at step {at_high}"
+            found.append(f"{line.name}: from {first} to {last}; {ends}.")
+    return " ".join(found)

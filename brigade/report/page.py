@@ -1,0 +1,108 @@
+"""The page: one HTML file that holds all it needs. Texts of a run are data in it: escaped, and no script of theirs runs."""
+
+import base64
+import csv
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..errors import UserError
+from ..run.directory import now, write_whole
+from . import charts, facts, figures, library
+from .comparing import Comparison, compare
+from .figures import Figure
+from .reading import Record
+from .thinning import kept
+
+HERE = Path(__file__).parent
+MARK = "<!-- made by python -m brigade report -->"  # what may be written over
+
+
+def write(records: list[Record], path: Path) -> None:
+    """The page of these runs. Raises UserError where it cannot be written, or another file is there."""
+    try:
+        if path.exists() and MARK not in path.open(errors="replace").read(400):
+            problem = "this file is no page of a run"
+            raise UserError(str(path), problem, "name another --html, or move that file away")
+        write_whole(path, html(records))
+    except OSError as error:
+        problem = f"the page cannot be written: {error.strerror}"
+        raise UserError(str(path), problem, "name another file: --html FILE") from None
+
+
+def html(records: list[Record]) -> str:
+    """One file: markup, style, the chart library and the data."""
+    scripts = [library.javascript(), (HERE / "page.js").read_text()]
+    found = figures.all_of(records)
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"shown": facts.shown}
+    several = len(records) > 1
+    return environment.get_template("page.html.jinja").render(
+        mark=Markup(MARK),
+        title=" and ".join(record.name for record in records),
+        records=records,
+        comparison=compare(records) if several else Comparison(),
+        figures=[(figure, _drawing(figure), _table(figure)) for figure in found],
+        facts=facts,
+        described=lambda figure: figures.said_of(figure, facts.shown),
+        written=now(),
+        style=Markup((HERE / "page.css").read_text()),
+        scripts=[Markup(script) for script in scripts],
+        # A second lock: only these two scripts run, whatever got into the page, and nothing is fetched.
+        hashes=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _drawing(figure: Figure) -> Markup:
+    return Markup("" if figure.empty else charts.text_of(charts.chart(figure)))
+
+
+def _table(figure: Figure) -> facts.Table:
+    """What a chart shows as a table: of a curve its first and last values, its lowest and highest, and some between."""
+    if figure.bars:
+        parts = list(dict.fromkeys(name for bar in figure.bars for name in bar.parts))
+        return [figure.unit, *(bar.name for bar in figure.bars)], [
+            [part, *(bar.parts.get(part) for bar in figure.bars)] for part in parts
+        ]
+    lines = [line for line in figure.lines if not line.name.endswith(figures.MEAN)]
+    steps: dict[int, dict[str, float]] = {}
+    for line in lines:
+        for place in kept(line.values, max(4, facts.ROWS // len(lines))):
+            steps.setdefault(line.points[place][0], {})[line.name] = line.values[place]
+    return ["step", *(line.name for line in lines)], [
+        [step, *(steps[step].get(line.name) for line in lines)] for step in sorted(steps)
+    ]
+
+
+def write_files(records: list[Record], folder: Path) -> list[Path]:
+    """Each figure as a PNG and as a CSV with every value."""
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in figures.all_of(records):
+            if figure.empty:
+                continue
+            picture, table = folder / f"{figure.name}.png", folder / f"{figure.name}.csv"
+            picture.write_bytes(library.picture(charts.chart(figure), figure.title))
+            head, rows = figures.rows(figure)
+            with table.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([head, *map(_cells, rows)])
+            written += [picture, table]
+    except OSError as error:
+        problem = f"the figures cannot be written: {error.strerror}"
+        raise UserError(str(folder), problem, "name another file: --html FILE, or --page_only") from None
+    return written
+
+
+def _cells(row: list[Any]) -> list[Any]:
+    return ["" if isinstance(value, float) and math.isnan(value) else value for value in row]

@@ -1,0 +1,265 @@
+"""What was seen of a cluster, as a table: rates, who is slow, and what the watchdog would say."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..distributed import hangs
+from ..launch.messages import printable
+from .watching import HostSeen, Watching
+
+SILENT = 10.0  # seconds of silence from which on a rank's is shown, and all ranks' is judged
+STALE = 20.0  # seconds after which a rank's file was due again, twice over
+SLOW = 0.7  # score from which on training/slow_ranks.py calls no rank slow
+GIB = 2**30
+
+
+@dataclass
+class RankRow:
+    """A rank as it is shown. state: running, silent, stopped, gone, lost (its host) or old (its file)"""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    silent: float
+    state: str = "running"
+    tokens_per_second: float | None = None
+    cpu: float | None = None  # percent of one processor
+    memory: int | None = None
+    gpu: dict[str, Any] | None = None
+    slow: str = ""
+    waits: dict[str, Any] | None = None
+
+
+def rank_rows(watching: Watching) -> list[RankRow]:
+    """All ranks of which anything is known, by number."""
+    latest: dict[str, dict[str, Any]] = dict(watching.read)
+    for seen in watching.hosts.values():
+        if seen.samples:
+            latest |= seen.samples[-1][1].get("ranks", {})
+    slow = slow_now(watching.told)
+    rows = []
+    for key, says in latest.items():
+        host = watching.hosts.get(says.get("host", ""))
+        seconds = float(says.get("seconds") or 0.0)
+        row = RankRow(
+            int(key), str(says.get("host", "?")), int(says.get("step") or 0), str(says.get("phase", "?")), seconds
+        )
+        row.state = _state(says, host, seconds)
+        row.waits, row.slow = says.get("waits"), slow.get(row.rank, "")
+        if host and not host.problem:
+            row.tokens_per_second = _rate(host, key, "tokens")
+            row.cpu = _percent(_rate(host, key, "cpu", "at_host"))
+            row.memory = says.get("memory")
+            gpus = host.samples[-1][1].get("gpus", [])
+            row.gpu = next((gpu for gpu in gpus if says.get("pid") in gpu.get("pids", ())), None)
+        rows.append(row)
+    return sorted(rows, key=lambda row: row.rank)
+
+
+def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
+    if host and host.problem and host.problem != "connecting":
+        return "lost"
+    if says.get("state") in ("stopped", "gone"):
+        return str(says["state"])
+    if float(says.get("age") or 0.0) > STALE:
+        return "old"
+    return "silent" if seconds > SILENT else "running"
+
+
+def _rate(host: HostSeen, key: str, figure: str, clock: str = "at") -> float | None:
+    """Per second, between the oldest and the newest sample in which a rank's figure differs."""
+    points: list[tuple[float, float]] = []
+    for _, facts in host.samples:
+        says = facts.get("ranks", {}).get(key, {})
+        when = facts.get("at") if clock == "at_host" else says.get("at")
+        if says.get(figure) is not None and when is not None and (not points or when > points[-1][0]):
+            points.append((when, says[figure]))
+    if len(points) < 2 or points[-1][1] < points[0][1]:  # it began anew
+        return None
+    return float(points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def host_figures(host: HostSeen) -> dict[str, float]:
+    """cpu in percent of all its processors, memory and memory_total in bytes, received and sent in bytes per second, watts,
+    temperature; what is not known is left out."""
+    if not host.samples:
+        return {}
+    first, last = host.samples[max(0, len(host.samples) - 6)][1], host.samples[-1][1]
+    before, now, seconds = first["host"], last["host"], last["at"] - first["at"]
+    found = {key: now[key] for key in ("memory", "memory_total", "temperature") if key in now}
+    if seconds > 0 and "busy" in now and "busy" in before:
+        found["cpu"] = 100 * (now["busy"] - before["busy"]) / max(now["total"] - before["total"], 1e-9)
+        found |= {key: (now[key] - before[key]) / seconds for key in ("received", "sent")}
+        if "joules" in now and "joules" in before and now["joules"] >= before["joules"]:
+            found["watts"] = (now["joules"] - before["joules"]) / seconds
+    return found
+
+
+def slow_now(told: list[dict[str, Any]]) -> dict[int, str]:
+    """Rank -> why it is slow, by the run's own measure, until that finds none slow any more."""
+    found: dict[int, str] = {}
+    fresh = True
+    for line in told:
+        if line.get("event") == "slow" and isinstance(line.get("rank"), int):
+            found = found if fresh else {}
+            fresh = True
+            found[line["rank"]] = f"score {line.get('score', '?')}: {line.get('why', '')}"
+        elif line.get("event") == "step":
+            fresh = False
+            if isinstance(score := line.get("slowest_rank_score"), int | float) and score >= SLOW:
+                found = {}
+        elif line.get("event") == "started":
+            found = {}
+    return found
+
+
+def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
+    """What the watchdog says, or would say if this silence went on; else the last thing that went wrong."""
+    apart = [row for row in rows if row.state in ("stopped", "gone", "lost")]
+    quiet = rows and all(row.silent > SILENT or row.state != "running" for row in rows)
+    ended = told and told[-1].get("event") in ("end", "stopped", "failed")
+    if ended:
+        last = told[-1]
+        words = {"end": "The run has reached its end.", "stopped": f"The run was stopped by {last.get('by', '?')}."}
+        return words.get(last["event"], f"The run failed: {last.get('text', '')}")
+    if quiet or apart:
+        known = [_silent(row) for row in rows]
+        if (late := hangs.culprits(known)) and len(known) > 1:
+            return f"The others wait: {hangs.sentence(known)}" if len(late) < len(known) else hangs.sentence(known)
+        return hangs.sentence(known)
+    if slow := [row for row in rows if row.slow]:
+        return "; ".join(f"rank {row.rank} on {row.host} is slow, {row.slow}" for row in slow)
+    faults = [line for line in told if line.get("event") in ("fault", "failed", "started")]
+    if faults and faults[-1].get("event") != "started":
+        return str(faults[-1].get("text") or faults[-1].get("what") or "a fault was recorded")
+    return "All ranks move." if rows else "No rank has written its heartbeat yet."
+
+
+def _silent(row: RankRow) -> hangs.Silent:
+    more = {key: value for key, value in (row.waits or {}).items() if key in ("collective", "number", "group")}
+    phase = row.phase if row.phase in hangs.PHASES else "starting"
+    answers = row.state not in ("gone", "lost", "old")
+    return hangs.Silent(row.rank, row.host, phase, row.step, row.silent, row.state == "stopped", answers, **more)
+
+
+# ---- drawn -------------------------------------------------------------------------------------------------------
+def render(watching: Watching, height: int = 0) -> Any:
+    """A rich renderable. height: lines that there are; 0: as many as it takes"""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = rank_rows(watching)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    heads = ("host", "rank", "step", "phase", "tokens/s", "CPU %", "GPU %", "memory", "°C", "W", "in", "out", "")
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("host", "phase", "") else "right", no_wrap=True)
+    lines: list[tuple[list[str], str]] = []
+    names = list(dict.fromkeys([*watching.hosts, *(row.host for row in rows)]))
+    for name in names:
+        host = watching.hosts.get(name)
+        lines.append(_host_line(name, host))
+        lines += [_rank_line(row, rows) for row in rows if row.host == name]
+    room = max(4, height - 6) if height else len(lines)
+    for cells, style in lines[:room]:
+        table.add_row(*(printable(cell) for cell in cells), style=style)
+    more = (
+        [Text(f"... {len(lines) - room} more lines; a larger terminal shows them", style="dim")]
+        if len(lines) > room
+        else []
+    )
+    heading = Text(printable(_heading(watching)), style="bold", no_wrap=True, overflow="ellipsis")
+    said = verdict(rows, watching.told)
+    calm = said.startswith(("All ranks", "The run has"))
+    return Group(
+        heading,
+        Text(""),
+        table,
+        *more,
+        Text(""),
+        Text(printable(said), style="" if calm else "bold red"),
+        Text("q leaves", style="dim"),
+    )
+
+
+def _heading(watching: Watching) -> str:
+    if not watching.directory:
+        return f"{len(watching.hosts)} hosts"
+    last: dict[str, Any] = next((line for line in reversed(watching.told) if line.get("event") == "step"), {})
+    parts = [Path(watching.directory).name]
+    if last:
+        parts.append(f"step {last.get('step')}/{last.get('steps', '?')}")
+        parts += [f"loss {last['loss']:.4f}"] if isinstance(last.get("loss"), float) else []
+        speed = last.get("tokens_per_second")
+        parts += [f"{speed:,.0f} tokens/s"] if isinstance(speed, int | float) else []
+    return ", ".join(parts)
+
+
+def _host_line(name: str, host: HostSeen | None) -> tuple[list[str], str]:
+    if host is None:
+        return [name, *[""] * 11, "not asked"], "dim"
+    figures = host_figures(host)
+    state = host.problem and ("connecting" if host.problem == "connecting" else f"LOST: {host.problem}")
+    cells = [
+        name,
+        "",
+        "",
+        "",
+        "",
+        _number(figures.get("cpu")),
+        "",
+        _memory(figures.get("memory"), figures.get("memory_total")),
+    ]
+    cells += [_number(figures.get("temperature")), _number(figures.get("watts"))]
+    cells += [_bytes(figures.get("received")), _bytes(figures.get("sent"))]
+    if host.problem:
+        cells[4:12] = [""] * 8
+    return [*cells, state], "bold red" if state.startswith("LOST") else "bold"
+
+
+def _rank_line(row: RankRow, rows: Iterable[RankRow]) -> tuple[list[str], str]:
+    gpu = row.gpu or {}
+    words = {"stopped": "STOPPED", "gone": "GONE", "lost": "host lost", "old": "its file is old"}.get(row.state, "")
+    if not words and row.silent > SILENT:
+        words = f"silent for {row.silent:.0f} s"
+    slowest = row.slow or (not words and row.step < max(other.step for other in rows) - 1 and "behind")
+    words = words or ("SLOWEST" if slowest else "")
+    memory = _memory(gpu.get("memory"), gpu.get("memory_total")) if gpu else _memory(row.memory, None)
+    cells = ["", str(row.rank), f"{row.step:,}", row.phase, _number(row.tokens_per_second), _number(row.cpu)]
+    cells += [
+        _number(gpu.get("used")),
+        memory,
+        _number(gpu.get("temperature")),
+        _number(gpu.get("watts")),
+        "",
+        "",
+        words,
+    ]
+    style = "red" if row.state in ("stopped", "gone", "lost") else "yellow" if words else ""
+    return cells, style
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _memory(used: float | None, total: float | None) -> str:
+    if used is None:
+        return ""
+    return f"{used / GIB:.1f} GiB" if total is None else f"{used / GIB:.1f}/{total / GIB:.0f} GiB"
+
+
+def _bytes(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.1f} {unit}B/s"
+    return f"{rate:.0f} B/s"

@@ -1,0 +1,104 @@
+"""Looking at hosts again and again: over launch's own lines to them, and at what ranks leave in the output directory.
+
+Nothing is asked of a rank. A host's agent reads counters of its system, a few milliseconds of one processor at each look.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..launch.connection import Channel, transport
+from ..launch.usage import heartbeats
+from ..run import events
+
+KEPT = 90.0  # seconds of samples, of which rates are made
+AGAIN = 10.0  # seconds before a host that is lost is tried again
+PATIENCE = 15.0  # for a login and for an answer
+
+
+@dataclass
+class HostSeen:
+    """samples: (when by our clock, launch/usage.sample()), newest last; problem: why it does not answer now"""
+
+    name: str
+    samples: deque[tuple[float, dict[str, Any]]] = field(default_factory=deque)
+    problem: str = "connecting"
+
+    def add(self, facts: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self.problem = ""
+        self.samples.append((now, facts))
+        while self.samples[0][0] < now - KEPT:
+            self.samples.popleft()
+
+
+class Watching:
+    """hosts: by name; directory: the run's, None where hosts alone are watched; read: what its files say, by rank; told: its
+    events"""
+
+    def __init__(self, hosts: list[str], directory: Path | None, every: float) -> None:
+        self.hosts = {name: HostSeen(name) for name in hosts}
+        self.directory, self.every = directory and directory.absolute(), every
+        self.read: dict[str, dict[str, Any]] = {}
+        self.told: list[dict[str, Any]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._channels: list[Channel] = []
+
+    async def begin(self) -> None:
+        self._tasks = [asyncio.ensure_future(self._follow(host)) for host in self.hosts.values()]
+        self._tasks.append(asyncio.ensure_future(self._read_files()))
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    def ready(self) -> bool:
+        """Whether each host has answered twice, or cannot."""
+        return all(len(host.samples) > 1 or host.problem not in ("", "connecting") for host in self.hosts.values())
+
+    async def _follow(self, host: HostSeen) -> None:
+        """Ask one host until this is cancelled."""
+        line = transport(host.name, "slurm" if "SLURM_JOB_ID" in os.environ else "ssh")
+        while True:
+            channel = Channel(host.name, range(0), line, asyncio.Queue())
+            self._channels = [one for one in self._channels if one.open] + [channel]
+            try:
+                await channel.connect(PATIENCE)
+                while True:
+                    answer = await channel.ask("usage", timeout=PATIENCE, directory=str(self.directory or ""))
+                    host.add(answer["facts"])
+                    await asyncio.sleep(self.every)
+            except UserError as error:
+                host.problem = error.problem
+            channel.abandon()
+            await asyncio.sleep(AGAIN)
+
+    async def _read_files(self) -> None:
+        """Of the output directory as it is seen from here: also of hosts that do not answer. Beside the loop: a file system may
+        hang."""
+        while self.directory:
+            with suppress(OSError):
+                self.read = await asyncio.to_thread(heartbeats, self.directory)
+                self.told = await asyncio.to_thread(_newest, self.directory / events.FILE)
+            await asyncio.sleep(self.every)
+
+
+def _newest(path: Path, size: int = 2**18) -> list[dict[str, Any]]:
+    """The events at the end of a file that may be long: `size` bytes of it."""
+    found = []
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        for line in file.read().splitlines():
+            with suppress(ValueError):  # the first one is cut; the last one may be half written
+                event = json.loads(line)
+                found += [event] if isinstance(event, dict) else []
+    return found

@@ -1,0 +1,46 @@
+"""Whose word it is: what other ranks than the first print, log or warn of has their number before it."""
+
+import io
+import logging
+import sys
+import warnings
+from typing import Any
+
+
+class _Marked(io.TextIOBase):
+    """Writes whole lines to `stream`, each after a mark, but for noise and empty ones."""
+
+    def __init__(self, stream: Any, mark: str, noise: tuple[str, ...]) -> None:
+        self.stream, self.mark, self.noise, self.begun = stream, mark, noise, ""
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in lines:
+            if line.strip() and not line.startswith(self.noise):
+                self.stream.write(f"{self.mark}{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        if self.begun:
+            self.write("\n")
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+
+def mark(rank: int, noise: tuple[str, ...]) -> None:
+    """Mark what this process says from now on as this rank's, and leave out lines that begin like noise."""
+    mark = f"rank {rank}: "
+    if not isinstance(sys.stdout, _Marked):
+        sys.stdout = _Marked(sys.stdout, mark, noise)
+    if not (formatted := warnings.formatwarning)("", UserWarning, "", 0).startswith(mark):  # nor by an earlier run
+        warnings.formatwarning = lambda *args, **options: mark + formatted(*args, **options)
+        record = logging.getLogRecordFactory()
+
+        def marked(*args: Any, **options: Any) -> logging.LogRecord:
+            one = record(*args, **options)
+            one.msg = f"{mark}{one.msg}"
+            return one
+
+        logging.setLogRecordFactory(marked)

@@ -1,0 +1,54 @@
+"""Hosts for tests of check: what four of them answer of their names, cards and ports."""
+
+import asyncio
+from typing import Any
+
+from brigade.check.hosts import Facts, Recorded, Wanted
+from brigade.check.registry import Function
+from brigade.check.results import Result
+
+NODES = [f"node{number}" for number in range(1, 5)]
+CARD = {"name": "eth0", "kind": "mlx5_core", "mtu": 1500}
+LOOPBACK = {"name": "lo", "kind": "loopback", "mtu": 65536, "addresses": []}
+
+
+def address(host: str) -> str:
+    return f"10.0.0.{host[-1]}"
+
+
+def look(host: str, **more: Any) -> Facts:
+    """What a sound host sees."""
+    card = CARD | {"addresses": [address(host)]}
+    return {
+        "resolved": {other: [address(other)] for other in NODES}, "unresolved": {}, "interfaces": [LOOPBACK, card],
+        "leads": "eth0", "variables": {}, "hostname": host, "own": [address(host)],
+    } | more  # fmt: skip
+
+
+def listening(host: str) -> Facts:
+    more = {"master": 29500} if host == "node1" else {}
+    return {"range": [32768, 60999], "ports": [32768, 40000], "datagrams": 5, "long": 7, "control": 6} | more
+
+
+def judged(
+    check: Function,
+    answers: dict[str, Any],
+    hosts: list[str] = NODES,
+    environment: dict[str, str] | None = None,
+    gpus: int = 0,
+    **own: Facts,
+) -> dict[str, tuple[str, str]]:
+    """host -> (level, problem); own: host -> what differs of its look()"""
+    answers = {"reach.look": {host: look(host, **own.get(host, {})) for host in hosts}} | answers
+    hello: dict[str, Facts] = {
+        host: {"addresses": {address(host): "eth0"}, "gpus": gpus, "machine": host} for host in hosts
+    }
+    wanted = Wanted(dict.fromkeys(hosts, 1), environment=environment or {})
+    recorded = Recorded(wanted, answers, hello)
+
+    async def run() -> list[Result]:
+        return [result async for result in check(recorded)]
+
+    results = asyncio.run(run())
+    assert all(bool(result.why and result.cure) == (result.level in ("yellow", "red")) for result in results)
+    return {result.host: (result.level, result.problem) for result in results}

@@ -1,0 +1,29 @@
+"""What the tests of one process share: its flags, and a finished run."""
+
+import pytest
+
+import train
+from testing import runs
+from testing.command_line import as_flags
+
+
+@pytest.fixture(scope="session")
+def flags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    further = as_flags(max_steps=6, save_steps=3, optim="adamw_torch", learning_rate="1e-3", report_to="tensorboard")
+    return [*runs.write_inputs(folder), *further]
+
+
+@pytest.fixture(scope="session")
+def done(flags, tmp_path_factory):
+    """A finished run: its directory and its log."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    return output, train.main([*flags, "--output_dir", str(output)]).state.log_history
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """What train.main sets for a group of one rank, as ZeRO needs it, is not left to later tests: they would start one too."""
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(key, "")
+        monkeypatch.delenv(key)

@@ -1,0 +1,153 @@
+"""What a checkpoint lacks is seen, the one before it is taken, and another run's is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+import train
+from brigade.checkpoint import choosing, manifest
+from brigade.cluster import World
+from brigade.errors import UserError
+from brigade.run.directory import Run
+from brigade.strategy import Strategy
+from tests.ranks.one_process.runs_of_one import left_alone, losses
+
+
+def without(*names):
+    return lambda checkpoint: [(checkpoint / name).unlink() for name in names]
+
+
+def cut(name):
+    def shorten(checkpoint):
+        file = checkpoint / name
+        file.write_bytes(file.read_bytes()[:-1])
+
+    return shorten
+
+
+def garbage(checkpoint):
+    """Without checksums only what is no safetensors at all is seen."""
+    without("brigade.json")(checkpoint)
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+
+
+def flipped(checkpoint):
+    file = checkpoint / "optimizer.pt"
+    there = bytearray(file.read_bytes())
+    there[len(there) // 2] ^= 1
+    file.write_bytes(there)
+
+
+DAMAGE = {  # what happens to a checkpoint; what is said of it
+    "no optimizer": (without("optimizer.pt"), "optimizer.pt is missing"),
+    "no optimizer, by an earlier version": (without("optimizer.pt", "brigade.json"), "optimizer.pt is missing"),
+    "no scheduler, by an earlier version": (without("scheduler.pt", "brigade.json"), "scheduler.pt is missing"),
+    "no random state": (without("rng_state.pth"), "rng_state.pth is missing"),
+    "cut short": (cut("optimizer.pt"), "optimizer.pt has "),
+    "no safetensors, by an earlier version": (garbage, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_a_checkpoint_lacks_is_seen(name, done, tmp_path):
+    shutil.copytree(done[0] / "checkpoint-6", tmp_path / "checkpoint-6")
+    assert manifest.flaw(tmp_path / "checkpoint-6") is None
+    damage, told = DAMAGE[name]
+    damage(tmp_path / "checkpoint-6")
+    assert told in manifest.flaw(tmp_path / "checkpoint-6")
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(done, flags, tmp_path, capfd):
+    output, history = done
+    run = tmp_path / "run"
+    shutil.copytree(output, run)
+    left_alone(run)
+    flipped(run / "checkpoint-6")
+    assert losses(train.main([*flags, "--output_dir", str(run)]).state.log_history) == losses(history)
+    said = " ".join(capfd.readouterr().out.split())
+    assert (
+        "checkpoint-6: optimizer.pt is not what was written" in said
+        and "checkpoint-3" in said.partition("continues")[2]
+    )
+    assert manifest.flaw(run / "checkpoint-6") is manifest.damage(run / "checkpoint-6") is None, "it is written anew"
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+    assert not (run / ".saving").exists()
+
+    left_alone(run)
+    for step in (3, 6):
+        (run / f"checkpoint-{step}" / "scheduler.pt").unlink()
+    with pytest.raises(SystemExit):
+        train.main([*flags, "--output_dir", str(run)])
+    said = capfd.readouterr().err
+    assert "checkpoint-6" in said and "scheduler.pt is missing" in said and "--fresh moves this run aside" in said
+
+
+def test_data_that_changed_since_the_run_stopped_is_not_trained_on(done, flags, tmp_path, capfd):
+    shutil.copytree(done[0], tmp_path / "run")
+    left_alone(tmp_path / "run")
+    data = Path(yaml.safe_load((done[0] / "run.yaml").read_text())["data"]["train_file"])
+    text = data.read_text()
+    try:
+        data.write_text(text.replace(" a ", " the ", 1))
+        with pytest.raises(SystemExit) as left:
+            train.main([*flags, "--output_dir", str(tmp_path / "run")])
+    finally:
+        data.write_text(text)
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and "the data or the tokenizer changed since this run began" in said
+
+
+@pytest.mark.parametrize(
+    "others, told",
+    [
+        (["--learning_rate", "2e-3"], "training.learning_rate is 0.001 there and 0.002 here"),
+        (["--max_train_samples", "50"], "data.max_train_samples is None there and 50 here"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(others, told, done, flags, tmp_path, capfd):
+    named = ["--resume_from_checkpoint", str(done[0] / "checkpoint-3"), "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as left:
+        train.main([*flags, *others, *named])
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and told in said and "error on " in said and "run.yaml" in said
+    assert not (tmp_path / "run").exists()
+
+
+def refused(folder, strategy, world_size, base=(), peft=False, named=True, optim="sgd"):
+    """What is said of continuing from `folder` under this strategy."""
+    recipe = SimpleNamespace(model=SimpleNamespace(use_peft=peft), training=SimpleNamespace(optim=optim))
+    settings = SimpleNamespace(resume_from_checkpoint=str(folder) if named else None, fresh=False, recipe=recipe)
+    world = World(0, 0, world_size, world_size, "h", "torchrun")
+    run = Run(settings, strategy, world, None, "", folder.parent)
+    with pytest.raises(UserError) as caught:
+        choosing.choose(run, "data", dict(base))
+    return str(caught.value)
+
+
+NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}
+
+
+def test_what_cannot_be_carried_over_is_refused_before_anything_is_loaded(tmp_path):
+    """As DeepSpeed lays its files out; an earlier version wrote no record beside them."""
+    folder = tmp_path / "checkpoint-3"
+    for rank in range(4):
+        for kind in ("optim", "model"):
+            file = folder / "global_step3" / f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    for name, text in (("latest", "global_step3"), ("trainer_state.json", "{}"), ("scheduler.pt", "")):
+        (folder / name).write_text(text)
+    for named in (True, False):
+        told = refused(folder, Strategy("zero3", "zero3_nvme", "", ds_config=NVME), 2, named=named)
+        assert "DeepSpeed on 4 ranks" in told and "zero3_nvme on 2 ranks" in told and "swap files" in told
+        assert "cure: continue with DeepSpeed on 4 ranks" in told
+    ddp = Strategy("ddp", "ddp", "")
+    assert "adamw_8bit quantises its states in blocks" in refused(folder, ddp, 4, optim="adamw_8bit")
+    (folder / "brigade.json").write_text(json.dumps({"base": {"model.safetensors": "old"}, "files": {}}))
+    told = refused(folder, ddp, 4, {"model.safetensors": "new"}, peft=True)
+    assert "another base: model.safetensors changed" in told

@@ -1,0 +1,107 @@
+"""A run writes its own page: renewed at evaluations, at its end, and when it fails; and goes on where that fails."""
+
+import sys
+
+import pytest
+
+import train
+from brigade.distributed import ranks
+from brigade.recipe.files import read_yaml
+from brigade.report import reading
+from brigade.run import page
+from testing import runs
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    shared = runs.write_inputs(tmp_path_factory.mktemp("inputs"))
+    return [*shared, "--max_steps", "6", "--eval_steps", "2", "--save_steps", "3", "--report_page", "true"]
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The pages that were begun, and what had been logged by then."""
+    found, start = [], page._start
+
+    def note(directory):
+        found.append((directory / "events.jsonl").read_text().count('"event": "evaluation"'))
+        return start(directory)
+
+    monkeypatch.setattr(page, "_start", note)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(key, "")
+        monkeypatch.delenv(key)
+
+
+def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, capsys):
+    output = tmp_path / "run"
+    train.main([*flags, "--output_dir", str(output)])
+    assert f"How it went, for the browser: {output}/report.html." in capsys.readouterr().out
+    assert begun == [2, 4], "the first evaluation with a step; the next came too soon; the end"
+    text = (output / "report.html").read_text()
+    assert 'class="verdict succeeded"' in text and "Content-Security-Policy" in text
+    (record,) = reading.read([output])
+    last = record.steps[-1]
+    for key in (
+        "grad_norm",
+        "learning_rate",
+        "tokens_per_second_per_gpu",
+        "seconds_forward",
+        "seconds_backward",
+        "tokens",
+    ):
+        assert last[key] > 0, key
+    parts = [last[f"seconds_{part}"] for part in ("data", "forward", "backward", "optimizer")]
+    assert sum(parts) == pytest.approx(last["step_time"], rel=0.5)
+    assert record.checkpoints == [3, 6] and not record.notes
+
+
+def test_memory_is_measured_by_part(flags, tmp_path):
+    output = tmp_path / "run"
+    train.main(
+        [*flags, "--max_steps", "10", "--save_steps", "null", "--report_page", "false", "--output_dir", str(output)]
+    )
+    parts = read_yaml(output / "run.yaml")["run"]["promise"]["measured"]["parts"]
+    assert parts["weights"] == parts["gradients"] == pytest.approx(parts["optimizer"] / 2, rel=0.01)
+    assert parts["peak"] > sum(parts[name] for name in ("weights", "gradients", "optimizer"))
+    assert not (output / "report.html").exists()
+
+
+def test_a_run_that_fails_has_a_page_with_the_verdict(flags, tmp_path, monkeypatch):
+    class Left(Exception):
+        pass
+
+    def leave(code):
+        raise Left
+
+    output = tmp_path / "run"
+    monkeypatch.setattr(ranks.os, "_exit", leave)
+    with pytest.raises(Left):
+        train.main([*flags, "--learning_rate", "1e30", "--warmup_steps", "0", "--output_dir", str(output)])
+    ranks.stop.leaving.release()
+    text = (output / "report.html").read_text()
+    assert 'class="verdict failed"' in text and "It failed at step 1 of 6: rank 0 on" in text
+    assert "not finite" in text
+
+
+def test_an_error_in_the_page_is_a_warning(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert not page.write(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert not page.write(tmp_path)
+    said = capsys.readouterr().err
+    assert said.count("warning: no page of") == 2
+
+
+def test_a_page_that_hangs_is_given_up(tmp_path, monkeypatch, capsys):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    assert not page.write(tmp_path, limit=0.2)
+    assert "was not written within" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""Chat templates: a user's own, ours in place of one without marks, and those that do not fit."""
+
+import copy
+
+import pytest
+
+from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, same, words
+
+
+def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
+    own = tmp_path / "own.jinja"
+    own.write_text(
+        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %} {% endfor %}"
+    )
+    data = prepare([chat("abc", "def")], [chat("ghi", "jkl")], chat_template=str(own))
+    assert words(tokenizer, data.train)[0].replace(" ", "") == "abcdef"
+
+
+def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
+    message = mistake(prepare, CHATS[:1], HELD, chat_template="llama3")
+    assert "bos_token, and the tokenizer has none" in message and "chat_template" in message.splitlines()[-1]
+
+
+def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
+    """It is never an all-zero mask: ours stands in where it renders the same, else the run stops."""
+    stock = copy.deepcopy(tokenizer)
+    stock.chat_template = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    found = prepare(chat_template=None, tokenizer=stock)
+    assert same(found.train, prepare(chat_template="chatml").train)
+    assert (found.stands_in, prepare(chat_template="chatml", tokenizer=stock).stands_in) == ("chatml", "")
+    stock.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    message = mistake(prepare, chat_template=None, tokenizer=stock)
+    assert "chat_template" in message and "generation" in message and "chatml" in message.splitlines()[-1]
+    stock.chat_template = None
+    assert "generation" in mistake(prepare, chat_template=None, tokenizer=stock)
+    assert len(prepare(chat_template="chatml", tokenizer=stock).train) == 19
+    # Texts need none.
+    assert (
+        len(prepare([{"text": c["messages"][1]["content"]} for c in CHATS], chat_template=None, tokenizer=stock).train)
+        == 19
+    )
+
+
+def test_a_template_that_is_not_there(prepare, mistake):
+    message = mistake(prepare, chat_template="chatmi")
+    assert "chat_template" in message and "'chatmi'" in message and "chatml" in message
+
+
+@pytest.mark.parametrize("template, roles", [
+    ("{% for m in messages %}{% generation %}{{ m.content }", ("user", "assistant")),
+    ("{{ raise_exception('roles must alternate') }}{% generation %}{% endgeneration %}", ("user", "assistant")),
+    (None, ("user", "tool")),  # chatml has no tools
+])  # fmt: skip
+def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template, roles):
+    own = tmp_path / "own.jinja"
+    own.write_text(template or CHATML.read_text())
+    mistake(prepare, [chat("a", "b", roles=roles)] * 3, chat_template=str(own))

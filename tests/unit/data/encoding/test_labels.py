@@ -1,0 +1,97 @@
+"""Labels: the assistant's tokens and no others; what a chat says that is not learnt is counted."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brigade.data import encode, report
+from brigade.data.rows import RowChunk
+from brigade.data.store import IGNORED
+from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, said, same, words
+
+text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20).map(str.strip)
+
+turns = st.lists(st.tuples(text, text), min_size=1, max_size=3).map(
+    lambda pairs: [(role, content) for pair in pairs for role, content in zip(("user", "assistant"), pair, strict=True)]
+)
+
+
+@given(turns)
+def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
+    messages = [{"role": role, "content": content} for role, content in turns]
+    machine = encode.LoadedEncoder(
+        encode.Encoder(tokenizer.backend_tokenizer.to_str(), CHATML.read_text(), None, {}, None, 4096, True)
+    )
+    found = machine.encode(RowChunk([{"messages": messages}], "here", 1, 1, None), {})
+    labels = np.where(found.supervised, found.tokens, IGNORED).tolist()
+    sample = {"input_ids": found.tokens.tolist(), "labels": labels}
+    whole = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert sample["input_ids"] == tokenizer(whole)["input_ids"]
+    assert len(sample["labels"]) == len(sample["input_ids"]) and sample["labels"][0] == IGNORED
+    assert all(label in (IGNORED, token) for label, token in zip(sample["labels"], sample["input_ids"], strict=True))
+    answers = [f"{content}<|im_end|>" for role, content in turns if role == "assistant"]
+    assert words(tokenizer, [sample]) == ["".join(answers)]
+    # Where they stand, too: each run of labels begins after its "assistant\n" and ends before the newline.
+    runs = "".join("x" if label != IGNORED else " " for label in sample["labels"]).split()
+    assert len(runs) == len(answers)
+
+
+def test_the_end_of_the_turn_is_learnt(tokenizer, prepare):
+    assert words(tokenizer, prepare([chat("a", "b")], [chat("c", "d")]).train) == ["b<|im_end|>"]
+
+
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}])
+def test_a_turn_of_no_weight_is_not_trained_on(prepare, tokenizer, off):
+    on = {key: bool(1) if value is False else 1 for key, value in off.items()}
+    turns = [{"content": "a"}, {"content": "first", **off}, {"content": "b"}, {"content": "second", **on}]
+    data = prepare([said(*turns)], HELD)
+    plain = prepare([said(*({"content": turn["content"]} for turn in turns))], HELD)
+    assert words(tokenizer, data.train) == ["second<|im_end|>"] and same(data.train, plain.train)
+    pair = {"prompt": said(*turns)["messages"][:2], "completion": said(*turns)["messages"][2:]}
+    assert words(tokenizer, prepare([pair], HELD).train) == ["second<|im_end|>"]
+    nothing = prepare([*CHATS, said(*turns[:2])], HELD)
+    assert len(nothing.train) == len(CHATS) and nothing.dropped == 1
+
+
+@pytest.mark.parametrize("turns, problem", [
+    ([{"content": "a"}, {"content": "b", "weight": 0.5}], "weight 0.5"),
+    ([{"content": "a"}, {"content": "b", "train": "no"}], "train 'no'"),
+    ([{"content": "a", "train": True}, {"content": "b"}], "asks for loss on a 'user' turn"),
+])  # fmt: skip
+def test_other_weights_are_refused(prepare, mistake, turns, problem):
+    assert problem in mistake(prepare, [said(*turns)], HELD)
+
+
+@pytest.mark.parametrize("template, key, lost", [
+    ("chatml", "reasoning_content", 2), ("chatml", "thinking", 2), ("qwen3", "reasoning_content", 1),
+    ("qwen3", "thinking", 1), ("llama3", "reasoning_content", 2),
+])  # fmt: skip
+def test_thoughts_that_the_template_does_not_show_are_counted(prepare, tokenizer, template, key, lost):
+    """Qwen 3 shows those after the last question alone."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.bos_token = "<|im_start|>"
+    rows = [said({"content": "a"}, {"content": "b", key: "Hmm."}, {"content": "c"}, {"content": "d", key: "So, well."})]
+    data = prepare(rows, HELD, chat_template=template, tokenizer=tokenizer)
+    assert data.facts["thoughts"] == lost and prepare(CHATS, HELD).facts["thoughts"] == 0
+    assert (f"{lost} answers with reasoning_content or thinking" in "".join(report.losses(data.facts))) == bool(lost)
+
+
+@pytest.mark.parametrize(
+    "spelled", ["<|im_end|>\n<|im_start|>assistant\nYes.", "a<|im_end|><|im_end|>", "<|im_start|>", "é <|im_end|> é"]
+)
+def test_control_tokens_of_a_user_are_text_and_counted(prepare, tokenizer, spelled):
+    number = spelled.count("<|")
+    data = prepare([said({"content": spelled}, {"content": "No."})], HELD)
+    ids = data.train[0]["input_ids"].tolist()
+    assert tokenizer.decode(ids) == f"<|im_start|>user\n{spelled}<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+    control = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert [token for token in ids if token in control] == control * 2, "those of the template alone"
+    assert words(tokenizer, data.train) == ["No.<|im_end|>"]
+    assert (data.facts["plain"], data.facts["control"]) == (number, 0)
+    answered = prepare([said({"content": "No."}, {"content": spelled})], HELD)
+    assert (answered.facts["plain"], answered.facts["control"]) == (0, number)
+    assert prepare([{"text": spelled}], HELD).facts["control"] == number
+    assert prepare(CHATS, HELD).facts["plain"] == prepare(CHATS, HELD).facts["control"] == 0

@@ -1,0 +1,71 @@
+"""What a run says of the windows of a stream."""
+
+import json
+
+import numpy as np
+import pytest
+
+from brigade.data import report_window, stream
+from brigade.data.store import IGNORED
+from brigade.recipe.batch import Batch
+from tests.unit.data.streams.reading import STEP
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_window_has_figures_of_what_is_in_it(streamed, uneven, packing):
+    train = streamed(uneven() | {"packing": packing}, size=54)
+    ((samples, facts),) = train.entered(range(1))
+    rows_ = list(samples)
+    assert facts["sequences"] == len(rows_) and facts["samples"] == sum(len(row["lengths"]) for row in rows_) == 54
+    assert facts["tokens"] == sum(len(row["labels"]) for row in rows_) and facts["longest"] == 40
+    assert facts["supervised"] == sum((row["labels"] != IGNORED).sum() for row in rows_)
+    assert [facts[key] for key in ("cut", "split", "dropped", "number")] == [12, 0, 6, 0]
+
+
+def test_each_window_is_told_once_and_a_step_may_enter_several(streamed, source):
+    train = streamed(source("a", 7), size=5, steps=3)
+    told = []
+    for step in range(3):
+        train.reach(step * STEP)
+        told += [facts for _, facts in train.entered(range(step * STEP, step * STEP + STEP))]
+    numbers_ = [facts["number"] for facts in told]
+    assert numbers_ == sorted(set(numbers_)) and len(told) >= 4, "a window holds at most the 7 rows of a pass"
+    begins = np.cumsum([0] + [facts["sequences"] for facts in told])
+    assert begins[-2] < 3 * STEP <= begins[-1], "without a gap"
+    assert not list(train.entered(range(STEP * 2, STEP * 3)))
+
+
+def test_a_run_that_continues_begins_to_tell_where_it_is(streamed, source, tmp_path):
+    train = streamed(source("a", 50), steps=20)
+    for step in range(11):
+        train.reach(step * STEP)
+        list(train.entered(range(step * STEP, step * STEP + STEP)))
+    train.save(tmp_path, 11 * STEP)
+    again = streamed(source("a", 50), checkpoint=tmp_path, token=2)
+    (_, facts), *_ = again.entered(range(11 * STEP, 12 * STEP))
+    assert facts["number"] == json.loads((tmp_path / stream.STATE).read_text())["number"] > 0
+
+
+def test_the_figures_of_a_window_as_they_are_told(streamed, uneven, load):
+    def said(number=0, whole=True, packing=False, padding_free=True, micro=1):
+        settings = load(data={"max_length": 40, "packing": packing}, training={"padding_free": padding_free})
+        batch = Batch(32, micro, 32 // micro, 1, 1.0)
+        recipe = settings.recipe
+        return report_window.window(samples, facts | {"number": number}, recipe.data, recipe.training, batch, whole)
+
+    ((samples, facts),) = streamed(uneven(), size=54).entered(range(1))
+    share = f"{facts['supervised'] / facts['tokens']:.0%}"
+    lost = "12 longer than max_length cut, 6 without a supervised token dropped"
+    assert said() == (
+        f"first window of the stream: 54 training samples, {facts['tokens']} tokens, {share} supervised, "
+        f"0% padding, {lost}"
+    )
+    assert said(3, whole=False) == f"window 4 of the stream: {lost}"
+    full = facts["tokens"] / (54 * 40)
+    assert f"packed into 54 sequences, {full:.1%} full, 0% padding" in said(packing=True)
+    lengths = samples.lengths()[:52].reshape(-1, 4), samples.lengths()[52:].reshape(-1, 2)  # in the order of training
+    slots = sum(int((part.max(1) * part.shape[1]).sum()) for part in lengths)
+    assert f"{1 - facts['tokens'] / slots:.0%} padding" in said(padding_free=False, micro=4)
+    assert said(padding_free=False, micro=1).count(" 0% padding") == 1
+    facts |= {"cut": 0, "dropped": 0}
+    assert said(3, whole=False) == "" and said(3).startswith("window 4 of the stream: 54 training samples")

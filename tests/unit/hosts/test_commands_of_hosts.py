@@ -1,0 +1,161 @@
+"""What `launch` would start on each host, and mistakes that are told before any host is asked."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from brigade.errors import UserError
+from brigade.launch import environment, launchers
+from brigade.launch.connection import cure_of, transport
+from brigade.launch.job import make
+from tests.unit.hosts.asking import REPOSITORY, SECRET, launch
+
+TAILS = {
+    "torchrun": "torchrun --nnodes 2 --nproc_per_node 4 --node_rank 1 --master_addr node1 --master_port 29500",
+    "deepspeed": "deepspeed --hostfile {file} --no_ssh --node_rank 1 --master_addr node1 --master_port 29500",
+    "accelerate": "accelerate launch --config_file {accelerate.yaml} --machine_rank 1 --main_process_ip node1 "
+    "--main_process_port 29500",
+}
+
+
+@pytest.mark.parametrize("launcher", TAILS)
+def test_dry_run_prints_each_hosts_command_and_no_value_of_a_variable(hostfile, launcher):
+    file = hostfile(node1=4, node2=4)
+    done = launch(
+        "recipes/tiny/full.yaml",
+        "--hostfile",
+        file,
+        "--launcher",
+        launcher,
+        "--dry-run",
+        "--max_steps",
+        "7",
+        HF_TOKEN=SECRET,
+        EDITOR="vi",
+    )
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [line.split(":")[0] for line in commands] == ["node1", "node2"]
+    expected = f"{Path(sys.executable).parent}/{TAILS[launcher]}".replace("{file}", file)
+    assert commands[1] == f"node2: {expected} train.py --recipe recipes/tiny/full.yaml --max_steps 7"
+    assert "HF_TOKEN" in done.stdout and SECRET not in done.stdout and "EDITOR" not in done.stdout
+
+
+def test_the_strategy_chooses_the_launcher_unless_the_user_does(hostfile):
+    file = hostfile(node1=2, node2=2)
+    zero = make("recipes/tiny/full.yaml", ["--ds_config", "ds_configs/zero2.json"], file)
+    ddp = make("recipes/tiny/full.yaml", [], file)
+    assert launchers.choose(zero, None, False) == "deepspeed"
+    assert launchers.choose(ddp, None, False) == "torchrun"
+    assert launchers.choose(zero, "torchrun", False) == "torchrun"
+    assert launchers.choose(zero, None, True) == "slurm"
+
+
+def test_accelerate_refuses_hosts_of_different_sizes_and_the_others_take_them(hostfile, mistake):
+    job = make("recipes/tiny/full.yaml", [], hostfile(node1=6, node2=2))
+    message = mistake(launchers.choose, job, "accelerate", False)
+    assert "node1 6, node2 2" in message and "--launcher torchrun or deepspeed" in message
+    for launcher in ("torchrun", "deepspeed"):
+        assert launchers.choose(job, launcher, False) == launcher
+    words = launchers.command("torchrun", job, launchers.Place(1, "10.0.0.1", 1234))
+    assert words[words.index("--nproc_per_node") + 1] == "2"
+
+
+def test_mistakes_are_told_before_any_host_is_asked(hostfile):
+    cases = {
+        ("--hostfile", "nowhere"): "flag --hostfile",
+        ("--launcher", "mpirun"): "there is no such launcher",
+        ("--max_steps", "many"): "flag --max_steps",
+        ("--learning_rat", "1"): "did you mean 'learning_rate'",
+        ("--restrats", "1"): "did you mean 'restarts'",
+        ("--batch_size", "4"): "per_device_train_batch_size",
+        ("--global_batch_size", "3"): "does not give each of 4",
+        ("--env", "NOT_SET_HERE"): "NOT_SET_HERE is not set",
+        ("--env", f"MINE={SECRET}"): "can be read by every user",
+        ("--launcher", "slurm"): "scontrol|no Slurm allocation",
+    }
+    file = hostfile(node1=2, node2=2)
+    for words, part in cases.items():
+        given = words if words[0] == "--hostfile" or words[1] == "slurm" else ("--hostfile", file, *words)
+        done = launch("recipes/tiny/full.yaml", *given)
+        assert done.returncode == 2 and done.stdout == ""
+        assert any(one in done.stderr for one in part.split("|")) and done.stderr.count("\n") == 3, done.stderr
+        assert SECRET not in done.stderr
+
+
+def test_a_thousand_hosts_on_paper(tmp_path, hostfile):
+    """No file, hash or process per host: what takes a thousandth of a second each would show. (How fast it is stands in
+    docs/launching.md; here only that the work does not grow faster than the hosts.)"""
+    path = tmp_path / "hosts"
+    path.write_text("".join(f"node{number} slots=8\n" for number in range(1, 1001)))
+    done = launch("recipes/tiny/full.yaml", "--hostfile", str(path), "--dry-run", "--global_batch_size", "8000")
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert len(commands) == 1000 and "--node_rank 999 " in commands[-1]
+    one = launch("recipes/tiny/full.yaml", "--hostfile", hostfile(node1=1), "--dry-run")
+    assert one.stdout.startswith("# 1 rank on 1 host, ")
+
+
+def test_training_needs_travel_and_nothing_else():
+    env = {
+        "HF_TOKEN": "t",
+        "HF_HOME": "/h",
+        "WANDB_API_KEY": "k",
+        "NCCL_DEBUG": "INFO",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "LD_LIBRARY_PATH": "/l",
+        "PATH": "/p",
+        "https_proxy": "x",
+        "HOME": "/root",
+        "SSH_AUTH_SOCK": "/s",
+        "AWS_SECRET_ACCESS_KEY": "a",
+        "SLURM_JOB_ID": "1",
+        "BRIGADE_DOOR": "d",
+        "TORCHELASTIC_RUN_ID": "r",
+        "DISPLAY": ":0",
+    }
+    kept = {
+        "HOME",
+        "SSH_AUTH_SOCK",
+        "AWS_SECRET_ACCESS_KEY",
+        "SLURM_JOB_ID",
+        "BRIGADE_DOOR",
+        "TORCHELASTIC_RUN_ID",
+        "DISPLAY",
+    }
+    assert set(env) - set(environment.forwarded(env, [])) == kept
+    assert environment.forwarded(env, ["AWS_SECRET_ACCESS_KEY"])["AWS_SECRET_ACCESS_KEY"] == "a"
+    with pytest.raises(UserError, match="ABSENT is not set"):
+        environment.forwarded(env, ["ABSENT"])
+
+
+def test_ssh_is_the_users_own_and_is_not_asked_for_this_host():
+    import socket
+
+    words = transport("node7", "torchrun")
+    assert words[0] == "ssh" and "BatchMode=yes" in words and words[-2] == "node7"
+    assert not any(word.startswith(("-F", "-i", "-p", "-l", "-J", "User=", "Port=")) for word in words)
+    assert transport(socket.gethostname(), "torchrun")[0] == transport("localhost", "deepspeed")[0] == sys.executable
+    assert transport("node7", "slurm")[0] == "srun"
+    # What begins with "-" is a host all the same, and no option.
+    assert transport("-oProxyCommand=false", "torchrun")[-3:-1] == ["--", "-oProxyCommand=false"]
+    assert "--nodelist=-x" in transport("-x", "slurm")
+
+
+SAID = {
+    "root@node7: Permission denied (publickey).": "ssh-copy-id node7",
+    "Host key verification failed.": "known_hosts",
+    "ssh: Could not resolve hostname node7: Name or service not known": "hostfile",
+    "ssh: connect to host node7 port 22: Connection timed out": "is it up",
+    "bash: line 1: /opt/brigade/.venv/bin/python: No such file or directory (ssh ended with 127)": str(REPOSITORY),
+    "bash: line 1: cd: /opt/brigade: No such file or directory": "same paths",
+    "kex_exchange_identification: something new": "ssh node7 hostname",
+}
+
+
+@pytest.mark.parametrize("problem", SAID)
+def test_what_ssh_says_has_a_cure(problem):
+    assert SAID[problem] in cure_of(problem, "node7")

@@ -1,0 +1,181 @@
+"""What check says of names and interfaces, from recorded facts."""
+
+import asyncio
+
+import pytest
+
+from brigade.check import interfaces as choice
+from brigade.check import names
+from brigade.check.hosts import Recorded, Wanted
+from brigade.check.pairs import SAMPLE
+from brigade.check.results import NotHere
+from testing.reaching import CARD, LOOPBACK, NODES, address, judged, look
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+def test_names_that_lead_elsewhere_are_warnings_on_the_host_that_sees_them():
+    good = look("node2")["resolved"]
+    found = judged(
+        names.names, {}, node2={"resolved": good | {"node1": ["127.0.0.1"]}},
+        node3={"resolved": good | {"node1": []}, "unresolved": {"node1": "Name or service not known"}},
+        node4={"resolved": good | {"node1": ["192.168.7.7"]}},
+    )  # fmt: skip
+    assert found["node1"] == ("green", "")
+    assert found["node2"] == ("yellow", "node1 is 127.0.0.1, the loopback, here")
+    assert found["node3"] == ("yellow", "node1 has no address (Name or service not known) here")
+    assert found["node4"] == ("yellow", "node1 is 192.168.7.7, which is not an address of node1, here")
+
+
+def test_a_host_that_the_hostfile_calls_localhost_has_no_network_name():
+    hosts = ["localhost", "node2"]
+    looks = {host: look("node2") | {"resolved": {"localhost": ["127.0.0.1"], "node2": ["10.0.0.2"]}} for host in hosts}
+    hello = {host: {"machine": host, "addresses": {f"10.0.0.{number}": "eth0"}} for number, host in enumerate(hosts, 1)}
+    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"reach.look": looks}, hello)
+
+    async def run():
+        return [result async for result in names.names(recorded)]
+
+    first, second = asyncio.run(run())
+    assert (first.host, first.level, second.level) == ("localhost", "yellow", "green")
+    assert "network name" in first.cure
+    assert "/etc/hosts" not in first.cure
+
+
+class Asked(Recorded):
+    """Keeps what each host was asked."""
+
+    async def ask(self, probe, seconds=10, each=None, **arguments):
+        self.questions = {host: arguments | own for host, own in each.items()}
+        return await super().ask(probe, seconds, each, **arguments)
+
+
+def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
+    hosts = [f"n{number}" for number in range(1000)]
+    hello = {
+        host: {"machine": host, "addresses": {f"10.1.{n // 250}.{n % 250}": "eth0"}} for n, host in enumerate(hosts)
+    }
+    looks = {host: look("node1") | {"resolved": {}} for host in hosts}
+    recorded = Asked(Wanted(dict.fromkeys(hosts, 1)), {"reach.look": looks}, hello)
+
+    async def run():
+        return [result.level async for result in names.names(recorded)]
+
+    assert set(asyncio.run(run())) == {"green"}
+    assert {len(own["names"]) for own in recorded.questions.values()} == {SAMPLE + 1}
+    assert recorded.questions["n5"]["towards"] == ["10.1.0.0"]
+    assert recorded.questions["n0"]["towards"] == ["10.1.0.1"], "the first one's way leads to another host too"
+
+
+def test_two_names_of_one_machine_are_no_two_hosts():
+    hello = {host: {"machine": "the same", "addresses": {}} for host in NODES[:2]}
+    recorded = Recorded(Wanted(dict.fromkeys(hello, 1)), {"reach.look": {host: look(host) for host in hello}}, hello)
+
+    async def run():
+        return [result async for result in names.names(recorded)]
+
+    assert [(r.level, r.problem) for r in asyncio.run(run())][1] == ("red", "it is the same machine as node1")
+
+
+# ---- interfaces ----------------------------------------------------------------------------------------------------
+def bridge(name):
+    return {"name": name, "kind": "bridge", "mtu": 1500, "addresses": ["172.17.0.1"]}
+
+
+def test_what_nccl_and_gloo_take_without_launch():
+    found = look("node1")
+    docker = found | {"interfaces": [LOOPBACK, bridge("docker0"), *found["interfaces"][1:]]}
+    compose = found | {"interfaces": [bridge("br-1a2b"), *found["interfaces"]]}
+    assert choice.of_nccl(docker, {}) == ["eth0"]
+    assert choice.of_nccl(compose, {}) == ["br-1a2b", "eth0"], "NCCL leaves out docker0, and not what compose makes"
+    assert choice.of_nccl(found, {"NCCL_SOCKET_IFNAME": "^eth"}) == ["lo"]
+    assert choice.of_gloo(found, {}) == ["eth0"]
+    assert choice.of_gloo(found | {"own": ["127.0.1.1"]}, {}) == ["lo"]
+    assert choice.of_gloo(found | {"own": []}, {}) == ["lo"], "gloo falls back to it"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "takes"),
+    [
+        ("eth0", True),
+        ("eth", True),
+        ("=eth", False),
+        ("=eth0", True),
+        ("^docker,lo", True),
+        ("^eth", False),
+        ("ib", False),
+    ],
+)
+def test_nccls_patterns(pattern, takes):
+    assert choice.takes(pattern, "eth0") is takes
+
+
+def test_a_bridge_matters_where_nccl_is_used():
+    interfaces = [bridge("br-1a2b"), *look("node2")["interfaces"]]
+    assert judged(names.interface, {}, node2={"interfaces": interfaces})["node2"][0] == "green"
+    level, problem = judged(names.interface, {}, gpus=8, node2={"interfaces": interfaces})["node2"]
+    assert (level, problem) == (
+        "yellow", "without NCCL_SOCKET_IFNAME the bridge br-1a2b is taken, the way to the others is eth0",
+    )  # fmt: skip
+
+
+def test_a_bridge_that_leads_to_the_others_is_a_card_like_any():
+    interfaces = [LOOPBACK, bridge("br0") | {"addresses": [address("node2")]}]
+    assert judged(names.interface, {}, gpus=8, node2={"interfaces": interfaces, "leads": "br0"})["node2"][0] == "green"
+
+
+def test_a_variable_that_every_rank_gets_must_suit_every_host():
+    other = [LOOPBACK, CARD | {"name": "ens5", "addresses": [address("node3")]}]
+    found = judged(
+        names.interface, {}, environment={"NCCL_SOCKET_IFNAME": "eth0"}, node3={"interfaces": other, "leads": "ens5"}
+    )
+    assert {host: level for host, (level, _) in found.items()} == dict.fromkeys(NODES, "green") | {"node3": "red"}
+    assert "NCCL_SOCKET_IFNAME=eth0: no such interface" in found["node3"][1]
+    found = judged(names.interface, {}, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    assert {level for level, _ in found.values()} == {"red"}
+    found = judged(names.interface, {}, environment={"GLOO_SOCKET_IFNAME": "eth"})  # gloo takes whole names
+    assert {level for level, _ in found.values()} == {"red"}
+
+
+def test_a_bridge_behind_the_card_is_no_fault():
+    """The usual ^docker0,lo, on hosts with bridges of other names."""
+    card = look("node2")["interfaces"][1]
+    usual = {"environment": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}
+    for name in ("virbr0", "br-1a2b", "cni0", "flannel.1"):
+        found = judged(names.interface, {}, node2={"interfaces": [LOOPBACK, card, bridge(name)]}, **usual)
+        assert found.pop("node2")[0] == "yellow"
+        assert set(found.values()) == {("green", "")}
+    found = judged(names.interface, {}, node2={"interfaces": [LOOPBACK, bridge("br-1a2b"), card]}, **usual)
+    assert found["node2"][0] == "yellow", "the first, but it may lead to the others all the same"
+    assert judged(names.interface, {}, environment={"NCCL_SOCKET_IFNAME": "^docker"})["node2"][0] == "red"
+
+
+def test_a_bridge_of_the_same_address_on_two_hosts_leads_to_nobody():
+    found = look("node2") | {"interfaces": [LOOPBACK, bridge("docker0"), look("node2")["interfaces"][1]]}
+    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, {"172.17.0.1"})[0] == "red"
+    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "docker0", found, set())[0] == "yellow"
+    assert choice.named_wrongly("NCCL_SOCKET_IFNAME", "eth0", found, {"172.17.0.1"}) == ("", "")
+    hello = {host: {"machine": host, "addresses": {"172.17.0.1": "docker0", address(host): "eth0"}} for host in NODES}
+    assert names._shared(Recorded(Wanted(dict.fromkeys(NODES, 1)), {}, hello)) == {"172.17.0.1"}
+
+
+def test_a_cure_names_no_interface_that_nobody_knows():
+    def cures(**own):
+        looks = {host: look(host, variables={}, **own.get(host, {})) for host in NODES}
+        hello = {host: {"addresses": {}, "machine": host} for host in NODES}
+        wanted = Wanted(dict.fromkeys(NODES, 1), environment={"GLOO_SOCKET_IFNAME": "lo"})
+
+        async def run():
+            return {one.cure async for one in names.interface(Recorded(wanted, {"reach.look": looks}, hello))}
+
+        return asyncio.run(run())
+
+    known, unknown = cures(), cures(**{host: {"leads": ""} for host in NODES})
+    assert len(known) == len(unknown) == 1
+    assert "export GLOO_SOCKET_IFNAME=eth0" in known.pop()
+    assert unknown.pop().startswith("unset GLOO_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize("check", [names.names, names.interface])
+def test_one_host_has_nobody_to_find(check):
+    with pytest.raises(NotHere):
+        judged(check, {}, NODES[:1])

@@ -1,0 +1,91 @@
+"""What the probes of names, ports and packets find on this machine."""
+
+import socket
+import threading
+
+import pytest
+
+from brigade.check.probes import ports as ports_probe
+from brigade.check.probes import reach as reach_probe
+
+
+def test_both_ends_of_ports_and_packets_on_this_machine():
+    held = ports_probe.listen("here", "token", 3)
+    facts = next(held)
+    assert len(facts["ports"]) == 3
+    assert all(facts["range"][0] <= port <= facts["range"][1] for port in facts["ports"])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        stranger = other.getsockname()[1]
+        threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # and does not listen
+            closed = nobody.getsockname()[1]
+            target = {
+                "addresses": ["127.0.0.1"],
+                "ports": [*facts["ports"], stranger, closed],
+                "datagrams": facts["datagrams"],
+                "long": facts["long"],
+            }
+            found = ports_probe.connect("me", "token", {"here": target})["failed"]
+    assert found == {"here": {str(stranger): "another program answers there", str(closed): "connection refused"}}
+    sent = ports_probe.packets("me", "token", {"here": target})["sent"]["here"]
+    assert sent["arrived"] == "all"
+    assert not ports_probe._hangs("127.0.0.1", facts["long"])
+    assert ports_probe.heard(facts["control"]) == {"heard": ["me"]}
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", facts["ports"][0]), timeout=5)
+
+
+def test_a_way_that_says_that_packets_are_too_long_is_told():
+    """Longer than this host's loopback takes: the kernel answers as it does after ICMP "fragmentation needed"."""
+    facts = next(held := ports_probe.listen("here", "token", 0))
+    sender = ports_probe._sender("127.0.0.1", facts["datagrams"])
+    assert ports_probe._answered(sender, b"token me".ljust(66_000, b"\0"), "token") == "told"
+    sender.close()
+    ports_probe.heard(facts["control"])
+    held.close()
+
+
+def test_long_messages_that_nobody_reads_hang(monkeypatch):
+    """As on a way that drops long packets in silence: short ones open the connection."""
+    monkeypatch.setattr(ports_probe, "LONGEST", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        assert ports_probe._hangs("127.0.0.1", deaf.getsockname()[1])
+        closed = deaf.getsockname()[1]
+    assert not ports_probe._hangs("127.0.0.1", closed), "a port that is closed is another fault"
+
+
+def test_addresses_that_do_not_answer_are_tried_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(ports_probe, "PAUSE", 0.02)
+    with socket.socket(type=socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        senders = {name: ports_probe._sender("127.0.0.1", silent.getsockname()[1]) for name in "abcde"}
+        waited = []
+        real = ports_probe.select.select
+        monkeypatch.setattr(ports_probe.select, "select", lambda *words: waited.append(len(words[0])) or real(*words))
+        assert ports_probe._first_that_answers(senders, b"token me", "token") is None
+        assert set(waited) == {5}
+    facts = next(held := ports_probe.listen("here", "token", 0))
+    both = {"silent": senders["a"], "right": ports_probe._sender("127.0.0.1", facts["datagrams"])}
+    assert ports_probe._first_that_answers(both, b"token me", "token") == "right"
+    for sender in (*senders.values(), both["right"]):
+        sender.close()
+    ports_probe.heard(facts["control"])
+    held.close()
+
+
+def test_a_port_that_is_taken_names_its_holder():
+    with socket.create_server(("", 0)) as mine:
+        facts = next(ports_probe.listen("here", "token", 0, mine.getsockname()[1]))
+        assert "process" in facts["taken"]
+        assert "master" not in facts
+        ports_probe.heard(facts["control"])
+
+
+def test_a_host_looks_at_its_names_and_interfaces():
+    found = reach_probe.look(["localhost", "no-such-host.invalid"], ["127.0.0.1"])
+    assert "127.0.0.1" in found["resolved"]["localhost"]
+    assert found["resolved"]["no-such-host.invalid"] == []
+    assert found["unresolved"]["no-such-host.invalid"]
+    assert "loopback" in {one["kind"] for one in found["interfaces"]}
+    assert all(one["mtu"] >= 1280 for one in found["interfaces"])

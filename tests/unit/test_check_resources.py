@@ -1,0 +1,223 @@
+"""What check says of a host's cores, memory and limits, and of one core's speed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from brigade.check.hosts import Recorded, Wanted
+from brigade.check.probes import devices as probe
+from brigade.check.registry import checks
+from brigade.check.run import judge
+
+HOST = {
+    "cores": 32.0,
+    "memory": {"total": 256 * 2**30, "available": 240 * 2**30},
+    "shm": {"total": 128 * 2**30, "free": 128 * 2**30},
+    "open_files": [1024, 524288],
+    "locked_memory": None,
+    "infiniband": ["mlx5_0"],
+    "verbs": True,
+    "ib_off": False,
+}
+HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "locked memory")
+
+
+def of_host(name, own, slots=8, gpus=8, environment=None):
+    wanted = Wanted({"node1": slots, "node2": slots}, environment=environment or {})
+    answers = {"devices.host": {"node1": HOST, "node2": HOST | own}}
+    check = next(check for check in checks() if check.name == name)
+    hello = {host: {"gpus": gpus} for host in wanted.slots}
+    return {result.host: result for result in asyncio.run(judge(check, Recorded(wanted, answers, hello)))}
+
+
+@pytest.mark.parametrize("name", HOST_ROWS)
+def test_a_usual_host_is_sound(name):
+    assert {result.level for result in of_host(name, {}).values()} == {"green"}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "level", "says"),
+    [
+        ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores; they need 8 at least"),
+        ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
+        (
+            "memory",
+            {"memory": {"total": 2**33, "available": 2**32}},
+            "yellow",
+            "4.0 of 8.0 GiB are free for 8 ranks, which need 8 GiB",
+        ),
+        (
+            "memory",
+            {"memory": {"total": 2**37, "available": 2**37}},
+            "yellow",
+            "128 GiB of memory, the median host has 256",
+        ),
+        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 4 GiB at least"),
+        ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
+        ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
+        ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
+        ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
+        ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
+        ("open files", {"open_files": [180, 524288]}, "green", ""),
+        ("locked memory", {"locked_memory": 8 * 2**20}, "red", "a process may lock 8 MiB, and mlx5_0 need more"),
+        ("locked memory", {"locked_memory": 8 * 2**20, "infiniband": []}, "green", ""),
+        ("locked memory", {"locked_memory": 8 * 2**20, "verbs": False}, "green", ""),
+        ("locked memory", {"locked_memory": 8 * 2**20, "ib_off": True}, "green", ""),
+    ],
+)
+def test_a_host_that_lacks_something_is_named(name, own, level, says):
+    found = of_host(name, own)
+    assert found["node1"].level == "green"
+    assert found["node2"].level == level
+    assert says in found["node2"].problem
+    assert level in ("green", "grey") or (found["node2"].why and found["node2"].cure)
+
+
+def test_hosts_may_be_of_several_sizes():
+    """Half the GPUs with half the memory, or with all of it."""
+    whole, half = HOST["memory"], {"total": 2**37, "available": 2**37}
+    check = next(check for check in checks() if check.name == "memory")
+    for memory, slots in ((half, 4), (whole, 4), (whole, 8)):
+        answers = {"devices.host": {"node1": HOST, "node2": HOST | {"memory": memory}}}
+        found = asyncio.run(judge(check, Recorded(Wanted({"node1": 8, "node2": slots}), answers)))
+        assert {result.level for result in found} == {"green"}
+
+
+def test_what_docker_gives_is_enough_for_ranks_on_cpus_and_for_one_gpu():
+    docker = {"shm": {"total": 2**26, "free": 2**26}}
+    assert of_host("/dev/shm", docker, gpus=0)["node2"].level == "green"
+    assert of_host("/dev/shm", docker, slots=1)["node2"].level == "green"
+    assert of_host("/dev/shm", {"shm": {"total": 2**23, "free": 2**23}}, gpus=0)["node2"].level == "red"
+
+
+def test_locked_memory_counts_where_nccl_would_use_infiniband():
+    little = {"locked_memory": 8 * 2**20}
+    assert of_host("locked memory", little, gpus=0)["node2"].level == "green"
+    for off in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}):
+        assert of_host("locked memory", little, environment=off)["node2"].level == "green"
+    assert of_host("locked memory", little, environment={"NCCL_IB_DISABLE": "0"})["node2"].level == "red"
+
+
+def test_many_ranks_need_a_hard_limit_alone():
+    """28 hosts of 8 ranks with the limits of a usual login."""
+    assert of_host("open files", {"open_files": [1024, 2**20]}, slots=14 * 8)["node2"].level == "green"
+
+
+def test_ranks_inherit_the_hard_limit():
+    code = """if True:
+        import resource, sys
+        from brigade.launch.agent import allow_open_files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))
+        allow_open_files()
+        print(resource.getrlimit(resource.RLIMIT_NOFILE))"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "(200, 200)"
+
+
+def test_this_host_answers():
+    found = probe.host()
+    assert 1 <= found["cores"] <= os.cpu_count()
+    assert 0 < found["memory"]["available"] <= found["memory"]["total"]
+
+
+def control_groups(monkeypatch, files):
+    """files: name -> what it says in each group, from the inside"""
+    monkeypatch.setattr(
+        probe, "_control_group", lambda controller, *names: zip(*(files.get(name, []) for name in names), strict=False)
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "memory.max": "MOST",
+            "memory.current": "NOW",
+            "memory.stat": "anon 100\nactive_file 600\ninactive_file 250\nslab_reclaimable 40",
+        },
+        {
+            "memory.limit_in_bytes": "MOST",
+            "memory.usage_in_bytes": "NOW",
+            "memory.stat": "active_file 1\ninactive_file 2\ntotal_active_file 640\ntotal_inactive_file 250",
+        },
+    ],
+)
+def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
+    """It looks full: the kernel keeps what was read until somebody wants the memory."""
+    said = {name: [text.replace("MOST", str(2**20)).replace("NOW", str(2**20 - 10))] for name, text in files.items()}
+    control_groups(monkeypatch, said)
+    assert probe._memory() == {"total": 2**20, "available": 10 + 890}
+
+
+def test_files_of_control_groups_are_read_together():
+    for most, now in probe._control_group("memory", "memory.max", "memory.current"):
+        assert most == "max" or most.isdigit()
+        assert now.isdigit()
+
+
+def test_control_groups_limit_cores_and_memory(monkeypatch):
+    control_groups(
+        monkeypatch,
+        {
+            "cpu.max": ["max 100000", "150000 100000"],
+            "memory.max": ["max", str(2**20)],
+            "memory.current": ["0", "1000"],
+            "memory.stat": ["", "anon 900\nactive_file 0"],
+        },
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    assert probe._cores() == 1.5
+    assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000}
+
+
+# ---- one core's speed --------------------------------------------------------------------------------------------
+class Timed(Recorded):
+    """Hosts that answer the next of their times; `asked` has the hosts of each question."""
+
+    def __init__(self, seconds, machines=None):
+        hello = {host: {"machine": f"{(machines or {}).get(host, host)} net"} for host in seconds}
+        super().__init__(Wanted(dict.fromkeys(seconds, 1)), {}, hello)
+        self.seconds, self.asked = {host: list(times) for host, times in seconds.items()}, []
+
+    async def ask(self, probe, seconds=10, each=None, **arguments):
+        hosts = sorted(each or self.hello)
+        self.asked.append(hosts)
+        times = {host: self.seconds[host].pop(0) for host in hosts}
+        return {host: {"seconds": took, "computing": min(took, 0.2)} for host, took in times.items()}
+
+
+def speeds(seconds, machines=None):
+    hosts = Timed(seconds, machines)
+    check = next(check for check in checks() if check.name == "core speed")
+    return hosts, {result.host: result for result in asyncio.run(judge(check, hosts))}
+
+
+def test_a_host_half_as_fast_is_found_also_among_two():
+    for count in (2, 3, 4):
+        _, found = speeds({f"node{n}": [0.2, 0.2] for n in range(1, count)} | {"slow": [0.4, 0.41]})
+        assert {host: result.level for host, result in found.items() if result.level != "green"} == {"slow": "red"}
+    assert found["slow"].amount == 0.5
+    assert "it waits" in found["slow"].cure
+
+
+def test_a_host_that_was_disturbed_once_is_sound():
+    hosts, found = speeds({"node1": [0.2], "node2": [0.2], "node3": [0.5, 0.2]})
+    assert {result.level for result in found.values()} == {"green"}
+    assert hosts.asked == [["node1", "node2", "node3"], ["node3"]]
+
+
+def test_containers_of_one_machine_may_wait_for_one_another():
+    """Here each computes for 0.2 s at most, however long it waits."""
+    times = {"a": [0.2, 0.2], "b": [0.9, 0.9], "c": [0.2, 0.2]}
+    assert {result.level for result in speeds(times, dict.fromkeys(times, "one"))[1].values()} == {"green"}
+    assert speeds(times)[1]["b"].level == "red"
+
+
+def test_arithmetic_takes_time():
+    began = time.monotonic()
+    found = probe.core_speed(1)
+    assert 0 < found["computing"] <= found["seconds"] * 1.1
+    assert found["seconds"] <= time.monotonic() - began

@@ -1,0 +1,255 @@
+"""What `python -m brigade report` reads, compares and writes. The page in a browser: test_report_browser.py."""
+
+import csv
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from brigade.__main__ import main
+from brigade.errors import UserError
+from brigade.report import charts, comparing, facts, figures, page, reading, thinning
+from testing.recorded import append, write_run
+
+SCRIPT = "<script>window.hacked = 1</script>"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+def read(*directories):
+    return reading.read(list(directories))
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+def test_a_restart_replaces_the_steps_that_it_trained_anew_and_is_counted(run):
+    for event in (
+        {"event": "failed", "text": "rank 1 on node2: killed", "time": "2026-01-02T03:06:00+00:00"},
+        {"event": "started", "step": 180, "hosts": ["node1"], "time": "2026-01-02T03:07:25.2+00:00"},
+        {"event": "step", "step": 181, "loss": 7.5, "time": "2026-01-02T03:07:26+00:00"},
+    ):
+        append(run, **event)
+    (run / "success.json").unlink()
+    (record,) = read(run)
+    assert [entry["step"] for entry in record.steps][-2:] == [180, 181] and record.steps[-1]["loss"] == 7.5
+    first, second = reading.attempts(record)
+    assert (first.ended_by, second.step, second.lost) == ("rank 1 on node2: killed", 180, 20)
+    assert second.idle == pytest.approx(120, abs=1)
+    assert record.verdict == ("ended", "It ended before its end, at step 181 of 200, and left no word why: it was killed, "
+                              "or its host went away.")  # fmt: skip
+
+
+def test_the_verdict_of_a_run_that_failed_is_its_last_word(run):
+    (run / "success.json").unlink()
+    append(run, event="failed", step=200, text="rank 1 on node2: CUDA out of memory")
+    assert read(run)[0].verdict == ("failed", "It failed at step 200 of 200: rank 1 on node2: CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    "name, content, note",
+    [
+        ("events.jsonl", '{"event": "step", "st', "events.jsonl: 1 line of it is broken"),
+        ("events.jsonl", '[1]\n"step"\n', "events.jsonl: 2 lines of it are broken"),
+        ("answers.jsonl", "\x00\xff{", "answers.jsonl: 1 line of it is broken"),
+        ("trainer_state.json", '{"log_history": [', "trainer_state.json is broken"),
+        ("run.yaml", "run: [", "run.yaml"),
+        ("run.yaml", "- 1\n", "holds a list"),
+    ],
+)
+def test_what_is_broken_is_named_and_the_rest_is_shown(run, name, content, note):
+    with (run / name).open("a" if name.endswith("l") and "run" not in name else "w") as file:
+        file.write(content)
+    (record,) = read(run)
+    assert any(note in said for said in record.notes), record.notes
+    assert len(record.steps) == 200 and page.html([record])
+
+
+@pytest.mark.parametrize("loss", [None, "abc", [1], {}, True, 10**400, -0.0])
+def test_a_log_may_hold_anything(run, loss):
+    append(run, event="step", step=201, loss=loss, tokens=loss, seconds_data=loss, steps=loss)
+    append(run, event="evaluation", step="later", loss=loss)
+    append(run, event="started", step=None, hosts="node1")
+    append(run, event="checkpoint", step=loss, bytes=loss)
+    assert page.html(read(run))
+
+
+def test_a_run_of_plain_transformers_is_shown_as_far_as_it_goes(tmp_path):
+    log = [{"step": n, "loss": 3.0 / n, "grad_norm": 1.0, "learning_rate": 1e-4, "epoch": n / 10} for n in range(1, 6)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [*log, {"step": 5, "eval_loss": 0.7}]}))
+    (record,) = read(tmp_path)
+    assert len(record.steps) == 5 and record.evaluations[0]["loss"] == 0.7
+    assert "There is no readable run.yaml" in record.notes[0] and page.html([record])
+
+
+def test_a_directory_without_a_run_is_refused_in_words(tmp_path, mistake):
+    assert "there is no such directory" in mistake(read, tmp_path / "none")
+    assert "it has neither run.yaml, events.jsonl nor trainer_state.json" in mistake(read, tmp_path)
+    assert main(["report", str(tmp_path)]) == 2
+
+
+def test_files_of_another_user_are_refused_in_words(run, mistake):
+    run.chmod(0o700)
+    me = os.geteuid()
+    if me:
+        run.chmod(0)
+    else:
+        os.seteuid(65534)
+    try:
+        said = mistake(read, run)
+    finally:
+        os.seteuid(me)
+        run.chmod(0o700)
+    assert "Permission denied" in said
+
+
+def test_a_run_that_has_not_logged_yet_has_a_page(tmp_path):
+    write_run(tmp_path / "run", steps=1, ended="")
+    (tmp_path / "run/events.jsonl").unlink()
+    (record,) = read(tmp_path / "run")
+    assert "No step has been logged yet." in record.notes and "Nothing of it was logged." in page.html([record])
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+def test_thinning_keeps_every_spike():
+    values = np.sin(np.arange(100_000) / 500).tolist()
+    values[31_234], values[77_777], values[50_000] = 99.0, -99.0, math.nan
+    places = thinning.kept(values, 1_000)
+    assert {0, 31_234, 50_000, 77_777, 99_999} <= set(places) and len(places) < 1_100
+    assert thinning.running_mean([1.0, math.nan, 3.0, 5.0], 2)[1:] == [1.0, 3.0, 4.0]
+
+
+def test_values_that_are_no_numbers_are_gaps_that_are_named(run):
+    append(run, event="step", step=201, loss=math.nan, grad_norm=math.inf, tokens_per_second_per_gpu=-math.inf)
+    loss = figures.all_of(read(run))[0]
+    assert loss.broken == ["training: 1 values are NaN or infinite, the first at step 201"]
+    text = charts.text_of(charts.chart(loss))
+    assert "NaN" not in text and '"value":null' in text
+    assert "the first at step 201" in page.html(read(run))
+
+
+def test_time_and_memory_are_told_by_part(run):
+    found = {figure.name: figure for figure in figures.all_of(read(run))}
+    (bar,) = found["time"].bars
+    assert bar.parts["forward"] == pytest.approx(24) and bar.parts["evaluation"] == pytest.approx(16.5)
+    assert bar.parts["checkpoint"] == pytest.approx(3.0)
+    measured, planned = found["memory"].bars
+    assert measured.parts == pytest.approx(
+        {"weights": 0.4, "gradients": 0.4, "optimizer": 0.8, "everything else": 0.15}
+    )
+    assert planned.parts["activations"] == 0.1
+
+
+def test_pictures_and_csv_files_hold_the_same_figures(run, capsys):
+    append(run, event="step", step=201, loss=123.5, tokens=1)
+    assert main(["report", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert f"{run}/report.html" in said and "9 figures, each as PNG and CSV" in said
+    folder = run / "report_files"
+    assert (folder / "training-loss.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((folder / "training-loss.csv").open()))
+    of_run = [row for row in rows if row["line"] == "training"]
+    assert len(of_run) == 201 and float(of_run[-1]["training loss"]) == 123.5
+
+
+# ---- several runs ------------------------------------------------------------------------------------------------
+def test_what_differs_comes_first(tmp_path):
+    one = write_run(tmp_path / "one")
+    two = write_run(tmp_path / "two", changes={"training": {"learning_rate": 1e-3}}, commit="abc")
+    head, rows = comparing.differences(read(one, two))
+    assert head == ["key", "one", "two"]
+    assert rows == [["training.learning_rate", "0.003", "0.001"], ["commit", "0123456789ab", "abc"]]
+
+
+def test_a_difference_is_told_with_an_interval_that_holds_it(tmp_path):
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", lower=0.05)
+    conclusion, training, held_out = comparing.verdict(*read(one, two))
+    assert conclusion == "two and one: two has the lower loss."
+    low, high = (float(word) for word in training.removesuffix(".").rpartition("interval ")[2].split(" to "))
+    assert low < -0.05 < high < 0 and high - low < 0.02 and "evaluations" in held_out
+
+
+def test_what_the_data_cannot_tell_is_said(tmp_path):
+    one, two = write_run(tmp_path / "one", seed=1), write_run(tmp_path / "two", lower=0.003, seed=2)
+    assert comparing.verdict(*read(one, two))[0] == "two and one: the data cannot tell which loss is lower."
+    short = write_run(tmp_path / "short", steps=8, evaluate=4)
+    said = comparing.verdict(*read(one, short))
+    assert "too little was logged" in said[0] and "too few for an interval" in said[1]
+    other = write_run(tmp_path / "other", lower=1.0, data="0" * 16)
+    (refused,) = comparing.verdict(*read(one, other))
+    assert "different data" in refused
+
+
+def test_runs_with_other_batches_are_compared_at_the_same_tokens(tmp_path):
+    one = write_run(tmp_path / "one", noise=0.001)
+    two = write_run(tmp_path / "two", steps=400, noise=0.001, changes={"training": {"global_batch_size": 8}})
+    lines = (json.loads(line) for line in (two / "events.jsonl").read_text().splitlines())
+    halved = [line | ({"tokens": line["tokens"] / 2} if "tokens" in line else {}) for line in lines]
+    (two / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in halved))
+    assert "(by tokens)" in comparing.verdict(*read(one, two))[1]
+
+
+def test_nine_in_ten_intervals_or_more_hold_the_truth():
+    """Of noise whose neighbours are alike, which the usual standard error takes for too sure."""
+    draw = np.random.default_rng(3)
+    held = 0
+    for _ in range(100):
+        noise = np.convolve(draw.normal(0, 1, 130), np.ones(6) / 6, "valid")
+        low, high = comparing.interval(noise[:120] + 0.2)
+        held += low < 0.2 < high
+    assert held >= 90, held
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+def test_texts_of_a_run_are_data(tmp_path):
+    run = write_run(tmp_path / "run", answer=SCRIPT, changes={"model": {"model_name_or_path": SCRIPT}}, hosts=[SCRIPT])
+    text = page.html(read(run))
+    assert SCRIPT not in text and text.count("&lt;script&gt;window.hacked") >= 3
+
+
+def test_a_page_is_written_over_and_no_other_file(run, mistake, tmp_path):
+    for _ in range(2):
+        page.write(read(run), tmp_path / "page.html")
+    mine = tmp_path / "thesis.html"
+    mine.write_text("<p>years of work")
+    assert "this file is no page of a run" in mistake(page.write, read(run), mine)
+    assert "cannot be written" in mistake(page.write, read(run), tmp_path / "no/such/folder.html")
+
+
+def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
+    (record,) = read(run)
+    checkout, start = facts.repeat(record)
+    assert checkout == "git checkout 0123456789ab"
+    assert (
+        start == f"torchrun --standalone --nproc_per_node 2 train.py --recipe {run}/run.yaml --output_dir {run}-again"
+    )
+    record.run["hosts"] = ["node1", "node2"]
+    _, hosts, start = facts.repeat(record)
+    assert hosts == r"printf 'node1 slots=1\nnode2 slots=1\n' > hostfile"
+    assert start.startswith(f"python -m brigade launch {run}/run.yaml --hostfile hostfile --output_dir ")
+
+
+def test_names_tell_runs_apart_by_as_little_as_needed(tmp_path):
+    one, two = write_run(tmp_path / "a/run", steps=1), write_run(tmp_path / "b/run", steps=1)
+    assert [record.name for record in read(one, two)] == ["a/run", "b/run"]
+    assert [record.name for record in read(one, one)] == ["run (1)", "run (2)"]
+
+
+def test_a_missing_library_names_the_command(monkeypatch, mistake):
+    monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
+    assert "pip install vl-convert-python" in mistake(page.library.javascript)
+
+
+@pytest.mark.parametrize(
+    "seconds, words", [(0.5, "0.5 s"), (125, "2 min 5 s"), (3 * 3600 + 60, "3 h 1 min"), (90_000, "1 d 1 h")]
+)
+def test_durations_in_words(seconds, words):
+    assert facts.duration(seconds) == words
+
+
+def test_an_error_of_the_command_is_one_message(run):
+    with pytest.raises(UserError):
+        page.write_files(read(run), run / "run.yaml")

@@ -1,0 +1,217 @@
+"""The table of `python -m brigade top`: what it makes of what hosts and ranks say; and the command on a real terminal."""
+
+import io
+import json
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from rich.console import Console
+
+from brigade.__main__ import main
+from brigade.launch import usage
+from brigade.recipe.files import REPOSITORY
+from brigade.top import table
+from brigade.top.watching import HostSeen, Watching
+
+HOST = socket.gethostname()
+GIB = 2**30
+
+
+def says(rank, host="node1", step=41, **more):
+    beat = {"rank": rank, "host": host, "pid": 100 + rank, "step": step, "phase": "forward", "seconds": 0.0, "age": 1.0}
+    return beat | {"waits": None, "state": "running"} | more
+
+
+def facts(at, ranks=(), gpus=(), busy=0.0):
+    host = {
+        "cores": 4,
+        "busy": busy,
+        "total": 4 * at,
+        "memory": 3 * GIB,
+        "memory_total": 24 * GIB,
+        "received": 2e6 * at,
+        "sent": 0,
+    }
+    return {"at": at, "host": host, "gpus": list(gpus), "ranks": {str(one["rank"]): one for one in ranks}}
+
+
+@pytest.fixture
+def watching(tmp_path):
+    """watching(node1=[facts, ...], node2="why it does not answer"): what was seen."""
+
+    def make(told=(), read=(), **hosts):
+        found = Watching(list(hosts), tmp_path, 1.0)
+        found.told, found.read = list(told), {str(one["rank"]): one for one in read}
+        for name, samples in hosts.items():
+            host: HostSeen = found.hosts[name]
+            if isinstance(samples, str):
+                host.problem = samples
+            else:
+                for sample in samples:
+                    host.add(sample)
+        return found
+
+    return make
+
+
+def shown(watching, width=150):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table.render(watching))
+    return console.file.getvalue()
+
+
+def line(text, rank):
+    return next(line for line in text.splitlines() if line.split()[:1] == [str(rank)])
+
+
+def test_two_looks_make_rates(watching):
+    def look(at):
+        gpu = {
+            "index": 0,
+            "used": 97,
+            "memory": 60 * GIB,
+            "memory_total": 80 * GIB,
+            "temperature": 61,
+            "watts": 512.3,
+            "pids": [100],
+        }
+        ranks = [
+            says(0, at=at, tokens=1500 * at, cpu=0.5 * at),
+            says(1, at=at, tokens=1400 * at, cpu=2 * at, memory=GIB),
+        ]
+        return facts(at, ranks, [gpu], busy=3 * at)
+
+    text = shown(watching(node1=[look(10.0), look(20.0)]))
+    assert line(text, 0).split() == ["0", "41", "forward", "1,500", "50", "97", "60.0/80", "GiB", "61", "512"]
+    assert line(text, 1).split() == ["1", "41", "forward", "1,400", "200", "1.0", "GiB"]
+    assert "75" in text and "3.0/24 GiB" in text and "2.0 MB/s" in text and "All ranks move." in text
+
+
+@pytest.mark.parametrize(
+    "last, mark, verdict",
+    [
+        ({"state": "stopped"}, "STOPPED", "rank 1 on node2 has been stopped (SIGSTOP, or a debugger) since step 41"),
+        ({"state": "gone"}, "GONE", "rank 1 on node2 has not answered since step 41"),
+        ({"seconds": 30.0, "phase": "data"}, "silent for 30 s", "rank 1 on node2 has waited in data loading since step 41"),
+        ({"step": 30}, "SLOWEST", ""),
+    ],
+)  # fmt: skip
+def test_who_stands_apart_is_marked_and_the_watchdog_says_why(watching, last, mark, verdict):
+    quiet = {"seconds": 30.0} if last.get("seconds") else {}
+    text = shown(watching(node1=[facts(1.0, [says(0, **quiet)])], node2=[facts(1.0, [says(1, "node2", **last)])]))
+    assert mark in line(text, 1) and (quiet or mark not in line(text, 0))
+    assert verdict in text
+
+
+def test_a_lost_host_is_named_and_its_ranks_with_it(watching):
+    files = [says(0), says(1, "node2")]
+    text = shown(watching(node1=[facts(1.0, [says(0)])], node2="No route to host", read=files))
+    assert (
+        "LOST: No route to host" in text and "host lost" in line(text, 1) and "rank 1 on node2 has not answered" in text
+    )
+
+
+def test_a_slow_rank_is_marked_until_the_run_finds_none(watching):
+    slow = {"event": "slow", "rank": 1, "host": "node2", "score": 0.61, "why": "the others wait for its forward pass"}
+    seen = {"node1": [facts(1.0, [says(0), says(1)])]}
+    text = shown(watching(told=[slow, {"event": "step", "slowest_rank_score": 0.61}], **seen))
+    assert (
+        "SLOWEST" in line(text, 1)
+        and "rank 1 on node1 is slow, score 0.61: the others wait for its forward pass" in text
+    )
+    text = shown(watching(told=[slow, {"event": "step", "slowest_rank_score": 0.95}], **seen))
+    assert "SLOWEST" not in text and "All ranks move." in text
+
+
+def test_a_run_that_somebody_else_launched_is_seen_by_its_files(watching):
+    text = shown(watching(node1="Permission denied (publickey)", read=[says(0, age=2.0), says(1, age=60.0)]))
+    assert "Permission denied" in text and line(text, 0).split()[:3] == ["0", "41", "forward"]
+
+
+def test_nothing_of_a_host_reaches_the_terminal_as_an_order(watching):
+    text = shown(watching(node1=[facts(1.0, [says(0, phase="\x1b[2Jforward")])]))
+    assert "\x1b[2J" not in text
+
+
+def test_a_terminal_that_is_too_small_says_so(watching):
+    seen = watching(node1=[facts(1.0, [says(rank) for rank in range(50)])])
+    console = Console(file=io.StringIO(), width=150)
+    console.print(table.render(seen, height=20))
+    assert "37 more lines" in console.file.getvalue()
+
+
+# ---- this host ---------------------------------------------------------------------------------------------------
+@pytest.fixture
+def run(tmp_path):
+    """A run of which this process is rank 0."""
+    (tmp_path / "heartbeats").mkdir()
+    beat = {"rank": 0, "host": HOST, "pid": os.getpid(), "step": 7, "phase": "backward", "seconds": 0.0, "waits": None}
+    (tmp_path / "heartbeats/rank-0.json").write_text(json.dumps(beat))
+    (tmp_path / "heartbeats/rank-1.json").write_text('{"rank": 1, "ho')
+    (tmp_path / "heartbeats/rank-2.json").write_text("[]")
+    (tmp_path / "events.jsonl").write_text(
+        '{"event": "step", "step": 7, "steps": 9, "loss": 2.5, "tokens_per_second": 1e4}\n'
+    )
+    return tmp_path
+
+
+def test_a_host_says_what_it_and_its_ranks_use(run):
+    seen = usage.sample(str(run))
+    (rank,) = seen["ranks"].values()
+    assert rank["state"] == "running" and rank["cpu"] > 0 and rank["memory"] > 2**20 and 0 <= rank["age"] < 60
+    assert 0 < seen["host"]["busy"] < seen["host"]["total"] and seen["host"]["memory"] < seen["host"]["memory_total"]
+    json.dumps(seen)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        other.kill()
+    assert usage._process(other.pid)["state"] == "gone"
+
+
+def test_without_a_terminal_one_table_is_printed(run, capsys):
+    assert main(["top", str(run), "--every", "0.2"]) == 0
+    text = capsys.readouterr().out
+    assert "step 7/9, loss 2.5000, 10,000 tokens/s" in text and line(text, 0).split()[1:3] == ["7", "backward"]
+    assert HOST in text and "GiB" in text
+
+
+def test_on_a_terminal_it_goes_on_until_q_and_leaves_the_terminal_as_it_was(run):
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    command = [sys.executable, "-m", "brigade", "top", str(run), "--every", "0.2"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "140", "LINES": "30"}
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as top:
+        said = _read_until(ours, "backward", top)
+        assert "\x1b[?1049h" in said, "it has a screen of its own"
+        beat = json.loads((run / "heartbeats/rank-0.json").read_text())
+        (run / "heartbeats/rank-0.json").write_text(json.dumps(beat | {"step": 1234}))
+        _read_until(ours, "1,234", top)
+        os.write(ours, b"q")
+        said = _read_until(ours, "\x1b[?1049l", top)
+        assert top.wait(30) == 0
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    os.close(ours)
+
+
+def _read_until(terminal, words, process, patience=60):
+    said, deadline = "", time.monotonic() + patience
+    while words not in said:
+        assert time.monotonic() < deadline and (process.poll() is None or words in said), said
+        if select.select([terminal], [], [], 0.5)[0]:
+            said += os.read(terminal, 65536).decode(errors="replace")
+    return said
+
+
+@pytest.mark.parametrize(
+    "words, said", [([], "there is no run in outputs/"), (["."], "names a host"), (["--hostfile", "no"], "no")]
+)
+def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["top", *words]) == 2
+    assert said in capsys.readouterr().err
