@@ -60,7 +60,9 @@ def jobs(hosts: int, methods: list[str], learn: bool) -> list[dict[str, Any]]:
                 network.WARM_UP[accumulation],
                 max(every, network.MEASURED[accumulation]),
             )
-        steps = warm_up + len(rates) * (1 + measured)
+        steps = (
+            warm_up + len(rates) * (1 + measured) + (0 if learn else every)
+        )  # the last round's fragments go together
         found.append(
             {
                 "strategy": name,
