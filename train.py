@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     Raises SystemExit(2) on all ranks for a user's mistake that any of them finds, after one has told it.
     """
+    ranks.whole_again()  # an earlier run of this process may have divided them
     world = world_from_environment()
 
     # 1. What is asked for: a recipe with flags over it, a strategy, the batch arithmetic, an output directory.
@@ -77,6 +78,10 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
     with ranks.agreed(world):
         preflight.check_steps(run, len(data.train), checkpoint)
     runs.claim(run, data.fingerprint, checkpoint, model_files)
+    if strategy.replicas > 1:  # from here on each one is a world of its own (sync_every)
+        from brigade.run import replicas
+
+        run = replicas.divide(run)
     heartbeat.begin(settings.recipe.training.hang_timeout)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
         from brigade.training import watch_thread

@@ -41,14 +41,14 @@ class Blocks(TrainerCallback):
         self.ends: list[tuple[float, int, int]] = []  # of each step: time, bytes and packets that this host has sent
 
     def _ask(self, rate: str | None) -> None:
-        ranks.barrier()
+        ranks.gather_all(None)
         if self.wanted:
             draft = self.wanted.with_suffix(".draft")
             draft.write_text(rate or "unlimited")
             draft.rename(self.wanted)
             while self.wanted.exists():
                 time.sleep(0.005)
-        ranks.barrier()
+        ranks.gather_all(None)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         block, place = divmod(state.global_step - self.warm_up, self.length)
@@ -70,7 +70,7 @@ class Blocks(TrainerCallback):
             ends = self.ends[first : first + self.length]
             seconds = [after[0] - before[0] for before, after in itertools.pairwise(ends)]
             steps = len(seconds)
-            by_rank = ranks.gather([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
+            by_rank = ranks.gather_all([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
             count, packets = (sum(of) / len(by_rank) for of in zip(*by_rank, strict=True))
             found.append({"seconds": seconds, "bytes": count, "packets": packets, "by_rank": by_rank})
         return found
@@ -86,15 +86,18 @@ def main(folder: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main(flags, callbacks=(blocks,))
         compression = trainer.engine.power_sgd.compression_stats()[0] if trainer.engine.power_sgd else 1
+        evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
         results.append(
             job
             | {
                 "parameters": trainer.engine.parameter_count(trainer.model),
                 "blocks": blocks.results(),
                 "compression": compression,
-                "held_out": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+                "held_out": [entry["eval_loss"] for entry in evaluations],
+                "evaluations": [[entry["step"], entry["eval_loss"]] for entry in evaluations],
             }
         )
+        ranks.whole_again()
         forget(trainer)
         del trainer
     if world.is_main_rank:

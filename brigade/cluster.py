@@ -11,6 +11,7 @@ class World:
     """The place of this process among the ranks of the run.
 
     launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where it says none.
+    replica: number of the replica that these ranks are, where a run has several that train by themselves; `part` makes it.
     """
 
     rank: int
@@ -20,6 +21,7 @@ class World:
     host: str
     launcher: str
     host_count: int = 0
+    replica: int = 0
 
     @property
     def hosts(self) -> int:
@@ -29,7 +31,16 @@ class World:
     @property
     def is_main_rank(self) -> bool:
         """True on the one rank that prints."""
-        return self.rank == 0
+        return self.rank == 0 and self.replica == 0
+
+    def part(self, parts: int) -> "World":
+        """The world of the replica that this rank belongs to, where so many divide the ranks, in order, into equal parts."""
+        size = self.size // parts
+        if parts == 1:
+            return self
+        inside = min(size, self.local_size)
+        local_rank = self.local_rank % inside
+        return World(self.rank % size, local_rank, size, inside, self.host, self.launcher, 0, self.rank // size)
 
 
 # A variable that only one launcher sets, or that one after it too: the first that is there tells.

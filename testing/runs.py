@@ -105,7 +105,7 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path, timeout: fl
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model; one with "damage" has
     gradients on rank 1 that are 1 % too large; of one with "stop" (rank, step) that rank is asked to stop in that step;
     one with "stops" dies after each of these steps, with a checkpoint, and goes on;
-    one with "dies", too, does not go on after the last.
+    one with "dies", too, does not go on after the last; one with "per_host" believes that so many of the ranks share a host.
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder)
@@ -152,6 +152,7 @@ def forget(trainer: Any) -> None:
 def _work(job: Path) -> None:
     """One rank: run every case, in order, through train.py itself."""
     import train
+    from brigade.distributed import ranks
     from brigade.training import sample_answers
 
     todo = json.loads(job.read_text())
@@ -160,6 +161,8 @@ def _work(job: Path) -> None:
     rank = int(os.environ["RANK"])
     for case in todo["cases"]:
         said = io.StringIO()
+        per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))
+        os.environ.update(LOCAL_WORLD_SIZE=str(per_host), LOCAL_RANK=str(rank % per_host))
         for step in case.get("stops", ()):
             _interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
@@ -172,6 +175,7 @@ def _work(job: Path) -> None:
             temporary.rename(f"{case['name']}.result.json")
         forget(trainer)
         del trainer
+        ranks.whole_again()
 
 
 def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:

@@ -29,6 +29,9 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
             _check(folder, str(folder), run, base)
         return folder
     folder = Path(named)
+    if number := run.replica.replica:
+        own = folder.parent / f"replica-{number}" / folder.name
+        folder = own if flaw(own) is None else folder
     if not finished(folder):
         cure = "name a checkpoint-N directory, or leave the flag out to take the newest"
         raise UserError(_FLAG, f"{named!r} is not a checkpoint: no {runs.STATE} in it", cure)
@@ -55,7 +58,8 @@ def problem_together(run: runs.Run, folder: Path | None, folders: list[str | Non
     if folder.name != oldest:
         return folder.name, f"not all hosts have it whole; {oldest} is the newest that they all have"
     together = run.strategy.writes_in_parts
-    size, rank = (run.world.size, run.world.rank) if together else (run.world.local_size, run.world.local_rank)
+    here = run.replica
+    size, rank = (here.size, here.rank) if together else (here.local_size, here.local_rank)
     names = shares(sizes(recorded(folder)), size)[rank]
     problem = damage(folder, names)
     return (folder.name, problem) if problem else None
@@ -79,7 +83,11 @@ def how_to_continue(run: runs.Run, state: Any) -> str:
 
 def _newest(run: runs.Run) -> Path | None:
     """The newest whole one; None where there is no checkpoint at all."""
-    found = {path: run.damaged.get(path.name) or flaw(path) for path in runs.checkpoints(run.directory)}
+    every = {path.name: path for path in runs.checkpoints(run.directory)}
+    if run.own_directory != run.directory:  # where a replica has no part of it, it takes the first one's
+        every |= {path.name: path for path in runs.checkpoints(run.own_directory) if flaw(path) is None}
+    newest_first = sorted(every.values(), key=runs.step_of, reverse=True)
+    found = {path: run.damaged.get(path.name) or flaw(path) for path in newest_first}
     whole = next((path for path, problem in found.items() if problem is None), None)
     newer = [path for path in found if whole is None or runs.step_of(path) > runs.step_of(whole)]
     run.skipped[:] = [f"{path.name}: {found[path]}" for path in newer]

@@ -31,14 +31,14 @@ def is_native(folder: Path, run: runs.Run) -> bool:
         return True
     wrote = _ds_config(folder)
     same = wrote is None or wrote.get("zero_optimization") == (run.strategy.ds_config or {})["zero_optimization"]
-    return same and ranks_of(folder) == run.world.size
+    return same and ranks_of(folder) == run.replica.size
 
 
 def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
     """Why a checkpoint can neither be read by the run's engine nor be carried over: (problem, cure)."""
     if is_native(folder, run):
         return None
-    optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.world.size, 'rank')}"
+    optim, now = run.settings.recipe.training.optim, f"{run.strategy.name} on {counted(run.replica.size, 'rank')}"
     as_before = f"continue with {written_by(folder)}"
     problem = f"{folder.name} was written by {written_by(folder)}, and this run is {now}: "
     before, now_axes = axes_of(folder), run.strategy.axes
@@ -66,7 +66,7 @@ def ranks_of(folder: Path) -> int | None:
 
 def is_divided_otherwise(folder: Path, run: runs.Run) -> bool:
     """Whether other ranks wrote it, or as many with other data each."""
-    return ranks_of(folder) != run.world.size or axes_of(folder) != run.strategy.axes
+    return ranks_of(folder) != run.replica.size or axes_of(folder) != run.strategy.axes
 
 
 def axes_of(folder: Path) -> Axes:

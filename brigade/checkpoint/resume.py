@@ -10,11 +10,15 @@ from ..run import directory as runs
 def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
     """choosing.choose(), which see; None where no checkpoint is named and the run's directory has none."""
     settings = run.settings
-    if not settings.resume_from_checkpoint and (settings.fresh or not runs.checkpoints(run.directory)):
+    if not settings.resume_from_checkpoint and (settings.fresh or not _any_checkpoint(run)):
         return None
     from . import choosing
 
     return choosing.choose(run, fingerprint, base)
+
+
+def _any_checkpoint(run: runs.Run) -> bool:
+    return bool(runs.checkpoints(run.directory) or runs.checkpoints(run.own_directory))
 
 
 def agree(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:

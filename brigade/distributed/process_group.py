@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,13 @@ RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of wait_for_all: as many on every rank
+launchers_store: Any = None  # the one of all ranks, once a run had replicas
 ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
+
+
+def store_of_all() -> Any:
+    """Of all ranks of the run, whether or not they are divided into replicas."""
+    return launchers_store or _get_default_store()
 
 
 def join(world: World) -> None:
@@ -58,7 +65,7 @@ def failure(error: Exception) -> UserError:
 def wait_for_all() -> None:
     """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
     it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
-    store, name = _get_default_store(), f"brigade/wait-{next(_waits)}"
+    store, name = store_of_all(), f"brigade/wait-{next(_waits)}"
     here, pause = store.add(name, 1), 0.002
     while here < dist.get_world_size():
         time.sleep(pause)
@@ -69,7 +76,7 @@ def wait_for_all() -> None:
 def first_to_fail() -> tuple[bool, str]:
     """(whether no other rank failed or was ended before this one; which one was ended, and by what)"""
     try:
-        store = _get_default_store()
+        store = store_of_all()
         store.set_timeout(datetime.timedelta(seconds=5))
         ended = store.get(ENDED).decode() if store.check([ENDED]) else ""
         return not ended and store.add("brigade/failed", 1) == 1, ended
@@ -80,7 +87,7 @@ def first_to_fail() -> tuple[bool, str]:
 def _tell_that_it_is_ended(world: World, by: str) -> None:
     # Where the store ended with rank 0, or the ranks part at this moment, nobody is left to be told.
     with suppress(RuntimeError, ValueError):
-        _get_default_store().set(ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
+        store_of_all().set(ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
 
 
 def _say_that_it_waits(world: World) -> None:

@@ -20,6 +20,7 @@ from ..errors import exit_code, first_line
 from ..errors.console import write_what_it_can
 from . import stop, supervised
 
+peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
 on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a run that trains, on the rank that failed first
 
 
@@ -42,6 +43,12 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_all(value: Any) -> list[Any]:
+    """gather() over the ranks of all replicas."""
+    own = gather(value)
+    return own if peers is None else [each for of_replica in peers.gather(own) for each in of_replica]
 
 
 def largest(value: int) -> int:
@@ -136,8 +143,15 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     os._exit(exit_code(error))
 
 
+def whole_again() -> None:
+    """Bring the replicas of an earlier run of this process, or of one that ends, back together. A collective of all ranks."""
+    if peers is not None:
+        peers.rejoin()
+
+
 def finish() -> None:
     """Leave the process group in step: gloo's teardown can abort a finished run when one rank is early (exit -6)."""
+    whole_again()
     dist = _group()
     if dist:
         barrier()

@@ -35,7 +35,7 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
     except OSError as caught:
         problem = f"the output directory cannot be written: {caught.strerror}"
         error = UserError(str(directory), problem, "give another --output_dir")
-    every = ranks.gather((error is None, (world.host, checkpoint and str(checkpoint)) if leads else None))
+    every = ranks.gather((error is None, (world.host, checkpoint and checkpoint.name) if leads else None))
     leaders = {rank: leader for rank, (_, leader) in enumerate(every) if leader}
     written = all(can_write for can_write, _ in every)
     seen = [set(notes) for notes in ranks.gather(_notes(directory, token, len(leaders)) if leads and written else [])]

@@ -97,8 +97,8 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     # (utils/fsdp_utils.py: fsdp2_prepare_model). Where they are converted on the way, from bf16 to fp32 or from MXFP4, each rank
     # would own a copy: 32 GB of an 8B model. Where they are not, they are pages of the model's files, which all ranks share.
     converted = not section.use_peft or (quantization is not None and not section.load_in_4bit)
-    # FSDP2 sends all ranks of a host what the host's first one has.
-    own = not is_fsdp_enabled() or is_local_dist_rank_0()
+    # FSDP2 sends all ranks of a host what the host's first one has; a replica's first rank need not be that (sync_every).
+    own = not is_fsdp_enabled() or is_local_dist_rank_0() or torch.distributed.get_rank() == 0
     if sent := converted and not own:
         options["device_map"] = "meta"
         if quantization:  # without weights there is nothing to dequantise

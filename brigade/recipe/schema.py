@@ -224,6 +224,22 @@ class TrainingSection(Section):
     computes the products between samples too (eager, sdpa) gets many of them padded (docs/data.md)."""
     ddp_comm_hook: Literal["none", "fp16", "bf16", "power_sgd"] = "none"
     """Compress the gradients that DDP sends over the network (docs/network.md). One process sends none."""
+    sync_every: Positive | None = None
+    """Train replicas by themselves, and average their weights every so many steps: for slow networks (docs/local-training.md)."""
+    sync_replica: Literal["auto", "rank", "host"] = "auto"
+    """What trains by itself: a rank, or a host whose ranks work together as the strategy says. auto: under HSDP each of its
+    groups, else a host where one has several ranks and there are several hosts, else a rank."""
+    outer_optim: Literal["average", "nesterov"] = "average"
+    """average: Local SGD. nesterov: the mean change is a gradient for SGD with momentum (DiLoCo, arXiv 2311.08105)."""
+    outer_learning_rate: float = Field(0.7, gt=0)
+    """Of nesterov."""
+    outer_momentum: float = Field(0.9, ge=0, lt=1)
+    """Of nesterov."""
+    sync_precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """What weights' changes are sent as; int8 with one scale for each 256 values."""
+    sync_fragments: Positive = 1
+    """Send the layers in so many parts, each at its own step, while the next steps compute (Streaming DiLoCo,
+    arXiv 2501.18512)."""
     seed: int = Field(42, ge=0, lt=2**32)
     """Below 2^32, as NumPy's."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
@@ -306,6 +322,7 @@ NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "report_page",
     "dataloader_num_workers", "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
+    "sync_replica",
 }  # fmt: skip
 
 # Keys that say which part or version of a data set is meant; files have none.

@@ -55,7 +55,16 @@ class Run:
     resized: bool = False  # whether the directory's run is the same but for its length (max_steps, num_train_epochs)
     lengthened: str = ""  # how its last checkpoint goes on under a larger length, in words
     aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
+    replica: World = None  # type: ignore[assignment]  # the ranks that work together: all, or this rank's replica
     owned: Any = None  # the open file whose lock says that this process has the directory
+
+    def __post_init__(self) -> None:
+        self.replica = self.replica or self.world.part(self.strategy.replicas)
+
+    @property
+    def own_directory(self) -> Path:
+        """Where this rank's replica keeps its checkpoints: the first one in the run's directory, as it has the model too."""
+        return self.directory / f"replica-{self.replica.replica}" if self.replica.replica else self.directory
 
     @property
     def finished(self) -> bool:
@@ -124,6 +133,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         "recipe": run.settings.recipe.model_dump(mode="json", exclude={"cluster"}),
         "strategy": {"kind": run.strategy.kind} | run.strategy.as_cluster(),
         "batch": {"": str(run.batch)},
+        "replicas": {"": run.strategy.replicas},
         **model,
         "data": {"fingerprint": fingerprint},
     }
@@ -132,7 +142,9 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     if run.world.size > 1:
         from ..distributed import shared_directory
 
-        run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, run.strategy.writes_in_parts)
+        on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
+        in_parts = "" if on_one_host else run.strategy.writes_in_parts
+        run.shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
     ours = run.settings.recipe.training.report_page and not supervised.is_watched()  # else launch has the verdict
     ranks.on_failure = lambda reason: _note_failure(run.directory, reason) if ours else None
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
@@ -199,7 +211,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "strategy": {"kind": run.strategy.kind, "name": run.strategy.name, "from": run.strategy.source},
         "batch": str(run.batch),
         "learning_rate": run.batch.learning_rate,
-        "ranks": run.world.size,
+        "ranks": run.replica.size,
+        "replicas": run.strategy.replicas,
         "hosts": hosts,
         "launcher": run.world.launcher,
         "overridden": run.settings.overridden,

@@ -16,6 +16,7 @@ from .axes import NONE, Axes, without
 if TYPE_CHECKING:
     from .accelerate_config import AccelerateStrategy
 
+PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp"]
 
 
@@ -30,6 +31,8 @@ class Strategy:
     ds_config: DeepSpeed's configuration with its "auto"s, or None
     fsdp: options of TrainingArguments.fsdp_config
     axes: what it divides besides the data
+    replicas: worlds of ranks that train by themselves and meet every sync_every steps; all else here speaks of one of them. Where
+        they are HSDP's groups, kind is fsdp2, and replicate stays their number
     """
 
     kind: Kind
@@ -40,6 +43,7 @@ class Strategy:
     replicate: int = 1
     shard: int = 1
     axes: Axes = NONE
+    replicas: int = 1
 
     @property
     def is_deepspeed(self) -> bool:
@@ -121,6 +125,12 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
         strategy = _from_accelerate(accelerate_config.read(source, place), place, settings, world)
     else:
         strategy = _unsharded(world, "the world size")
+    training = settings.recipe.training
+    fields = type(training).model_fields.items()
+    if changed := [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]:
+        from . import replicas
+
+        strategy = replicas.inside(strategy, settings, world, changed)
     _check(strategy, settings, world)
     settings.rows_in_parts = strategy.axes.sequence > 1
     return strategy
@@ -202,7 +212,10 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
     if strategy.kind == "hsdp" and strategy.shard == strategy.axes.model == 1:  # accelerate ends with a bare ValueError
         cure = "set dp_shard_size to 2 or more, or distributed_type: MULTI_GPU for DDP"
         raise UserError(strategy.source, "dp_shard_size 1 shards nothing", cure)
-    ranks, told = strategy.axes.data(world.size), strategy.kind == "hsdp" or strategy.shard > 1
+    groups = strategy.kind == "fsdp2" and strategy.replicate > 1  # of HSDP, which are replicas
+    inside = world if groups else world.part(strategy.replicas)
+    ranks, told = strategy.axes.data(inside.size), strategy.kind == "hsdp" or strategy.shard > 1
     if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
         of = f"{world.size} / ({strategy.axes}) = {ranks} ranks" if strategy.axes else f"the world size {ranks}"
+        of += " of a replica" if strategy.replicas > 1 and not groups else ""
         raise UserError(strategy.source, f"{sizes} is not {of}", f"set both so that their product is {ranks}")

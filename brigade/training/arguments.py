@@ -34,6 +34,8 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
 
         swanlab_run.answer_none_before_a_run()
     options: dict[str, Any] = {key: getattr(training, key) for key in SAME}
+    if run.world.replica:
+        options["report_to"] = []  # the first replica reports
     evaluated, workers = training.per_device_eval_batch_size, training.dataloader_num_workers
     if training.optim not in OWN_OPTIMIZERS:
         options |= {"optim": training.optim, "optim_args": training.optim_args}

@@ -119,7 +119,7 @@ def _treat(
         cure = "look at these samples, or continue with --nonfinite skip; a lower learning_rate (it is "
         cure += f"{trainer.run.batch.learning_rate:g}) or more warmup_steps" + (", or bf16" if training.fp16 else "")
     samples = ""
-    if trainer.world.is_main_rank:
+    if trainer.world.rank == 0:  # of each replica
         samples = _record(trainer, step, kind, what, action, back_to, micro_batches)
     samples = ranks.gather(samples)[0]
     if action == "stop":
@@ -141,7 +141,7 @@ def _treat(
 
 
 def _say(trainer: Any, line: str) -> None:
-    if trainer.world.is_main_rank:
+    if trainer.world.rank == 0:
         tqdm.write(line)
 
 
@@ -192,9 +192,14 @@ def _record(
     """Write the step into FILE, with the samples of these micro-batches, and add an event. Returns who they are, in words."""
     of_step = trainer.callback_handler.train_dataloader.batch_sampler.of_step(step - 1)
     place, size = trainer.run.strategy.axes.place, trainer.world.size
+    first = trainer.data_rank - trainer.place.data  # of this replica
     written = []
     for each in micro_batches:
-        rows = [int(row) for row in of_step[each["micro_batch"] - 1, place(each["rank"], size).data] if row != FILLER]
+        rows = [
+            int(row)
+            for row in of_step[each["micro_batch"] - 1, first + place(each["rank"], size).data]
+            if row != FILLER
+        ]
         samples = places.of(trainer.data, rows, trainer.run.settings)
         loss = each["loss"] if math.isfinite(each["loss"]) else str(each["loss"])
         written.append(each | {"loss": loss, "samples": samples})

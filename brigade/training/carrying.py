@@ -33,27 +33,28 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants a model alone.
     Raises UserError where the checkpoint lacks a parameter of the model.
     """
-    names = {parameter: _name(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    names = {
+        parameter: name_of(name) for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+    }
     order = _order(whole := trainer.engine.whole_model(trainer), trainer)
     source = trainer.engine.reading(states.of(checkpoint, order, saved_names(whole, order)), trainer)
     if missing := [name for name in names.values() if name not in source.sizes]:
         problem = f"it lacks {len(missing)} of the {len(names)} trained parameters, e.g. {missing[0]}"
         raise UserError(str(checkpoint), problem, "continue with the recipe that wrote it")
     found: dict[int, dict[str, Any]] = {}
-    for parameter, start, stop, owner, offset, columns in _shares(trainer):
-        name, flat = names[parameter], _flat(owner)
-        _copy(source, name, states.WEIGHT, (start, stop, columns), flat[offset:], parameter)
+    for parameter, start, stop, owner, offset, columns in shares(trainer):
+        name, values = names[parameter], flat(owner)
+        _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
         if not moments:
             continue
-        kept = found.setdefault(id(owner), {key: torch.zeros_like(flat) for key in source.moments})
+        kept = found.setdefault(id(owner), {key: torch.zeros_like(values) for key in source.moments})
         for key in source.moments:
             _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
         if (step := source.step(name)) is not None:
             kept["step"] = step
     for name, buffer in trainer.model.named_buffers():
-        if (saved := source.buffer(_name(name))) is not None:
+        if (saved := source.buffer(name_of(name))) is not None:
             buffer.copy_(saved)
-    steps = trainer.state.global_step
     if moments:
         _load_moments(trainer, found)
         own, schedule = trainer.lr_scheduler.state_dict(), torch.load(checkpoint / "scheduler.pt", weights_only=True)
@@ -61,10 +62,15 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
         trainer.lr_scheduler.load_state_dict(schedule)
         _carry_loss_scale(trainer, checkpoint, source)
+    spread_weights(trainer)
+
+
+def spread_weights(trainer: Any) -> None:
+    """Once shares() have been set: let the model compute with them. A collective."""
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
-        zero_shares.spread_weights(trainer.deepspeed, steps)
+        zero_shares.spread_weights(trainer.deepspeed, trainer.state.global_step)
     trainer.engine.spread_weights(trainer)
 
 
@@ -83,13 +89,14 @@ def seed_other_ranks(trainer: Any, checkpoint: Path) -> None:
     from transformers import set_seed
 
     run, step = trainer.run, trainer.state.global_step
-    if layout.is_divided_otherwise(checkpoint, run):
+    others = trainer.local_steps is not None and not trainer.local_steps.own
+    if others or layout.is_divided_otherwise(checkpoint, run):
         # The ranks of a tensor group must drop the same.
-        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.place.data))
+        numbers = np.random.SeedSequence((run.settings.recipe.training.seed, step, trainer.data_rank))
         set_seed(int(numbers.generate_state(1)[0]))
 
 
-def _name(name: str) -> str:
+def name_of(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -97,8 +104,8 @@ def _name(name: str) -> str:
 
 def _order(model: Any, trainer: Any) -> list[str]:
     """Names of the trained parameters as the Trainer's optimizer numbers them (trainer.py: create_optimizer)."""
-    decayed = {_name(name) for name in trainer.get_decay_parameter_names(model)}
-    names = [_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    decayed = {name_of(name) for name in trainer.get_decay_parameter_names(model)}
+    names = [name_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return sorted(names, key=lambda name: name not in decayed)  # stable
 
 
@@ -114,7 +121,8 @@ def saved_names(model: Any, names: Any) -> dict[str, str]:
     return {name: of_number[int(number)] for name, number in numbers.items()}
 
 
-def _shares(trainer: Any) -> Iterator[Share]:
+def shares(trainer: Any) -> Iterator[Share]:
+    """Of each trained parameter what this rank steps, and where that lies in memory."""
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares
 
@@ -154,7 +162,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _flat(owner: Tensor) -> Tensor:
+def flat(owner: Tensor) -> Tensor:
     """What this rank holds of a tensor, in one dimension and in the same memory."""
     return _local(owner.detach()).view(-1)
 

@@ -29,7 +29,9 @@ class OneProcess:
 
     def __init__(self, run: Run) -> None:
         self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
-        self.averaged_over = run.world.size  # gradients are means over so many ranks
+        # A loss is multiplied by it: gradients are means over so many ranks. A replica has a part of the step's tokens alone, and
+        # the mean over replicas is the whole step's.
+        self.averaged_over = run.world.size * run.strategy.replicas
 
     # ---- before the model is loaded --------------------------------------------------------------------------------
     def load_dtype(self) -> torch.dtype:
@@ -242,6 +244,12 @@ class FSDP2(OneProcess):
                 reduce_dtype=torch.float32,
                 output_dtype=torch.float32,
             )
+
+    def shares(self, trainer: Any) -> Any:
+        for module in trainer.model.modules():
+            if isinstance(module, torch.distributed.fsdp.FSDPModule):
+                module.reshard()  # an evaluation leaves some parameters whole
+        return super().shares(trainer)
 
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
         if self.run.settings.recipe.model.use_peft:  # the adapters' frozen base is not gathered for them

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,25 @@ class EvaluatingTrainer(transformers.Trainer):
 
     run: Run
     place: Place
+    data_rank: int
+    local_steps: Any
     engine: OneProcess
     meter: Meter
     control: Any
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Measure, log and, but for the untrained model, answer questions; returns what was logged. A collective."""
-        with heartbeat.within(heartbeat.EVALUATION), self.meter.pause():
+        with heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.averaged_model():
             metrics = self.held_out()
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             if self.state.global_step and self.run.settings.recipe.training.eval_answers:
                 self._answer()
         return metrics
+
+    def averaged_model(self) -> AbstractContextManager[None]:
+        """While the model is looked at: it has the weights that the replicas have averaged."""
+        return self.local_steps.averaged() if self.local_steps else nullcontext()
 
     def held_out(self) -> dict[str, float]:
         """Mean cross-entropy in nats per supervised token, and its exponential, each held-out sample used once.
@@ -58,7 +65,7 @@ class EvaluatingTrainer(transformers.Trainer):
                     with self.compute_loss_context_manager():
                         loss_sum += self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: a sum, not a mean
         model.train()
-        of_ranks = ranks.gather(sums.tolist())
+        of_ranks = ranks.gather_all(sums.tolist())
         totals = [[math.fsum(column) for column in zip(*rows, strict=True)] for rows in zip(*of_ranks, strict=True)]
         named = dict(zip(self.eval_dataset, totals, strict=True)) if len(totals) > 1 else {}
         metrics: dict[str, float] = {}
@@ -101,7 +108,7 @@ class EvaluatingTrainer(transformers.Trainer):
                 self.model,
                 self.processing_class,
                 questions,
-                self.place.data,
+                self.data_rank,
                 self.run.batch.data_parallel_size,
                 self.args.device,
             )

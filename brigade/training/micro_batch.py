@@ -43,7 +43,7 @@ def _largest_micro_batch(run: Run, config: Any, liger: bool) -> tuple[int, str]:
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:
         return 1, f"no figures of {name}{cure}"
-    recipe, sizes = recipe_here(run.settings, liger), (run.world.size, run.world.local_size)
+    recipe, sizes = recipe_here(run.settings, liger), (run.replica.size, run.replica.local_size)
     try:
         return job_of_run.largest_fit(
             recipe, run.strategy, run.batch, *sizes, config.to_dict(), device, "the model's config"

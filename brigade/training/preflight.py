@@ -182,6 +182,11 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
         problem += "it would never reach learning_rate"
         cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
         raise UserError(settings.place("warmup_steps"), problem, cure)
+    if training.sync_every:
+        from ..data.sampling import GlobalBatches
+        from ..strategy.replicas import check_length
+
+        check_length(settings, steps, GlobalBatches(train_samples, run.batch.global_size, 1, 0, 1).steps)
     if checkpoint or (run.resized and (run.directory / SUCCESS).exists()):
         from . import lengthening
 

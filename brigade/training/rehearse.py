@@ -40,7 +40,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     """
     with ranks.agreed(world):
         strategy = with_small_axes(choose(settings, world))
-    axes, hsdp = strategy.axes, strategy.kind == "hsdp"
+    groups = strategy.replicas > 1 and strategy.replicate > 1  # HSDP's, which are replicas
+    axes, hsdp = strategy.axes, strategy.kind == "hsdp" or groups
     if world.launcher == "python":
         # Each axis over two ranks, and two of them with different rows.
         raise SystemExit(_launch(min(8, (4 if hsdp else 2) * axes.unit)))
@@ -71,12 +72,16 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
     states = StateBytes()
     command = ["--recipe", str(folder / REHEARSAL), "--output_dir", str(folder / "run")]
     first = _losses(main(command, callbacks=(states,)))
+    ranks.whole_again()
     if world.is_main_rank:
         _interrupt(folder / "run")
         print(f"Interrupted after checkpoint-{SAVE_STEPS}; the same command again:")
     ranks.barrier()
     second = _losses(main(command))
     held = ranks.gather(states.states)
+    if groups:
+        strategy = replace(strategy, replicate=1)  # of one group, as `held`
+    ranks.whole_again()
     with ranks.agreed(world):
         _judge(strategy, first, second, held, settings.recipe.training.optim)
     if world.is_main_rank:
@@ -145,9 +150,20 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "report_to": [],
         "report_page": False,
         "save_total_limit": None,
+        **_rounds(settings, strategy),
     }
     recipe["cluster"] |= strategy.as_cluster() | {"hostfile": None, "gpu": None}
     return recipe
+
+
+def _rounds(settings: Settings, strategy: Strategy) -> dict[str, Any]:
+    """Of replicas: rounds that a rehearsal's checkpoints end, and on its one host each rank a replica, or a group of HSDP."""
+    training = settings.recipe.training
+    if training.sync_every is None:
+        return {}
+    every = SAVE_STEPS if training.sync_every >= SAVE_STEPS else 1
+    unit = "rank" if strategy.replicate == 1 else "auto"
+    return {"sync_every": every, "sync_fragments": min(training.sync_fragments, 2, every), "sync_replica": unit}
 
 
 def without_gpu(recipe: dict[str, Any]) -> list[str]:
@@ -184,6 +200,8 @@ def _interrupt(run: Path) -> None:
     for leftover in (f"checkpoint-{STEPS}", "trainer_state.json", "model.safetensors", "adapter_model.safetensors"):
         path = run / leftover
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for of_replica in run.glob(f"replica-*/checkpoint-{STEPS}"):
+        shutil.rmtree(of_replica)
 
 
 def _losses(trainer: Any) -> list[float]:

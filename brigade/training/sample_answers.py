@@ -73,7 +73,7 @@ def generate(
                 streamer=_Beat(),
             )
             mine[index] = tokens[0, prompt.shape[1] :].tolist()
-    given = {index: answer for of_rank in ranks.gather(mine) for index, answer in of_rank.items()}
+    given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
     return [given[index] for index in range(len(questions))]
 
 

@@ -32,6 +32,7 @@ class Stopping(TrainerCallback):
     def __init__(self, run: runs.Run, meter: Meter) -> None:
         self.run, self.meter, self.by, self.number = run, meter, "", 0
         self.longest, self.grace = 0.0, 0.0
+        self.every = run.settings.recipe.training.sync_every or 1
         self.ended: float | None = None  # the last step
         stop.asked = stop.deadline = stop.finished = None  # an earlier run of this process may have been stopped
         stop.agreed.clear()
@@ -44,17 +45,26 @@ class Stopping(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._measure(time.monotonic(), state.global_step)
+        if self.by:  # the replicas stop together, when they meet
+            return
         mine = 0 if stop.asked is None else (1 + stop.asked) * _RANKS + self.run.world.rank
         if found := ranks.largest(mine):
-            stop.agreed.set()
-            self.number, rank = found // _RANKS - 1, found % _RANKS
-            to_one = self.run.world.size > 1 and self.number not in (0, signal.SIGINT)  # Ctrl-C reaches all of them
-            self.by = stop.name(self.number) + (f" to rank {rank}" if to_one else "")
+            number, rank = found // _RANKS - 1, found % _RANKS
+            to_one = self.run.world.size > 1 and number not in (0, signal.SIGINT)  # Ctrl-C reaches all of them
+            self.take(stop.name(number) + (f" to rank {rank}" if to_one else ""), number)
             control.should_save = control.should_training_stop = True
             if state.is_world_process_zero:
                 once_more = "A second" if self.number else "A"
-                said = f"Stopping after step {state.global_step} ({self.by}): saving a checkpoint."
+                # A multiple of 1: at once.
+                step = -(-state.global_step // self.every) * self.every
+                said = f"Stopping after step {step} ({self.by}): saving a checkpoint."
                 tqdm.write(f"{said} {once_more} signal ends the run at once.")
+
+    def take(self, by: str, number: int) -> None:
+        """Who asked, as all ranks of this replica know; or as another replica says."""
+        if by and not self.by:
+            self.by, self.number = by, number
+            stop.agreed.set()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.by:  # it goes on later: no best model is loaded now, and no checkpoint removed
@@ -70,12 +80,13 @@ class Stopping(TrainerCallback):
         return math.inf if resumed is None else max(asked, resumed) + MARGIN + 2 * self.longest
 
     def _measure(self, now: float, step: int) -> None:
-        """What a stop takes at most: a step and what follows it, another such step, and a checkpoint to its last byte."""
+        """What a stop takes at most: a step and what follows it, another such step (of replicas, all until they meet), and a
+        checkpoint to its last byte."""
         if self.ended:  # the first step compiles, for one
             self.longest = max(self.longest, now - self.ended)
         self.ended = now
-        if self.run.world.is_main_rank and MARGIN + 3 * self.longest > 1.2 * self.grace:
-            self.grace = MARGIN + 3 * self.longest + events.slowest(self.run.directory, "checkpoint")
+        if self.run.world.is_main_rank and MARGIN + (2 + self.every) * self.longest > 1.2 * self.grace:
+            self.grace = MARGIN + (2 + self.every) * self.longest + events.slowest(self.run.directory, "checkpoint")
             supervised.note(grace=self.grace)
             events.add(self.run.directory, "grace", step=step, seconds=round(self.grace, 1))
 

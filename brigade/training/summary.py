@@ -36,6 +36,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.label} (from {strategy.source})",
         **trainer.engine.summary(),
+        **(trainer.local_steps.summary() if trainer.local_steps else {}),
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run, trainer.model.config),

@@ -71,6 +71,9 @@ class Trainer(EvaluatingTrainer):
             raise UserError(place, f"{type(model).__name__} {problem}", cure)
         self.run, self.world, self.engine, self.data = run, run.world, engine, data
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
+        # Of all that see different rows, over all replicas.
+        self.data_rank = run.world.replica * run.strategy.axes.data(run.world.size) + self.place.data
+        self.local_steps: Any = None  # LocalSteps, of several replicas alone
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
         self.expert_balance: Any = None
@@ -110,6 +113,11 @@ class Trainer(EvaluatingTrainer):
         )
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
+        if run.strategy.replicas > 1:
+            from .local_steps import LocalSteps
+
+            self.local_steps = LocalSteps(self)
+            self.add_callback(self.local_steps)  # after all that may wish for something
         if run.world.size > 1:
             from .slow_ranks import SlowRanks
 
@@ -118,7 +126,7 @@ class Trainer(EvaluatingTrainer):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
-        shape = (len(rows), micro, accumulation, self.place.data, self.run.batch.data_parallel_size, seed)
+        shape = (len(rows), micro, accumulation, self.data_rank, self.run.batch.data_parallel_size, seed)
         supervised = None if rows.streamed else rows.supervised()
         kind = GlobalBatches
         if rows.streamed:
@@ -211,6 +219,8 @@ class Trainer(EvaluatingTrainer):
             carrying.carry(self, Path(resume_from_checkpoint))
             upstream.take_rates_of(self.lr_scheduler)
         self.engine.begin(self, resume_from_checkpoint, max_steps)
+        if self.local_steps:
+            self.local_steps.begin(resume_from_checkpoint)
         return prepared
 
     def _purge_tensorboard(self) -> None:
@@ -242,6 +252,8 @@ class Trainer(EvaluatingTrainer):
             logs["tokens"] = self.tokens_before + self.meter.tokens_of_all
             if self.expert_balance:
                 logs.update(self.expert_balance.report(self.state.global_step))
+            if self.local_steps:
+                self.local_steps.complete(logs)
         super().log(logs, start_time)
         nonfinite.check_held_out(logs, self)
 
@@ -290,16 +302,19 @@ class Trainer(EvaluatingTrainer):
         """Instead of Transformers' own: the checkpoint is whole or absent, and removing older ones comes last."""
         from . import write_checkpoint
 
-        with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause():
-            write_checkpoint.save(self)
+        own = self.local_steps and self.local_steps.local_weights()
+        with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.averaged_model():
+            write_checkpoint.save(self, own)
 
-    def write_checkpoint(self, folder: Path) -> None:
-        """This rank's files, as Transformers writes them (trainer.py:3355)."""
+    def write_checkpoint(self, folder: Path, own: Any = None) -> None:
+        """This rank's files, as Transformers writes them (trainer.py:3355). own: LocalSteps.local_weights()"""
         self.store_flos()
         self.save_model(str(folder), _internal_call=True)
         self._save_optimizer_and_scheduler(str(folder))
         self._save_scaler(str(folder))
         self._save_rng_state(str(folder))
+        if self.local_steps:
+            self.local_steps.save(folder, own)
         if self.args.should_save:
             for one in (*self.callback_handler.callbacks, self.control):
                 if isinstance(one, ExportableState):
@@ -330,6 +345,8 @@ class Trainer(EvaluatingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. Checkpoints stay as their engine shards them; a model asked for by name is whole."""
         heartbeat.enter(heartbeat.CHECKPOINT)
+        if self.world.replica and not _internal_call:
+            return  # the first replica saves it
         whole = None if _internal_call else self.engine.whole_state(self)
         if whole is None:
             super().save_model(output_dir, _internal_call)

@@ -1,5 +1,6 @@
 """A checkpoint of a running Trainer: sound weights, its files, and what its manifest says of its place in the run."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,16 @@ from ..distributed import ranks
 from . import bad_steps, nonfinite
 
 
-def save(trainer: Any) -> None:
-    """A collective. Raises UserError where a trained weight is not finite, or an earlier checkpoint could not be written."""
+def save(trainer: Any, own: Any = None) -> None:
+    """A collective. own: LocalSteps.local_weights()
+
+    Raises UserError where a trained weight is not finite, or an earlier checkpoint could not be written."""
     bad_steps.check_weights(trainer, nonfinite.guard_of(trainer))
     if trainer.saving is None:
         trainer.saving = Saving(trainer.run)
     best = trainer.state.best_model_checkpoint
     step, keep = trainer.state.global_step, Path(best) if best else None
-    trainer.saving.save(step, trainer.write_checkpoint, _place_in_run(trainer), keep)
+    trainer.saving.save(step, partial(trainer.write_checkpoint, own=own), _place_in_run(trainer), keep)
 
 
 def _place_in_run(trainer: Any) -> dict[str, Any]:
@@ -26,6 +29,7 @@ def _place_in_run(trainer: Any) -> dict[str, Any]:
         "step": step,
         "samples": samples,
         "tokens": trainer.tokens_before + sum(ranks.gather(trainer.meter.tokens_ever)),
+        **({"replica": world.replica} if trainer.local_steps else {}),
         "position": {"epoch": trainer.state.epoch, "sample": samples},
         "world": {"ranks": world.size, "hosts": list(dict.fromkeys(ranks.gather(world.host)))},
     }

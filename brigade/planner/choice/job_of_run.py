@@ -139,6 +139,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
     hook = training.ddp_comm_hook if ranks > 1 else "none"
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
+        "they do not know replicas that meet every so many steps (sync_every)": strategy.replicas > 1,
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they do not know MLPs in tiles": training.tiled_mlp,

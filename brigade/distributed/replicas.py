@@ -1,0 +1,109 @@
+"""The ranks of a run divided into replicas: each a torch world of its own, and across them groups in which they meet.
+
+Rank i of a replica meets rank i of every other one, in a process group beside torch's default world. Engines know nothing of
+it: for them the world is the replica.
+"""
+
+import itertools
+import os
+import pickle
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..cluster import World
+from ..upstream import world as engines
+from . import heartbeat, process_group, ranks, supervised
+
+_divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
+_before: dict[str, str] = {}  # of the environment, what the launcher wrote
+READ_BY_ENGINES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # LOCAL_RANK stays: it is the device
+
+
+class Peers:
+    """The ranks with this one's place in the other replicas, this one among them, in the order of replicas."""
+
+    def __init__(self, store: Any, replica: int, count: int) -> None:
+        self.replica, self.count = replica, count
+        self.groups = [
+            dist.ProcessGroupGloo(
+                dist.PrefixStore(name, store), replica, count, timeout=process_group.COLLECTIVE_TIMEOUT
+            )
+            for name in ("main", "background")  # two threads of a rank must not share one
+        ]
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` (any picklable object) of each, on all of them."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self._all(torch.tensor([data.numel()]))
+        most = max(int(size) for size in sizes)
+        padded = torch.zeros(most, dtype=torch.uint8)
+        padded[: data.numel()] = data
+        pairs = zip(self._all(padded), sizes, strict=True)
+        return [pickle.loads(row[: int(size)].numpy().tobytes()) for row, size in pairs]
+
+    def _all(self, value: Tensor, background: bool = False) -> list[Tensor]:
+        found = [torch.empty_like(value) for _ in range(self.count)]
+        self._wait(self.groups[background].allgather([found], [value]), background)
+        return found
+
+    def _wait(self, work: Any, background: bool) -> None:
+        """Who waits for a slower replica does not hang: what hangs there is seen there. `launch` sees the ranks of all."""
+        pause = 0.0005
+        while not (background or supervised.is_watched() or work.is_completed()):
+            heartbeat.enter(int(heartbeat.page[heartbeat.PHASE]))
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        work.wait()
+
+    def mean(self, values: Tensor, precision: str, background: bool = False) -> Tensor:
+        """The mean of a flat fp32 tensor over all of them, the same to the last bit on each.
+
+        Each averages its part of what all have sent it, and sends the mean to all: 2 (n - 1) / n of the values leave each of
+        n, as in a ring. What is sent has `precision` both times; sums are of fp32.
+        """
+        from . import encoding
+
+        part = -(-values.numel() // self.count)
+        part += -part % encoding.BLOCK
+        padded = torch.zeros(self.count, part)
+        padded.view(-1)[: values.numel()] = values
+        sent = encoding.encode(padded, precision)
+        got = torch.empty_like(sent)
+        self._wait(self.groups[background].alltoall_base(got, sent, [], []), background)
+        own = encoding.encode(encoding.decode(got, precision).mean(0, keepdim=True), precision)
+        means = torch.cat(self._all(own, background))
+        return encoding.decode(means, precision).view(-1)[: values.numel()]
+
+    def rejoin(self) -> None:
+        """Back into the launcher's world, at the end of a run. A collective of all ranks."""
+        self.gather(None)
+        self.groups, ranks.peers = [], None
+        os.environ.update(_before)
+        store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", process_group.launchers_store)
+        _renew(store, int(_before["RANK"]), int(_before["WORLD_SIZE"]))
+        ranks.barrier()
+
+
+def divide(world: World, count: int) -> None:
+    """Leave the launcher's world for the replica's, which is `world`. A collective of all ranks, before any engine looks at it.
+
+    count: of replicas
+    """
+    process_group.launchers_store = process_group.store_of_all()
+    store = dist.PrefixStore(f"brigade/replicas-{next(_divisions)}", process_group.launchers_store)
+    ranks.barrier()
+    _before.update({key: os.environ[key] for key in READ_BY_ENGINES if key in os.environ})
+    os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_WORLD_SIZE=str(world.local_size))
+    _renew(dist.PrefixStore(f"replica-{world.replica}", store), world.rank, world.size)
+    ranks.peers = Peers(dist.PrefixStore(f"peers-{world.rank}", store), world.replica, count)
+
+
+def _renew(store: Any, rank: int, size: int) -> None:
+    backend = dist.get_backend_config()
+    dist.destroy_process_group()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=process_group.COLLECTIVE_TIMEOUT)
+    engines.forget_world()

@@ -1,0 +1,162 @@
+"""What replicas average: the weights that each rank owns, since they were last the same everywhere, and the outer optimizer.
+
+Each rank sends what its engine keeps of the weights: its shard under ZeRO and FSDP2, and under DDP, where each has them all, an
+equal part. So a replica sends the model once, whatever number of ranks it has. All of this lies in host memory, in fp32.
+
+    change = last - now, its mean over replicas
+    average:   last' = last - change                              (Local SGD, arXiv 1805.09767)
+    nesterov:  m' = momentum m + change
+               last' = last - rate (change + momentum m')         (DiLoCo, arXiv 2311.08105)
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import carrying
+
+Range = tuple[str, int, int]  # a parameter's name, and elements start..stop of it, flattened
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+class Outer:
+    """Of this rank. By fragment: last, the synchronised weights; momentum; ranges, whose values follow each other in these."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.training = trainer, trainer.run.settings.recipe.training
+        self.count = self.training.sync_fragments
+        # Under DDP each rank of a replica has everything, and speaks for an equal part of it.
+        self.parts = trainer.world.size if trainer.run.strategy.kind == "ddp" else 1
+        self.part = trainer.world.rank if self.parts > 1 else 0
+        self.ranges = [[range_ for range_, _ in self._owned(number)] for number in range(self.count)]
+        if self.parts > 1:
+            self.ranges = [_cut(ranges, *self._own_part(ranges)) for ranges in self.ranges]
+        self.last = [self.read(number) for number in range(self.count)]
+        self.momentum = [torch.zeros_like(last) if self._nesterov else None for last in self.last]
+
+    @property
+    def _nesterov(self) -> bool:
+        return self.training.outer_optim == "nesterov"
+
+    # ---- weights -------------------------------------------------------------------------------------------------
+    def _owned(self, number: int) -> Iterator[tuple[Range, Tensor]]:
+        """Of a fragment, what this rank's engine keeps: each range, and the memory in which it lies. Asked anew each time, for an
+        engine may have loaded a checkpoint since."""
+        shares = [*carrying.shares(self.trainer)]  # first: FSDP2 may put its parameters back in their place for it
+        names = {id(parameter): carrying.name_of(name) for name, parameter in self.trainer.model.named_parameters()}
+        for parameter, start, stop, owner, offset, _ in shares:
+            name = names[id(parameter)]
+            if stop > start and fragment_of(name, self.count) == number:
+                yield (name, start, stop), carrying.flat(owner)[offset : offset + stop - start]
+
+    def _own_part(self, ranges: list[Range]) -> tuple[int, int]:
+        """Which of these values are this rank's to speak for: from, to."""
+        total = sum(stop - start for _, start, stop in ranges)
+        size = -(-total // self.parts)
+        return min(self.part * size, total), min((self.part + 1) * size, total)
+
+    def read(self, number: int) -> Tensor:
+        """This rank's weights of a fragment as they are now: flat, fp32, a copy in host memory."""
+        owned = list(self._owned(number))
+        values = torch.cat([flat.float().cpu() for _, flat in owned] or [torch.zeros(0)])
+        start, stop = self._own_part([range_ for range_, _ in owned]) if self.parts > 1 else (0, values.numel())
+        return values[start:stop].clone()
+
+    def write(self, number: int, values: Tensor) -> None:
+        """Set them. spread() has to follow. A collective of the replica."""
+        owned = list(self._owned(number))
+        if self.parts > 1:
+            total = sum(flat.numel() for _, flat in owned)
+            own = torch.zeros(-(-total // self.parts))
+            own[: values.numel()] = values
+            every = [torch.empty_like(own) for _ in range(self.parts)]
+            dist.all_gather(every, own)
+            values = torch.cat(every)[:total]
+        at = 0
+        for _, flat in owned:
+            flat.copy_(values[at : at + flat.numel()])
+            at += flat.numel()
+
+    def spread(self) -> None:
+        """Let the model compute with what was written. A collective of the replica."""
+        carrying.spread_weights(self.trainer)
+
+    # ---- the outer step ------------------------------------------------------------------------------------------
+    def change(self, number: int) -> Tensor:
+        """What the inner steps have changed since the last synchronisation, as a gradient has it."""
+        return self.last[number] - self.read(number)
+
+    def step(self, number: int, mean_change: Tensor) -> Tensor:
+        """The weights that are the same everywhere from here on."""
+        update, momentum = mean_change, self.momentum[number]
+        if momentum is not None:
+            momentum.mul_(self.training.outer_momentum).add_(mean_change)
+            update = self.training.outer_learning_rate * (mean_change + self.training.outer_momentum * momentum)
+        self.last[number] = self.last[number] - update
+        return self.last[number]
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+    def save(self, folder: Path, local: list[Tensor] | None) -> None:
+        """Write this rank's part of what a checkpoint must have besides the averaged weights.
+
+        local: this replica's own weights, where they are not the averaged ones
+        """
+        kept = {"ranges": self.ranges, "momentum": self.momentum, "local": local}
+        torch.save(kept, folder / f"local_steps_{self.trainer.world.rank}.pt")
+
+    def load(self, folder: Path, with_local: bool) -> list[Tensor] | None:
+        """Take the momentum from a checkpoint of any number of replicas and ranks; return this replica's own weights, where
+        they were not the averaged ones, or None. with_local: the checkpoint is this replica's own"""
+        files = sorted(folder.glob("local_steps_*.pt"))
+        saved = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+        if not saved:
+            return None
+        if self._nesterov and all(momentum is not None for each in saved for momentum in each["momentum"]):
+            self.momentum = list(self._assemble(saved, "momentum"))
+        if with_local and all(each["local"] is not None for each in saved):
+            return list(self._assemble(saved, "local"))
+        return None
+
+    def _assemble(self, saved: list[Any], key: str) -> Iterator[Tensor]:
+        """This rank's values, whatever part of them each file has."""
+        there: dict[str, list[tuple[int, int, Tensor]]] = {}
+        for each in saved:
+            for ranges, values in zip(each["ranges"], each[key], strict=True):
+                at = 0
+                for name, start, stop in ranges:
+                    there.setdefault(name, []).append((start, stop, values[at : at + stop - start]))
+                    at += stop - start
+        for ranges in self.ranges:
+            found = torch.zeros(sum(stop - start for _, start, stop in ranges))
+            at = 0
+            for name, start, stop in ranges:
+                for first, end, values in there.get(name, ()):
+                    low, high = max(start, first), min(stop, end)
+                    if low < high:
+                        found[at + low - start : at + high - start] = values[low - first : high - first]
+                at += stop - start
+            yield found
+
+
+def fragment_of(name: str, fragments: int) -> int:
+    """Which fragment a parameter belongs to: layers in turn, so that all fragments are about as large and as deep (the strided
+    pattern of arXiv 2501.18512); what stands before the layers is in the first one, what stands behind in the last."""
+    if layer := _LAYER.search(name):
+        return int(layer[1]) % fragments
+    return 0 if "embed" in name or "wte" in name else fragments - 1
+
+
+def _cut(ranges: list[Range], first: int, end: int) -> list[Range]:
+    """Of ranges that follow each other, those of the values first..end."""
+    found, at = [], 0
+    for name, start, stop in ranges:
+        low, high = max(first - at, 0), min(end - at, stop - start)
+        if low < high:
+            found.append((name, start + low, start + high))
+        at += stop - start
+    return found

@@ -1,0 +1,91 @@
+"""Replicas that synchronise every H steps: with H = 1 they are DDP; a run that died goes on bit for bit; they learn."""
+
+import json
+
+import pytest
+
+from testing import local_steps, parity, runs
+
+TWO = ["ddp", "zero2", "fsdp2"]
+
+
+@pytest.fixture(scope="module")
+def each_step(tmp_path_factory, asked_for):
+    found = {}
+    for size in (2, 4):
+        cases = [
+            case
+            for world, name in sorted(asked_for("replica"))
+            if world == size
+            for case in local_steps.every_step(size, name, 2)
+        ]
+        if cases:
+            found |= runs.run_cases(size, cases, tmp_path_factory.mktemp(f"replicas{size}"))
+    return found
+
+
+def marked(size, names, quick):
+    return [pytest.param((size, name), marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("replica", marked(2, TWO, {"ddp"}) + marked(4, local_steps.INSIDE, {"zero3"}))
+def test_averaging_after_every_step_is_ddp(replica, each_step):
+    """On unevenly masked answers, with accumulation, at the end of an epoch in the middle of a batch."""
+    size, name = replica
+    ours, ddp = (each_step[f"{name}-w{size}-k2, {which}"] for which in ("replicas", "reference"))
+    norms = {"grad_norm": [1.0]}  # a replica's is of its own gradient
+    differences = parity.worst(ours | norms, ddp | norms)
+    assert ddp["loss"][-1] < 0.8 * ddp["loss"][0]
+    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+
+
+CASES = {
+    "DiLoCo": (2, "ddp", local_steps.DILOCO),
+    "streaming": (2, "ddp", local_steps.STREAM),
+    "int8": (2, "ddp", [*local_steps.DILOCO, "--sync_precision", "int8"]),
+    **{f"{name} inside": (4, name, local_steps.DILOCO) for name in ("ddp", "zero2", "zero3", "fsdp2", "hsdp")},
+    **{f"{name} inside, streaming": (4, name, local_steps.STREAM) for name in ("ddp", "zero2", "fsdp2")},
+}
+QUICK = {"streaming"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
+def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
+    size, strategy, how = CASES[name]
+    cases = local_steps.exact(size, strategy, how)
+    whole, stopped = runs.run_cases(size, cases, tmp_path).values()
+    assert whole["loss"][-1] < 0.9 * whole["loss"][0]
+    for figure in ("loss", "grad_norm", "eval_loss"):
+        assert stopped[figure] == whole[figure] and len(whole[figure]) > 2
+    models = [(tmp_path / "outputs" / case["name"] / "model.safetensors").read_bytes() for case in cases]
+    assert models[0] == models[1]
+
+
+def said(folder, name):
+    return json.loads((folder / f"{name}.result.json").read_text())["said"]
+
+
+@pytest.mark.slow
+def test_more_replicas_go_on_from_what_fewer_left(tmp_path):
+    """Weights and outer states are whole; who has no optimizer states takes the first replica's, and a line says it."""
+    flags = local_steps.exact(2, "ddp", local_steps.DILOCO)[0]["flags"]
+    case = {"name": "grows", "flags": flags, "stops": (8,), "dies": True}
+    runs.run_cases(2, [case], tmp_path)
+    grown = runs.run_cases(4, [{"name": "grows", "flags": flags}], tmp_path)["grows"]
+    assert len(grown["loss"]) == runs.STEPS and grown["loss"][-1] < 0.9 * grown["loss"][0]
+    line = "replica 2 takes the optimizer states of replica 0, replica 3 takes the optimizer states of replica 0"
+    assert line in said(tmp_path, "grows")
+
+
+def test_a_stop_of_one_replica_waits_for_the_next_synchronisation(tmp_path):
+    flags = local_steps.exact(2, "ddp", local_steps.DILOCO)[0]["flags"]
+    stopped = runs.run_cases(2, [{"name": "stops", "flags": flags, "stop": (1, 5)}], tmp_path)["stops"]
+    output = tmp_path / "outputs" / "stops"
+    assert (
+        len(stopped["loss"]) == 8 and json.loads((output / "stopped.json").read_text())["checkpoint"] == "checkpoint-8"
+    )
+    assert (output / "replica-1" / "checkpoint-8" / "brigade.json").is_file()
+    runs.run_cases(2, [{"name": "stops", "flags": flags}], tmp_path)
+    assert (output / "success.json").is_file()

@@ -1,0 +1,141 @@
+"""Replicas that meet every H steps: which ranks one has, what cannot be one, and what is sent between them."""
+
+import json
+
+import pytest
+import torch
+
+from brigade.cluster import World
+from brigade.distributed import encoding
+from brigade.strategy import choose
+from brigade.strategy.replicas import check_length
+from brigade.training.outer import _cut, fragment_of
+from testing.strategies import FSDP2, changed, hsdp
+
+ON = ["--sync_every", "5"]
+
+
+def ranks(size, per_host, number=0):
+    return World(number, number % per_host, size, per_host, f"node{number // per_host}", "torchrun")
+
+
+# ---- what a replica is ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("size", "per_host", "flags", "replicas", "kind"),
+    [
+        (2, 1, [], 2, "single"),  # a rank on each host
+        (4, 4, [], 4, "single"),  # one host
+        (4, 2, [], 2, "ddp"),  # hosts of several ranks
+        (4, 2, ["--sync_replica", "rank"], 4, "single"),
+        (4, 2, ["--ds_config", "ds_configs/zero2.json"], 2, "zero2"),
+        (8, 4, ["--accelerate_config", "FSDP2"], 2, "fsdp2"),
+        (8, 4, ["--accelerate_config", "HSDP"], 4, "fsdp2"),  # its groups
+    ],
+)
+def test_what_a_replica_is(load, tmp_path, size, per_host, flags, replicas, kind):
+    for name, config in (("FSDP2", FSDP2), ("HSDP", hsdp(4, 2))):
+        (tmp_path / name).write_text(json.dumps(config))
+    flags = [str(tmp_path / word) if word in ("FSDP2", "HSDP") else word for word in flags]
+    strategy = choose(load(*ON, *flags), ranks(size, per_host), {})
+    assert (strategy.replicas, strategy.kind) == (replicas, kind)
+
+
+def test_each_rank_knows_its_place():
+    places = [ranks(8, 4, number).part(4) for number in range(8)]
+    assert [(place.replica, place.rank, place.local_rank, place.size, place.local_size) for place in places] == [
+        (number // 2, number % 2, number % 2, 2, 2) for number in range(8)
+    ]
+    assert [place.is_main_rank for place in places] == [True] + 7 * [False]
+    wide = ranks(8, 2, 5).part(2)  # a replica on two hosts
+    assert (wide.replica, wide.rank, wide.local_rank, wide.local_size, wide.hosts) == (1, 1, 1, 2, 2)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--outer_optim", "nesterov"], ["flag --outer_optim", "without sync_every"]),
+        (["--outer_momentum", "0.8"], ["flag --outer_momentum", "without sync_every"]),
+        (["--sync_precision", "int8"], ["flag --sync_precision", "without sync_every"]),
+        ([*ON, "--outer_learning_rate", "0.5"], ["flag --outer_learning_rate", "average", "nesterov"]),
+        ([*ON, "--sync_fragments", "6"], ["flag --sync_fragments", "6 fragments in 5 steps"]),
+        ([*ON, "--nonfinite", "rollback"], ["flag --nonfinite", "one replica back alone"]),
+        ([*ON, "--loss_spike", "3"], ["flag --loss_spike", "one replica back alone"]),
+        ([*ON, "--streaming", "--max_steps", "9"], ["flag --streaming", "every window"]),
+        ([*ON, "--sync_replica", "host"], ["flag --sync_every", "a single replica"]),
+        ([*ON, "--ds_config", "ds_configs/zero3_nvme.json"], ["flag --ds_config", "NVMe"]),
+        ([*ON, "--ds_config", "ds_configs/zero1_tp2.json"], ["flag --ds_config", "tensor 2"]),
+        (
+            [*ON, "--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"],
+            ["flag --accelerate_config", "tensor 2"],
+        ),
+    ],
+)
+def test_what_cannot_be(load, mistake, flags, words):
+    said = mistake(choose, load(*flags), ranks(4, 4), {})
+    assert all(word in said for word in words), said
+
+
+def test_a_single_rank_meets_nobody(load, mistake):
+    assert "a single replica has nobody to meet" in mistake(choose, load(*ON), ranks(1, 1), {})
+    assert choose(load(*ON, "--rehearse"), ranks(1, 1), {}).replicas == 1  # it starts its own ranks
+
+
+def test_hosts_of_different_sizes(load, mistake):
+    assert "hosts of different sizes" in mistake(choose, load(*ON), ranks(5, 2), {})
+
+
+def test_a_round_is_no_longer_than_the_run_or_an_epoch(load, mistake):
+    check_length(load(*ON), 5, 5)
+    assert "the run has 4 steps" in mistake(check_length, load(*ON), 4, 9)
+    assert "an epoch has 3 steps" in mistake(check_length, load(*ON), 30, 3)
+
+
+def test_nvme_is_told_by_its_file(load, mistake):
+    config = changed("zero_optimization.offload_optimizer", {"device": "nvme", "nvme_path": "auto"})
+    assert "NVMe" in mistake(choose, load(*ON, cluster={"ds_config": config}), ranks(4, 4), {})
+
+
+# ---- what is sent ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("precision", "width", "error"), [("fp32", 4, 0.0), ("bf16", 2, 2**-8), ("int8", 1 + 4 / 256, 1 / 254)]
+)
+def test_bytes_and_rounding(precision, width, error):
+    """bf16's error is relative to each value, int8's to the largest of its block."""
+    values = torch.randn(3, 4 * encoding.BLOCK, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1.0], [1e-6], [1e4]]
+    )
+    sent = encoding.encode(values, precision)
+    assert sent.dtype == torch.uint8 and sent.numel() == width * values.numel()
+    blocks = (
+        values.view(3, -1, encoding.BLOCK).abs().amax(-1, keepdim=True).expand(-1, -1, encoding.BLOCK).reshape(3, -1)
+    )
+    scale = values.abs() if precision == "bf16" else blocks
+    assert ((encoding.decode(sent, precision) - values).abs() <= (error + 1e-6 * bool(error)) * scale).all()
+
+
+def test_int8_hides_no_value_that_is_not_finite():
+    values = torch.ones(1, 2 * encoding.BLOCK)
+    values[0, 3] = float("inf")
+    assert encoding.decode(encoding.encode(values, "int8"), "int8")[0, : encoding.BLOCK].isnan().any()
+    assert not encoding.encode(torch.zeros(1, encoding.BLOCK), "int8").any()
+
+
+def test_layers_go_round_the_fragments():
+    names = [
+        "model.embed_tokens.weight",
+        *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)),
+        "model.norm.weight",
+        "lm_head.weight",
+    ]
+    assert [fragment_of(name, 3) for name in names] == [0, 0, 1, 2, 0, 2, 2]
+    assert {fragment_of(name, 1) for name in names} == {0}
+
+
+def test_equal_parts_of_ranges_that_follow_each_other():
+    ranges = [("a", 0, 5), ("b", 0, 4)]
+    assert [_cut(ranges, first, first + 3) for first in (0, 3, 6)] == [
+        [("a", 0, 3)],
+        [("a", 3, 5), ("b", 0, 1)],
+        [("b", 1, 4)],
+    ]
