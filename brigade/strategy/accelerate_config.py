@@ -48,10 +48,8 @@ def read(source: str | dict[str, Any], place: str) -> AccelerateStrategy:
     return _strategy(document)
 
 
-def from_environment(env: Mapping[str, str]) -> AccelerateStrategy | None:
-    """The strategy that `accelerate launch` asks for, or None when it did not start this process."""
-    if "ACCELERATE_MIXED_PRECISION" not in env:
-        return None
+def from_environment(env: Mapping[str, str]) -> AccelerateStrategy:
+    """The strategy that `accelerate launch` asks for, in the environment of a process that it started."""
 
     def is_on(engine: str) -> bool:
         return env.get(f"ACCELERATE_USE_{engine}", "").lower() == "true"
