@@ -101,7 +101,9 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         if settings.recipe.model.use_peft:
             model = engine.with_adapters(model, weights)
         if settings.recipe.training.torch_compile:
-            load.compile_layers(model)
+            from brigade.model.compiled import compile_layers
+
+            compile_layers(model)
         trainer = trainer_class(run, engine, model, args, data, tokenizer, callbacks)
         stop.where = lambda: resume.how_to_continue(run, trainer.state)  # if it is interrupted
         if world.is_main_rank:

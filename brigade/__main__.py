@@ -87,12 +87,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _flags_of_train() -> str:
     """Of `python train.py --help` what follows its usage."""
-    from .recipe import flags
+    from .recipe import flags, help_of_keys
 
-    return (
-        "Flags of train.py, which this command hands on.\n\nrun:\n"
-        + flags.parser().format_help().partition("\nrun:\n")[2]
-    )
+    parser = flags.parser()
+    help_of_keys.add(parser)
+    group = "\nrun:\n"  # the first one
+    return f"Flags of train.py, which this command hands on.\n{group}{parser.format_help().partition(group)[2]}"
 
 
 def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:

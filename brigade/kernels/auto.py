@@ -13,6 +13,8 @@ from ..distributed import ranks
 from ..errors import first_line
 from ..model import attention
 from ..recipe.flags import Settings
+from ..recipe.schema import TrainingSection
+from ..strategy import Strategy
 from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET
 
 Row = dict[str, Any]
@@ -47,6 +49,14 @@ def settle(settings: Settings, config: Any, world: World, closed: Collection[str
     how = attention.choose(settings, config)[0] if named == "auto" else named
     sets = common([one and one.get(SET) if one and one.get("with") == how else None for one in firsts])
     settings.take(**taken(settings, closed, sets, common([one and one.get(OPTIMIZER) for one in firsts])))
+
+
+def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:
+    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight from where a rank
+    has a part of it alone; and what another key of the recipe, or a host without a compiler, excludes."""
+    in_parts = bool(strategy.axes) or strategy.kind not in ("single", "ddp", "zero1", "zero2")
+    keys = {"use_liger_kernel"} if in_parts or training.tiled_loss else set()
+    return keys | ({"torch_compile"} if strategy.axes or training.tiled_mlp or not compiler else set())
 
 
 def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:

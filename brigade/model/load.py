@@ -142,13 +142,3 @@ def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> 
         # whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
         bnb_4bit_quant_storage=dtype,
     )
-
-
-def compile_layers(model: "PreTrainedModel") -> None:
-    """torch.compile each decoder layer, in place, and the loss, before an engine wraps or shards the model: one program
-    for all layers, made in a fraction of the time that a whole model takes, and the engines' hooks stay as they are."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for module in base.modules():
-        if type(module).__name__ in upstream.layer_classes(base):
-            module.compile()
-    base.loss_function = torch.compile(base.loss_function, dynamic=True)

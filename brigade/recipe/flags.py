@@ -4,8 +4,6 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 """
 
 import argparse
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -87,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of train.py: how to run, and every key of a recipe."""
+    """Of train.py: how to run, and every key of a recipe. help_of_keys.add() says what each key means."""
     parser = _Parser(
         prog="train.py",
         allow_abbrev=False,
@@ -107,28 +105,8 @@ def parser() -> argparse.ArgumentParser:
             names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
             # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
             nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
-            default = "required" if info.is_required() else "optional"
-            if info.default is not None and not info.is_required():
-                text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-                default = f"default: {text}"
-            text = f"{info.description or ''} ({default})".strip().replace("%", "%%")
-            kind = _kind(info.annotation) + "|auto" * (key in BY_PROOF)
-            group.add_argument(*names, dest=key, metavar=kind, help=text, **nargs)
+            group.add_argument(*names, dest=key, **nargs)
     return parser
-
-
-def _kind(annotation: Any) -> str:
-    """What --help calls the values of a key: `int`, `float or auto`, `linear|cosine`."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _kind(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) is typing.Literal:
-        return "|".join(map(str, typing.get_args(annotation)))
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        kinds = [_kind(part) for part in typing.get_args(annotation) if part is not type(None)]
-        return " or ".join(dict.fromkeys(kinds))
-    return {bool: "true|false", str: "text", list: "list", dict: "table"}.get(
-        typing.get_origin(annotation) or annotation, getattr(annotation, "__name__", "value")
-    )
 
 
 def load(argv: list[str]) -> Settings:
@@ -138,6 +116,10 @@ def load(argv: list[str]) -> Settings:
     """
     argv = [underscores(word) for word in argv]
     known = parser()
+    if {"-h", "--help"} & {*argv}:
+        from . import help_of_keys
+
+        help_of_keys.add(known)
     options, unknown = known.parse_known_args(argv)
     if unknown:
         from .mistakes import unknown_flag

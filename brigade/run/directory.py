@@ -30,7 +30,7 @@ STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on f
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 STARTS = ".starts"  # how often a job has begun at the same step: starts.py
 JOB = "BRIGADE_JOB"  # in the environment, set by the files of `launch --write`: the same at each start of one job, and no other's
-_OR_FRESH = "give another --output_dir (--fresh begins anew and moves {} aside)"
+_OR_FRESH = "give another --output_dir (--fresh begins anew and moves these files aside)"
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
 
@@ -101,7 +101,7 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
     record = directory / RECORD
     if not record.exists():
         if world.is_main_rank:  # where hosts do not share the directory, claim() says so
-            raise UserError(str(directory), _NO_RUN, _OR_FRESH.format("these files"))
+            raise UserError(str(directory), _NO_RUN, _OR_FRESH)
         return run
     from . import same_run
 
@@ -189,15 +189,14 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         if run.finished:  # since open_run() looked
             problem = "another process finished this run just now"
             raise UserError(str(directory), problem, "start the command again: it then has nothing to do")
-        if run.settings.fresh and occupied:
-            number = next(n for n in range(1, 10_000) if not directory.with_name(f"{directory.name}.old-{n}").exists())
-            run.owned.released.set()  # its file moves away, and is nobody's
-            run.aside = directory.rename(directory.with_name(f"{directory.name}.old-{number}"))
-            directory.mkdir()
-            before, run.owned = run.owned, owner.take(directory)
-            owner.release(before, run.aside)
+        kept: dict[str, Any] = {}
+        if occupied or run.lengthened:
+            from . import earlier
+
+            if occupied and run.settings.fresh:
+                earlier.move_aside(run)
+            kept = earlier.kept(run, directory / RECORD, directory / SUCCESS)
         leftovers.remove(directory)
-        kept = _kept_before(run)
         (directory / SUCCESS).unlink(missing_ok=True)  # of the run that is lengthened now
         (directory / STOPPED).unlink(missing_ok=True)
     except OSError as error:
@@ -229,18 +228,6 @@ def _occupied(directory: Path) -> bool:
     return any(path.name not in (owner.FILE, STARTS) for path in directory.iterdir())
 
 
-def _kept_before(run: Run) -> dict[str, Any]:
-    """What run.yaml keeps when a run continues: what was measured, until it has measured anew, and how it was lengthened,
-    each time with the success that it had been."""
-    path, marker = run.directory / RECORD, run.directory / SUCCESS
-    old = (read_yaml(path).get("run") or {}) if path.exists() else {}
-    kept = {key: old[key] for key in ("promise", "lengthened") if key in old}
-    if run.lengthened and (run.resized or not path.exists()):
-        before = json.loads(marker.read_text()) if marker.exists() else {}
-        kept["lengthened"] = [*kept.get("lengthened", []), {"how": run.lengthened, **before}]
-    return kept
-
-
 def add_to_record(run: Run, key: str, value: Any) -> None:
     """Add to run.yaml's record what is known only while the run goes on: `ds_config`, what DeepSpeed's engine really runs with
     once every "auto" is filled; `promise`, predicted and measured figures."""
@@ -264,16 +251,10 @@ def write_whole(path: Path, text: str) -> None:
 
 def check_data(run: Run, fingerprint: str) -> None:
     """Raises UserError when the directory's run was trained on other data than there is now."""
-    record = run.directory / RECORD
-    if run.settings.fresh or not record.exists():
-        return
-    old = read_yaml(record).get("run") or {}
-    if old.get("data") != fingerprint:
-        began, now = old.get("commit"), git_commit()
-        version_ = f", or Brigade's way to encode it: {began} became {now}" if began != now else ""
-        problem = f"the data or the tokenizer changed since this run began{version_}"
-        cure = "bring the old data back, or " + _OR_FRESH.format("that run")
-        raise UserError(str(record), problem, cure)
+    if not run.settings.fresh and (run.directory / RECORD).exists():
+        from . import earlier
+
+        earlier.check_data(run.directory / RECORD, fingerprint, git_commit())
 
 
 def release(run: Run) -> None:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
+
 # Seconds without a touch of the file after which its owner is dead: while its lock is there, and when that is gone.
 DEAD, DEAD_UNLOCKED = 60.0, 10.0
 
@@ -71,3 +73,12 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 def _runs_here(host: str, pid: str) -> bool:
     return host == socket.gethostname() and pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()
+
+
+def taken(directory: Path, owner: str) -> UserError:
+    """What to say where it does."""
+    host, _, rest = owner.partition(" ")
+    pid = rest.partition(" ")[0]
+    problem = f"another run is using it: process {pid or 'unknown'} on {host or 'a host that is starting'}"
+    cure = f"wait for its end, or let it save and stop (touch {directory}/stop); or give this run another --output_dir"
+    return UserError(str(directory), problem, cure)

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-
 FILE = ".owner"  # "HOST PID beats" of who runs here, locked as long as it runs
 BEAT = 4.0  # seconds between two touches of the owner
 _NOW_YOURS = "another run has taken this directory over, for nothing was seen of this one for long: {}"
@@ -63,7 +61,9 @@ def take(directory: Path) -> Owned:
             lives = other_owner.lives(path, file, before, locked, BEAT)
         if lives:
             file.close()
-            raise _taken(directory, before)
+            from . import other_owner
+
+            raise other_owner.taken(directory, before)
         # Looking at the file has let go of the lock (fcntl), and somebody may have it now.
         if locked and _lock(file) is False:
             file.close()
@@ -85,7 +85,9 @@ def take(directory: Path) -> Owned:
         time.sleep(BEAT / 2)  # two that came at once: the one that wrote last stays
         if (now := path.read_text()) != owner:
             file.close()
-            raise _taken(directory, now)
+            from . import other_owner
+
+            raise other_owner.taken(directory, now)
     return Owned(file, path)
 
 
@@ -104,11 +106,3 @@ def _lock(file: Any) -> bool | None:
     except OSError as error:
         return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
     return True
-
-
-def _taken(directory: Path, owner: str) -> UserError:
-    host, _, rest = owner.partition(" ")
-    pid = rest.partition(" ")[0]
-    problem = f"another run is using it: process {pid or 'unknown'} on {host or 'a host that is starting'}"
-    cure = f"wait for its end, or let it save and stop (touch {directory}/stop); or give this run another --output_dir"
-    return UserError(str(directory), problem, cure)

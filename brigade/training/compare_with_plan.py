@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from ..distributed import ranks
 from ..run.directory import Run
-from .throughput import STATES, STEPS, WARM_UP, Meter
+from .throughput import STEPS, WARM_UP, Meter
 
 
 class CompareWithPlan(TrainerCallback):
@@ -38,7 +37,9 @@ class CompareWithPlan(TrainerCallback):
         if self.steps == WARM_UP:
             self.began = self._training_time()
         elif self.steps == STEPS:
-            measured = self._measured((self._training_time() - self.began) / (STEPS - WARM_UP))
+            from .measured_steps import measure
+
+            measured = measure(self.meter, (self._training_time() - self.began) / (STEPS - WARM_UP), self.bytes)
             if self.run.world.is_main_rank:
                 from .planned import compare  # the planner is loaded now, and not before
 
@@ -49,25 +50,3 @@ class CompareWithPlan(TrainerCallback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - self.meter.paused_ever
-
-    def _measured(self, seconds: float) -> dict[str, float]:
-        """The largest figures of any rank, of steps that took so many seconds. A collective."""
-        usual = [about for abouts, _ in self.meter.first[WARM_UP:] for about in abouts]
-        every = [about for abouts, _ in self.meter.first for about in abouts]
-        waited = sum(waited for _, waited in self.meter.first[WARM_UP:]) / (STEPS - WARM_UP)
-        self.meter.first, self.meter.first_steps = [], 0  # done with
-        slots, tokens = sum(about.slots for about in usual), max(1, sum(about.tokens for about in usual))
-        row = {
-            "tokens": slots / len(usual),
-            "attended": sum(about.squared_lengths for about in usual) / tokens,
-            "labelled": sum(about.logits for about in usual) / slots,
-            "row": sum(about.slots * about.row for about in usual) / slots,
-            "largest": max(about.slots for about in every),
-            "most_labelled": max(about.logits for about in every),
-            "seconds": seconds,
-            "waited": waited,
-            "allocated": self.meter.training_peak_gib(),
-            **{name: size / 2**30 for name, size in zip(STATES, self.bytes, strict=True)},
-        }
-        of_ranks = ranks.gather(row)
-        return {key: max(other[key] for other in of_ranks) for key in row}

@@ -83,16 +83,8 @@ def _settle_kernels(run: Run, config: Any) -> None:
     if any(ranks.gather(torch.cuda.is_available())):
         from ..kernels import auto  # not at the top: a run on a CPU proves nothing
 
-        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(_unproven(run))))
-
-
-def _unproven(run: Run) -> set[str]:
-    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight from where a rank
-    has a part of it alone; and what another key of the recipe excludes."""
-    training, strategy = run.settings.recipe.training, run.strategy
-    in_parts = bool(strategy.axes) or strategy.kind not in ("single", "ddp", "zero1", "zero2")
-    keys = {"use_liger_kernel"} if in_parts or training.tiled_loss else set()
-    return keys | ({"torch_compile"} if strategy.axes or training.tiled_mlp or not _compiler(gpu=True) else set())
+        closed = auto.closed(run.settings.recipe.training, run.strategy, compiler=_compiler(gpu=True))
+        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(closed)))
 
 
 def _compiler(gpu: bool) -> bool:

@@ -57,7 +57,10 @@ def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeyp
     from accelerate.utils import launch as environments
 
     path = ROOT / "accelerate_configs" / name
-    port = ["--main_process_port", str(free_port())]  # it looks whether its default one is in use, by another run perhaps
+    port = [
+        "--main_process_port",
+        str(free_port()),
+    ]  # it looks whether its default one is in use, by another run perhaps
     parsed = launch.launch_command_parser().parse_args(["--config_file", str(path), *port, str(ROOT / "train.py")])
     arguments, defaults, _ = launch._validate_launch_command(parsed)
     # Every nested key is an option of the launcher: it copies unknown ones without a word.

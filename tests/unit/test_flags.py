@@ -156,6 +156,7 @@ ZERO_IS_ONE = {
     "eval_answers",
     "dataloader_num_workers",
     "hang_timeout",
+    "outer_momentum",
 }
 
 

@@ -1,7 +1,5 @@
 """`auto` for Liger, compiled layers and the optimizer's form: what is proven on every GPU is taken, alone each and together."""
 
-from types import SimpleNamespace
-
 import pytest
 import transformers
 import yaml
@@ -14,7 +12,6 @@ from brigade.recipe.identity import identity
 from brigade.recipe.schema import BY_PROOF
 from brigade.strategy import Strategy
 from brigade.strategy.axes import NONE, Axes
-from brigade.training import preflight
 from tests.unit.kernels.made_up import H100, LLAMA, RUN, SHAPES, WORLD
 
 ALL = ("--optim", "auto", "--use_liger_kernel", "auto", "--torch_compile", "auto")
@@ -234,9 +231,7 @@ LIGER, COMPILED = "use_liger_kernel", "torch_compile"
         ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
     ],
 )
-def test_what_no_proof_decides(load, monkeypatch, kind, axes, flags, expected):
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
-    run = SimpleNamespace(settings=load(*RUN, *ALL, *flags), strategy=Strategy(kind, kind, "flag", axes=axes))
-    assert preflight._unproven(run) == expected
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
-    assert preflight._unproven(run) == expected | {COMPILED}
+def test_what_no_proof_decides(load, kind, axes, flags, expected):
+    training, strategy = load(*RUN, *ALL, *flags).recipe.training, Strategy(kind, kind, "flag", axes=axes)
+    assert auto.closed(training, strategy, compiler=True) == expected
+    assert auto.closed(training, strategy, compiler=False) == expected | {COMPILED}
