@@ -62,8 +62,7 @@ def _say(wanted: Wanted, measured: Measured) -> Said:
     def others() -> "Iterator[tuple[str, Job]]":
         yield own, job
         for choice in (choice for choice in CHOICES if choice.name in BESIDE and not job.axes):
-            may_hang = job.shape.experts and choice.engine == "zero" and choice.stage == 3  # lint: recipe-moe-zero3
-            if choice.name != own and not may_hang and runs(choice, optim=job.optimizer, method=job.method, bf16=True):
+            if choice.name != own and runs(choice, optim=job.optimizer, method=job.method, bf16=True):
                 plain = replace(job, shard=0, hpz=0, offload="", quantised=False)
                 yield choice.name, replace(plain, engine=choice.engine, stage=choice.stage)
 

@@ -25,6 +25,8 @@ from .files import File, Files, Kind, of_error, strategy_findings
 
 STRATEGIES: dict[str, Kind] = {"ds_config": "ds_config", "accelerate_config": "accelerate"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Whose experts Transformers divides over a tensor group as it divides other matrices.
+DIVISIBLE = ("doge", "muse_spark", "muse_spark_text")
 
 
 def findings(files: Files, named: list[File]) -> Iterator[Finding]:
@@ -165,7 +167,8 @@ def _model_config(settings: Settings) -> dict[str, Any] | None:
 
 
 def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    """Heads, key-value heads and feed-forward widths of which a rank of an axis gets no whole share, and too few layers."""
+    """Heads, key-value heads and feed-forward widths of which a rank of an axis gets no whole share, too few layers, and
+    experts that only tensor groups would divide."""
     axes = strategy.axes
     heads, stages = "num_attention_heads", axes.every_stage
     sizes = [("sequence", heads, axes.sequence)]
@@ -173,6 +176,9 @@ def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator
     found = [(axis, key, size, "a divisor of {}") for axis, key, size in sizes if _number(config, key) % size]
     if stages > 1 and 0 < _number(config, "num_hidden_layers") < stages:
         found.append(("pipeline", "num_hidden_layers", stages, "{} or less"))
+    whole = axes.experts == 1 and config.get("model_type") not in DIVISIBLE  # as engines/tensor.py has it: check
+    if axes.tensor > 1 and whole and (experts := _experts_key(config)):
+        found.append(("tensor", experts, axes.tensor, "1, or divide the experts too (parallelism_config_ep_size)"))
     for axis, key, size, cure in found:
         number = config[key]
         values = {"axis": axis, "key": key, "number": number, "size": size, "model": config.get("model_type")}
@@ -183,13 +189,15 @@ def _number(config: dict[str, Any], key: str) -> int:
     return value if isinstance(value := config.get(key), int) else 0
 
 
+def _experts_key(config: dict[str, Any]) -> str | None:
+    """The key that says how many experts a mixture of experts has; None for a dense model."""
+    return next((key for key in EXPERTS if _number(config, key) > 1), None)
+
+
 def _experts(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    """A mixture of experts under ZeRO-3, and experts that do not divide over the strategy's ranks."""
-    zero3 = strategy.kind == "zero3" and not (strategy.ds_config or {})["zero_optimization"].get("leaf_module")
-    key = next((key for key in EXPERTS if isinstance(config.get(key), int) and config[key] > 1), None)
+    """Experts that do not divide over the strategy's ranks."""
+    key = _experts_key(config)
     values = {"key": key or "experts", "experts": config[key] if key else 0, "model": config.get("model_type")}
-    if key and zero3:
-        yield Finding.of("recipe-moe-zero3", recipe.name, "model.model_name_or_path", **values, strategy=strategy.name)
     if (size := strategy.axes.experts) > 1 and (not key or config[key] % size):
         yield Finding.of("recipe-experts", recipe.name, "model.model_name_or_path", **values, size=size)
 

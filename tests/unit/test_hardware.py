@@ -14,6 +14,7 @@ from brigade.planner.costs.hardware import catalogue, flops_per_token, gpu, mfu,
     ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
     ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA A10G", 70),
     ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71), ("NVIDIA A10", 125), ("Tesla V100-SXM2-32GB", 125),
+    ("Tesla V100-PCIE-32GB", 112),
     ("NVIDIA H20", 148), ("NVIDIA H800", 989), ("AMD Instinct MI300X", 1307), ("NVIDIA GeForce RTX 5090", 209.5),
 ])  # fmt: skip
 def test_known_names(name, tflops):
@@ -52,7 +53,8 @@ def test_every_entry_has_numbers_and_source():
 @pytest.mark.parametrize("written, kind", [
     ("H100 SXM", "H100 80GB"), ("H100-SXM-80GB", "H100 80GB"), ("A800-80GB", "A800 80GB"), ("A100 (paper, 80GB)", "A100 80GB"),
     ("B200-SXM", "B200"), ("H200-SXM-141GB", "H200"), ("4090 24GB", "RTX 4090"), ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
-    ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"),
+    ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("V100-PCIE-32GB", "V100 PCIe 32GB"),
+    ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"),
     ("H100 PCIe 80GB", "H100 PCIe"), ("H100 94GB", "H100 94GB"), ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("DGX-GB200", "GB200"),
 ])  # fmt: skip
 def test_a_card_is_known_by_what_people_write(written, kind):

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
 from brigade.hostfile import read_hostfile
 from brigade.lint.report import lint, markdown, project_files
+from brigade.lint.together import DIVISIBLE, EXPERTS
 from brigade.recipe import flags
 from brigade.strategy import accelerate_config, deepspeed_config
 from testing.lint_files import DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, recipe, zero
@@ -173,17 +175,36 @@ def test_experts_over_ranks_divide(check, config, found):
     assert names(check(files, ["r.yaml"])) == found
 
 
-def test_a_mixture_of_experts_under_zero3(check):
-    def under(config, strategy="ds_configs/zero3.json", **model):
-        files = {"r.yaml": recipe(cluster={"ds_config": strategy}, model=model), "config.json": config}
+def test_experts_are_divided_by_expert_parallelism_and_not_by_tensor_parallelism_alone(check):
+    def under(config, mesh):
+        mine = {f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}
+        files = {
+            "r.yaml": recipe(cluster={"accelerate_config": fsdp(mine) | {"num_processes": 8}}),
+            "config.json": config,
+        }
         return names(check(files, ["r.yaml"]))
 
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        assert under({key: 8}) == under({"text_config": {key: 8}}) == {"recipe-moe-zero3"}
-        assert under({key: 8}, use_peft=True) == {"recipe-moe-zero3"}  # frozen weights are gathered too
-        assert under({key: 8}, "ds_configs/zero2.json") == under({key: 1}) == set()
-    assert under({"num_experts": 8}, ds({"leaf_module": {"classes": ["MoE"]}})) == set()
-    assert under("[") == under('{"num_experts": ') == set()
+    both = {"dp_shard": 4, "tp": 2}
+    for key in EXPERTS:
+        assert under({key: 8}, both) == under({"text_config": {key: 8}}, both) == {"recipe-sizes"}
+        assert under({key: 8}, {"dp_shard": 8}) == under({key: 1}, both) == set()
+        assert under({key: 8}, {**both, "ep": 2}) == under({key: 8, "model_type": DIVISIBLE[0]}, both) == set()
+    assert under("[", both) == under('{"num_experts": ', both) == set()
+
+
+@pytest.mark.slow  # reads the config classes of every architecture
+def test_which_experts_tensor_groups_divide_is_what_the_run_says():
+    from transformers import CONFIG_MAPPING
+
+    from brigade.engines import tensor
+
+    divided = set()
+    for name in CONFIG_MAPPING:
+        with suppress(Exception):  # some have no defaults
+            text = CONFIG_MAPPING[name]().get_text_config()
+            if any(isinstance(getattr(text, key, None), int) for key in EXPERTS) and not tensor.check(text, 1):
+                divided.add(name)
+    assert divided == set(DIVISIBLE)
 
 
 def test_notes_are_for_named_files(check, capsys):
