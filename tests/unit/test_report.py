@@ -210,6 +210,11 @@ def test_texts_of_a_run_are_data(tmp_path):
     assert SCRIPT not in text and text.count("&lt;script&gt;window.hacked") >= 3
 
 
+def test_answers_of_empty_lines_take_no_room(tmp_path):
+    (one, *_) = facts.answers(*read(write_run(tmp_path / "run", answer="x\n\n \n\n\n  y\nz\n\n")))
+    assert one["answers"][0][1].endswith("x\n\n  y\nz")
+
+
 def test_a_page_is_written_over_and_no_other_file(run, mistake, tmp_path):
     for _ in range(2):
         page.write(read(run), tmp_path / "page.html")
