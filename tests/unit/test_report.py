@@ -87,6 +87,8 @@ def test_a_run_of_plain_transformers_is_shown_as_far_as_it_goes(tmp_path):
 
 def test_a_directory_without_a_run_is_refused_in_words(tmp_path, mistake):
     assert "there is no such directory" in mistake(read, tmp_path / "none")
+    (tmp_path / "one.yaml").touch()
+    assert "it is a file, not a directory" in mistake(read, tmp_path / "one.yaml")
     assert "it has neither run.yaml, events.jsonl nor trainer_state.json" in mistake(read, tmp_path)
     assert main(["report", str(tmp_path)]) == 2
 
