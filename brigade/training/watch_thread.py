@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..distributed import hangs, heartbeat, ranks, report, supervised
+from ..distributed import hangs, heartbeat, ranks, supervised, tell
 from ..distributed.observer import LOOK, Observer, is_stopped
 from ..errors.console import counted
 from ..run import events
@@ -122,7 +122,7 @@ class Watch(threading.Thread):
     def leave(self, message: str) -> None:
         """End this process; and those of this host that are stopped, for they hear no launcher's SIGTERM."""
         print(message, file=sys.stderr, flush=True)
-        report.tell_launcher(message.removeprefix("error: ").splitlines()[0])
+        tell.tell_launcher(message.removeprefix("error: ").splitlines()[0])
         for peer in self.peers.values():
             if peer.stopped:
                 with suppress(OSError):
