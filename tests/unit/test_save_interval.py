@@ -24,7 +24,7 @@ def saver(tmp_path):
     def make(limit=None, async_save=True):
         recipe = SimpleNamespace(training=SimpleNamespace(save_total_limit=limit, async_save=async_save))
         settings, world = SimpleNamespace(recipe=recipe), World(0, 0, 1, 1, "h", "python")
-        run = runs.Run(settings, None, world, None, "", tmp_path)
+        run = runs.Run(settings, SimpleNamespace(replicas=1), world, None, "", tmp_path)
         made = saving.Saving(run)
 
         def save(step, best=None):
@@ -94,8 +94,12 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_whole(async_save, saver, t
     assert "checkpoint-4 could not be written by rank 0 on h" in caught.value.problem
     assert "No space left" in caught.value.problem and str(tmp_path) == caught.value.place
     assert names(tmp_path) == ["checkpoint-2"]
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats/rank-3.json").touch()  # of more ranks than there are now
+    (tmp_path / "heartbeats/rank-3.stacks").touch()
     leftovers.remove(tmp_path)
     assert not (tmp_path / leftovers.SAVING).exists()
+    assert [path.name for path in (tmp_path / "heartbeats").iterdir()] == ["rank-3.stacks"]
 
 
 def test_a_checkpoint_that_was_about_to_be_replaced_has_its_name_again(saver, tmp_path, monkeypatch):
