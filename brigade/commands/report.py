@@ -1,7 +1,11 @@
 """`python -m brigade report OUTPUT [OUTPUT ...]`: a page for the browser of one run, or of several side by side."""
 
 import argparse
+import fcntl
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from ..run import events
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    with ExitStack() as turn:
+        if options.page_only:  # what a run starts: a page begun earlier, which knows less, must not come last
+            with suppress(OSError):  # no run's directory, or no locks there
+                fcntl.flock(turn.enter_context((options.directories[0] / events.FILE).open("r+")), fcntl.LOCK_EX)
+        return _write(options)
+
+
+def _write(options: argparse.Namespace) -> int:
     from ..errors.console import counted
     from ..report import facts, page, reading
 

@@ -20,6 +20,7 @@ STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECK
 BEATS, PHASE, STEP, TIMEOUT, LONGEST = range(5)
 TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0
+FOLDER = "heartbeats"  # in the output directory: a file of each rank (training/watch_thread.py)
 FADES = 0.99  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
 
 # Anonymous and shared: a forked child writes, its parent reads.

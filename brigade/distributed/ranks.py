@@ -127,11 +127,11 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
     stop.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
-    from . import process_group, report
+    from . import process_group, tell
 
     first, ended = process_group.first_to_fail() if _group() else (True, "")
     if first:
-        reason = report.report(error, world)
+        reason = tell.tell(error, world)
         with suppress(Exception):
             on_failure(reason)
     else:

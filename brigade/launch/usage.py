@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-HEARTBEATS = "heartbeats"  # in the output directory: a file of each rank (training/watch_thread.py)
+from ..distributed.heartbeat import FOLDER
+
 RAPL = "/sys/class/powercap"  # energy counters of processors, for root alone on most systems
 
 
@@ -23,7 +24,7 @@ def sample(directory: str) -> dict[str, Any]:
 def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
     """Rank (as JSON names it) -> what its file says, and its `age`: seconds since it was written."""
     found = {}
-    for path in (directory / HEARTBEATS).glob("rank-*.json"):
+    for path in (directory / FOLDER).glob("rank-*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # half a disk, another program's file
             says = json.loads(path.read_text())
             age = max(0.0, time.time() - path.stat().st_mtime)

@@ -141,9 +141,12 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     count = len(values)
     length = max(1, min(round(2 * count ** (1 / 3)), count // 6))
     starts = np.random.default_rng(0).integers(0, count - length + 1, (DRAWS, math.ceil(count / length)))
-    drawn = values[(starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :count]]
+    lengths = np.full(starts.shape[1], length)
+    lengths[-1] -= lengths.sum() - count  # as many values are drawn as there are
+    before = np.concatenate([[0.0], np.cumsum(values)])  # before[i]: the sum of the first i values
+    means = (before[starts + lengths] - before[starts]).sum(axis=1) / count
     blocks = count / length
-    error = drawn.mean(axis=1).std() * math.sqrt(blocks / (blocks - 1))
+    error = means.std() * math.sqrt(blocks / (blocks - 1))
     reach = np.percentile(np.random.default_rng(0).standard_t(blocks - 1, 40 * DRAWS), 97.5) * error
     return float(values.mean() - reach), float(values.mean() + reach)
 

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from ..run.page import FILE
 from .reading import Record, attempts, number, of_kind
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows
@@ -128,7 +129,7 @@ def repeat(record: Record) -> list[str]:
 
 
 def starts(record: Record) -> Table:
-    """Each attempt and what it cost; without the last column where nothing ended before its time."""
+    """Each attempt, what it cost, and what ended it before its time."""
     rows = [
         [
             one.began,
@@ -187,4 +188,4 @@ def answers(record: Record) -> list[dict[str, Any]]:
 
 def default_page(directories: list[Path]) -> Path:
     """Where a page goes that nobody names."""
-    return directories[0] / "report.html" if len(directories) == 1 else Path("report.html")
+    return (directories[0] if len(directories) == 1 else Path()) / FILE

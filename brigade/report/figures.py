@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..run import events
 from .reading import Entry, Record, attempts, number, of_kind
+from .thinning import running_mean
 
 SMOOTH = 100  # points from which on a running mean is drawn over them, of a fiftieth of them each
 ENDS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "between attempts")
@@ -28,7 +30,7 @@ class Line:
 
 @dataclass
 class Bars:
-    """A bar of parts that add up. below: a sentence on it"""
+    """A bar of parts that add up. parts: name -> its length"""
 
     name: str
     parts: dict[str, float]
@@ -79,7 +81,7 @@ def all_of(records: list[Record]) -> list[Figure]:
         ),
         _curve(
             records, "slowest-rank", "Slowest rank's score", "", "slowest_rank_score",
-            "1: no rank keeps the others waiting. Below 0.7 the log names the rank and its host.",
+            f"1: no rank keeps the others waiting. Below {events.SLOW} the log names the rank and its host.",
         ),
     ]  # fmt: skip
 
@@ -119,18 +121,12 @@ def _losses(records: list[Record]) -> Figure:
         if len(every.values) >= SMOOTH:
             window = len(every.values) // 50
             figure.says = f"{says} The strong line is a running mean of a fiftieth of the run."
-            mean = Line(name + MEAN, every.points, _mean(every.values, window))
+            mean = Line(name + MEAN, every.points, running_mean(every.values, window))
             every.faint = True
             lines += [every, mean]
         else:
             lines.append(every)
     return _with(figure, lines)
-
-
-def _mean(values: list[float], window: int) -> list[float]:
-    from .thinning import running_mean
-
-    return running_mean(values, window)
 
 
 def sources(record: Record) -> list[str]:

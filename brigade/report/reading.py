@@ -15,7 +15,6 @@ from ..errors import UserError
 from ..run import directory as runs
 from ..run import events, status
 
-ANSWERS = "answers.jsonl"  # training/sample_answers.py
 # What plain Transformers calls a figure, where Brigade has another name for it.
 OTHER_NAMES = {"num_input_tokens_seen": "tokens", "train_tokens_per_second": "tokens_per_second"}
 Entry = dict[str, Any]
@@ -95,7 +94,7 @@ def _record(directory: Path, name: str) -> Record:
         record.checkpoints = sorted(runs.step_of(path) for path in runs.checkpoints(directory))
         record.settings = _settings(record)
         record.events = _lines(record, events.FILE)
-        record.answers = _lines(record, ANSWERS)
+        record.answers = _lines(record, runs.ANSWERS)
         logged = _trainer_state(record)
     except OSError as error:
         raise UserError(

@@ -28,6 +28,7 @@ RECORD = "run.yaml"
 SUCCESS = "success.json"
 STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
+ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (training/sample_answers.py)
 STARTS = ".starts"  # how often a job has begun at the same step: starts.py
 JOB = "BRIGADE_JOB"  # in the environment, set by the files of `launch --write`: the same at each start of one job, and no other's
 _OR_FRESH = "give another --output_dir (--fresh begins anew and moves these files aside)"

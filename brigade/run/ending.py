@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from ..distributed import ranks, report, stop, supervised
+from ..distributed import ranks, stop, supervised, tell
 from ..recipe.batch import length
 from . import best_checkpoint, events, page
 from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, now, release, whole_checkpoints, write_whole
@@ -54,7 +54,7 @@ def leave(run: Run, step: int, by: str) -> None:
     if run.world.is_main_rank and run.settings.recipe.training.report_page:
         page.write(directory, limit=10)  # whoever asked may not wait long
     said = f"Stopped by {by} {stop.where()}"
-    report.tell_launcher(f"{said} This is no failure")
+    tell.tell_launcher(f"{said} This is no failure")
     if run.world.is_main_rank:
         sys.stdout.flush()
         print(said, file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
     {"time": "2026-11-23T04:05:06+00:00", "event": "checkpoint", "step": 40, ...}
 
-Events: started, step, checkpoint, evaluation, slow, grace, fault, restart, stopped, end. Who writes them: rank 0, and `launch`.
+Rank 0, `launch` or who fails writes: started, step, checkpoint, evaluation, slow, grace, fault, failed, restart, stopped, end.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "events.jsonl"
+SLOW = 0.7  # the score below which a rank is slow (training/slow_ranks.py)
 
 
 def add(directory: Path, event: str, **fields: Any) -> None:

@@ -1,15 +1,19 @@
-"""Where a checkpoint lies before it has its name, and what a run that died there left behind."""
+"""Where a checkpoint lies before it has its name, and what a run that died left behind."""
 
 import shutil
 from pathlib import Path
+
+from ..distributed import heartbeat
 
 SAVING = ".saving"  # in the output directory: what is being written, and what is being removed
 REPLACED = ".replaced"  # the suffix of a checkpoint that another of the same step takes the place of
 
 
 def remove(directory: Path) -> None:
-    """Remove what no checkpoint became. Call it when this process has the output directory, before anything is saved."""
+    """Remove what no checkpoint became, and old heartbeats. Call it when this process has the directory, before ranks train."""
     for old in (directory / SAVING).glob(f"*{REPLACED}"):
         if not (name := directory / old.name.removesuffix(REPLACED)).exists():
             old.rename(name)  # the run died between two renames: the new one had no name yet
+    for old in (directory / heartbeat.FOLDER).glob("rank-*.json"):
+        old.unlink(missing_ok=True)
     shutil.rmtree(directory / SAVING, ignore_errors=True)

@@ -21,36 +21,37 @@ FILE = "report.html"
 
 
 _process: Any = None  # that writes the page of a run that trains
-_next, _before = (
-    0.0,
-    0.0,
-)  # when the next one may begin; seconds of processors that ended children had taken before this one
+_next = 0.0  # when the next one may begin
 
 
 def renew(directory: Path) -> None:
     """Begin a new page, unless one is being written or was a moment ago."""
-    global _process, _before
-    if _process and _process.poll() is not None:
-        _account()
+    global _process
+    if _process:
+        _account(os.WNOHANG)
     if _process is None and time.monotonic() >= _next:
-        _before = _children()
         _process = _start(directory)
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, _process.pid, 19)
 
 
-def _account() -> None:
+def _account(options: int = 0) -> None:
+    """Wait for the page's process, and let the next one wait by what it cost. options: of waitpid"""
     global _process, _next
-    _next = time.monotonic() + (_children() - _before) / SHARE / (os.cpu_count() or 1)
-    ended, _process = _process, None
-    _warn(ended)
+    with suppress(ChildProcessError):  # where the system takes ended children itself, the next page is the end's
+        pid, status, used = os.wait4(_process.pid, options)
+        if pid:
+            # Not os.times(), where children are data readers as well.
+            _next = time.monotonic() + (used.ru_utime + used.ru_stime) / SHARE / (os.cpu_count() or 1)
+            ended, _process = _process, None
+            ended.returncode = os.waitstatus_to_exitcode(status)
+            _warn(ended)
 
 
 def write(directory: Path, limit: float = LIMIT) -> bool:
     """Write the page now; whether it is there within `limit` seconds. Any error is a warning line."""
     if _process:  # it knows less than the one that comes
         _process.kill()
-        _process.wait()
         _account()
     if (process := _start(directory)) is None:
         return False
@@ -94,9 +95,3 @@ def _warn(process: Any) -> bool:
     if process.stderr:
         process.stderr.close()
     return process.returncode == 0
-
-
-def _children() -> float:
-    """Seconds of processors that children of this process have taken which have ended."""
-    times = os.times()
-    return times.children_user + times.children_system

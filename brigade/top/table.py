@@ -7,11 +7,11 @@ from typing import Any
 
 from ..distributed import hangs
 from ..launch.messages import printable
+from ..run import events
 from .watching import HostSeen, Watching
 
 SILENT = 10.0  # seconds of silence from which on a rank's is shown, and all ranks' is judged
 STALE = 20.0  # seconds after which a rank's file was due again, twice over
-SLOW = 0.7  # score from which on training/slow_ranks.py calls no rank slow
 GIB = 2**30
 
 
@@ -120,7 +120,7 @@ def slow_now(told: list[dict[str, Any]]) -> dict[int, str]:
             found[line["rank"]] = f"score {line.get('score', '?')}: {line.get('why', '')}"
         elif line.get("event") == "step":
             fresh = False
-            if isinstance(score := line.get("slowest_rank_score"), int | float) and score >= SLOW:
+            if isinstance(score := line.get("slowest_rank_score"), int | float) and score >= events.SLOW:
                 found = {}
         elif line.get("event") == "started":
             found = {}

@@ -1,7 +1,7 @@
 """Model states in bytes, from the tensors that this rank really holds: parameters, gradients, optimizer states."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,30 +112,34 @@ class StateBytes(TrainerCallback):
         del self.model, self.engine, self.inner  # the run's figures stay, its memory does not
 
 
-class OneStep:
+class OneStep(StateBytes):
     """The states of one optimizer step, watched from the end of the one before. A run does not end for a figure's sake."""
 
     def __init__(self, *begun: Any, **given: Any) -> None:
-        self.watched: StateBytes | None = None
-        with suppress(Exception):
-            watched = StateBytes()
-            watched.on_train_begin(*begun, **given)
-            self.watched = watched
+        super().__init__()
+        self.failed = False
+        with self._guarded():
+            self.on_train_begin(*begun, **given)
 
-    def on_substep_end(self, *substep: Any) -> None:
-        with suppress(Exception):
-            if self.watched:
-                self.watched.on_substep_end(*substep)
+    def _see_gradients(self) -> None:
+        with self._guarded():  # the optimizer's step calls it
+            super()._see_gradients()
 
     def end(self, *step: Any) -> tuple[int, int, int]:
         """Bytes of parameters, gradients and optimizer on this rank; zeros where they cannot be told."""
-        found = None
-        with suppress(Exception):
-            if self.watched:
-                self.watched.on_step_end(*step)
-                found = self.watched.states
-                self.watched.on_train_end(*step)
+        with self._guarded():
+            self.on_step_end(*step)
+        with self._guarded():
+            self.on_train_end(*step)
+        found = None if self.failed else self.states
         return (found.parameters, found.gradients, found.optimizer) if found else (0, 0, 0)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.failed = True
 
 
 def _shape(parameter: Any) -> tuple[int, ...]:

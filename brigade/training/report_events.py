@@ -38,12 +38,17 @@ class ReportEvents(TrainerCallback):
         kept = {
             key.removeprefix("eval_"): value for key, value in metrics.items() if key.endswith(("loss", "perplexity"))
         }
-        self.lines.put({"event": "evaluation", "step": state.global_step, "seconds": metrics["eval_runtime"], **kept})
+        line = {"event": "evaluation", "step": state.global_step, "seconds": metrics["eval_runtime"], **kept}
+        if self.writer:
+            self.lines.put(line)
+        else:  # after training
+            events.add(self.run.directory, **line)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.lines.put(None)
         if self.writer:
             self.writer.join(5)
+            self.writer = None
 
     def _write(self) -> None:
         while line := self.lines.get():

@@ -12,8 +12,8 @@ import torch
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..errors.console import console
+from ..run.directory import ANSWERS
 
-FILE = "answers.jsonl"
 LONGEST = 64  # new tokens
 
 
@@ -111,7 +111,7 @@ def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], s
 
 def store(found: list[dict[str, Any]], directory: Path) -> None:
     """Add records to the run's answers.jsonl; those that an interrupted run wrote for this step or later give way."""
-    path, temporary = directory / FILE, directory / f".{FILE}"
+    path, temporary = directory / ANSWERS, directory / f".{ANSWERS}"
     lines = path.read_text().splitlines() if path.exists() else []
     kept = [line for line in lines if json.loads(line)["step"] < found[0]["step"]]
     temporary.write_text("\n".join([*kept, *(json.dumps(entry, ensure_ascii=False) for entry in found)]) + "\n")

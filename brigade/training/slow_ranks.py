@@ -1,4 +1,4 @@
-"""Ranks that keep all others waiting: a score from 1 (keeps nobody) to 0 for each, reported with its host below THRESHOLD.
+"""Ranks that keep all others waiting: a score from 1 (keeps nobody) to 0 for each, reported with its host below events.SLOW.
 
 Two things are compared with the other ranks' (their median), over WINDOW steps:
 - the time that a rank takes before it meets the others: for data, and on a CPU for the forward pass where the strategy exchanges
@@ -20,7 +20,6 @@ from ..distributed import heartbeat
 from ..run import events
 from ..run.directory import Run
 
-THRESHOLD = 0.7
 WINDOW = 20  # steps
 PROBE_EVERY = 60.0  # seconds
 PROBES = 5  # of which the median counts: one may have met another program
@@ -30,7 +29,7 @@ PARTS = {"data loading": (heartbeat.DATA, heartbeat.WINDOW), "forward pass": (he
 
 
 class SlowRanks:
-    """found: of the last window, (rank, host, score, why) of each rank below THRESHOLD."""
+    """found: of the last window, (rank, host, score, why) of each rank below events.SLOW."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.host = run, run.world.host
@@ -70,7 +69,7 @@ class SlowRanks:
         devices = [median(probes) if probes else 0.0 for probes in self.probes]
         found = scores(dict(zip(self.parts, zip(*own, strict=True), strict=True)), self.seconds, devices)
         self.lowest = {"slowest_rank_score": min(score for score, _ in found)}
-        slow = [(rank, rows[rank]["host"], *one) for rank, one in enumerate(found) if one[0] < THRESHOLD]
+        slow = [(rank, rows[rank]["host"], *one) for rank, one in enumerate(found) if one[0] < events.SLOW]
         if [one[:2] for one in slow] != [one[:2] for one in self.found]:
             self.report(slow)
         self.found = slow

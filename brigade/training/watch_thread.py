@@ -22,14 +22,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..distributed import hangs, heartbeat, ranks, report, supervised
+from ..distributed import hangs, heartbeat, ranks, supervised, tell
 from ..distributed.observer import LOOK, Observer, is_stopped
 from ..errors.console import counted
 from ..run import events
 from ..run.directory import Run
 from ..upstream import flight_records
 
-FOLDER = "heartbeats"
 EVERY = 5.0  # seconds between two writings of a file; more for many ranks, that all of them together make ten a second
 
 
@@ -42,7 +41,7 @@ def begin(run: Run) -> None:
 class Watch(threading.Thread):
     def __init__(self, run: Run) -> None:
         super().__init__(name="watch", daemon=True)
-        self.world, self.run_directory, self.folder = run.world, run.directory, run.directory / FOLDER
+        self.world, self.run_directory, self.folder = run.world, run.directory, run.directory / heartbeat.FOLDER
         self.ended = threading.Event()
         self.observer = Observer(os.getpid())
         self.every = max(EVERY, run.world.size / 10)
@@ -116,13 +115,14 @@ class Watch(threading.Thread):
             verdict += f"; of {counted(unseen, 'other rank')} nothing is seen in {self.folder} of {self.world.host}"
         self.write(verdict=verdict)
         events.add(self.run_directory, "fault", kind="hang", step=own.step, text=verdict)
-        ranks.on_failure(verdict)
+        with suppress(Exception):
+            ranks.on_failure(verdict)
         self.leave(f"error: {verdict}\n  stacks and collectives of all ranks: {self.folder}")
 
     def leave(self, message: str) -> None:
         """End this process; and those of this host that are stopped, for they hear no launcher's SIGTERM."""
         print(message, file=sys.stderr, flush=True)
-        report.tell_launcher(message.removeprefix("error: ").splitlines()[0])
+        tell.tell_launcher(message.removeprefix("error: ").splitlines()[0])
         for peer in self.peers.values():
             if peer.stopped:
                 with suppress(OSError):

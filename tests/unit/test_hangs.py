@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from brigade.cluster import World
 from brigade.distributed import heartbeat
 from brigade.distributed import observer as observers
 from brigade.distributed.hangs import Silent, names, sentence
@@ -133,3 +135,17 @@ def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_
         assert silent_after(observer, clock, 1) and observer.seen()["stopped"]
         process.kill()
     assert not is_stopped(process.pid)
+
+
+def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
+    from brigade.training.watch_thread import Watch
+
+    def broken(reason):
+        raise RuntimeError
+
+    monkeypatch.setattr("brigade.distributed.ranks.on_failure", broken)
+    watch = Watch(SimpleNamespace(world=World(0, 0, 1, 1, "node1", "torchrun"), directory=tmp_path))
+    left = []
+    monkeypatch.setattr(watch, "leave", left.append)
+    watch.judge()
+    assert left[0].startswith("error: ")

@@ -1,9 +1,16 @@
 """What `python -m brigade report` reads, compares and writes. The page in a browser: test_report_browser.py."""
 
 import csv
+import fcntl
 import json
 import math
 import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +18,9 @@ import pytest
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.report import charts, comparing, facts, figures, page, reading, thinning
+from brigade.run import events
+from brigade.run import page as run_page
+from brigade.training.report_events import ReportEvents
 from testing.recorded import append, write_run
 
 SCRIPT = "<script>window.hacked = 1</script>"
@@ -205,6 +215,14 @@ def test_nine_in_ten_intervals_or_more_hold_the_truth():
     assert held >= 90, held
 
 
+def test_an_interval_of_a_long_run_takes_little_memory():
+    tracemalloc.start()
+    low, high = comparing.interval(np.random.default_rng(3).normal(0, 1, 20_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert low < 0.02 and high > -0.02 and 0.01 < high - low < 0.1 and peak < 100 * 2**20
+
+
 # ---- the page ----------------------------------------------------------------------------------------------------
 def test_texts_of_a_run_are_data(tmp_path):
     run = write_run(tmp_path / "run", answer=SCRIPT, changes={"model": {"model_name_or_path": SCRIPT}}, hosts=[SCRIPT])
@@ -255,6 +273,41 @@ def test_a_missing_library_names_the_command(monkeypatch, mistake):
 )
 def test_durations_in_words(seconds, words):
     assert facts.duration(seconds) == words
+
+
+def test_a_page_reads_when_its_turn_has_come(run, monkeypatch):
+    """Else one that was begun earlier, and has to wait for processors, is there in the end."""
+    fail = partial(events.add, run, "failed", text="rank 1 on node2: it broke")
+    monkeypatch.setattr(fcntl, "flock", lambda *_: fail())
+    assert main(["report", str(run), "--page_only"]) == 0
+    assert "rank 1 on node2: it broke" in (run / "report.html").read_text()
+
+
+def test_only_the_page_s_own_time_delays_the_next_one(tmp_path, monkeypatch):
+    spin = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]
+    monkeypatch.setattr(run_page, "_start", lambda _: subprocess.Popen(["true"]))
+    monkeypatch.setattr(run_page, "_process", None)
+    monkeypatch.setattr(run_page, "_next", 0.0)
+    run_page.renew(tmp_path)
+    subprocess.run(spin, check=True)  # a reader of data that ends meanwhile
+    os.waitid(os.P_PID, run_page._process.pid, os.WEXITED | os.WNOWAIT)
+    before = time.monotonic()
+    run_page.renew(tmp_path)
+    assert run_page._process is None and 0 < run_page._next - before < 0.4 / run_page.SHARE / os.cpu_count()
+
+
+def test_an_evaluation_after_training_is_an_event_too(tmp_path):
+    (tmp_path / "run.yaml").write_text("run: {hosts: [node1]}\n")
+    training, strategy = SimpleNamespace(report_page=False), SimpleNamespace(name="ddp")
+    settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
+    told = ReportEvents(
+        SimpleNamespace(directory=tmp_path, strategy=strategy, world=SimpleNamespace(size=1), settings=settings)
+    )
+    state = SimpleNamespace(global_step=6, max_steps=6)
+    told.on_train_begin(None, state, None)
+    told.on_train_end(None, state, None)
+    told.on_evaluate(None, state, None, metrics={"eval_loss": 2.5, "eval_runtime": 1.0})
+    assert [line["event"] for line in events.read(tmp_path)] == ["started", "evaluation"]
 
 
 def test_an_error_of_the_command_is_one_message(run):

@@ -95,8 +95,12 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_whole(async_save, saver, t
     assert "checkpoint-4 could not be written by rank 0 on h" in caught.value.problem
     assert "No space left" in caught.value.problem and str(tmp_path) == caught.value.place
     assert names(tmp_path) == ["checkpoint-2"]
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats/rank-3.json").touch()  # of more ranks than there are now
+    (tmp_path / "heartbeats/rank-3.stacks").touch()
     leftovers.remove(tmp_path)
     assert not (tmp_path / leftovers.SAVING).exists()
+    assert [path.name for path in (tmp_path / "heartbeats").iterdir()] == ["rank-3.stacks"]
 
 
 def test_a_checkpoint_that_was_about_to_be_replaced_has_its_name_again(saver, tmp_path, monkeypatch):

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks import states
 from brigade.planner.costs.states import cut_parameters, model_states
 from brigade.strategy import Strategy
-from brigade.training.measured_states import States, storages
+from brigade.training import measured_states
+from brigade.training.measured_states import OneStep, States, storages
 from brigade.training.rehearse import PARTS, STEPS, _judge
 
 KINDS = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
@@ -187,3 +188,16 @@ def test_a_rehearsal_sees_whether_frozen_weights_are_sharded(whole: bool) -> Non
             _judge(strategy("fsdp2"), LOSSES, LOSSES, [held] * 4)
     else:
         _judge(strategy("fsdp2"), LOSSES, LOSSES, [held] * 4)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_step_goes_on_where_its_states_cannot_be_told(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    watched = OneStep(None, None, None, model=model, optimizer=optimizer)
+    if broken:
+        monkeypatch.delattr(measured_states, "storages")
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    assert watched.end(None, None, None)[:2] == ((0, 0) if broken else (80, 80))
+    assert not optimizer._optimizer_step_pre_hooks

@@ -13,7 +13,7 @@ from ..errors import UserError, exit_code
 from . import stop, supervised
 
 
-def report(error: BaseException, world: World) -> str:
+def tell(error: BaseException, world: World) -> str:
     """Say on stderr what went wrong; returns it in a line. Torchrun and accelerate bury that under 40 lines of their own, of
     which the last quote what a rank left in the error file: there the reason stands once more, in one line."""
     where = f"error on {world.host}, rank {world.rank} of {world.size}"
