@@ -16,7 +16,12 @@ def test_fsdp2_converts_the_weights_on_one_rank_of_a_host(tmp_path, monkeypatch)
         "num_key_value_heads": 4,
     }
     monkeypatch.setattr(hosts, "MODEL", hosts.MODEL | small)
-    row = hosts.measure(("FSDP2", "full", "adamw_torch"), hosts.write_model(tmp_path), tmp_path)
+    shared = hosts.write_model(tmp_path)
+    for attempt in map(str, range(3)):  # on a busy machine the samples may miss the peak; they never see a larger one
+        (tmp_path / attempt).mkdir()
+        row = hosts.measure(("FSDP2", "full", "adamw_torch"), shared, tmp_path / attempt)
+        if row["loading_bytes"] > 3.4 * row["trained"]:
+            break
     assert row["loading_bytes"] == pytest.approx(4 * row["trained"], rel=0.15)  # of two ranks; each with its own: 8
     tied = 4 * hosts.MODEL["vocab_size"] * hosts.MODEL["hidden_size"]
     assert row["checkpoint_bytes"] == pytest.approx(12 * row["trained"] + tied, rel=0.02)
