@@ -9,6 +9,8 @@ synchronised ones. Evaluations and checkpoints are of the synchronised weights.
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +42,7 @@ class LocalSteps(TrainerCallback):
         self.waiting: set[str] = set()
         self.sent: _Sent | None = None
         self.met_at, self.own = 0, True
+        self.rounds = Rounds(self.every)
         self.of_others = 0  # tokens of this rank's peers, up to the last synchronisation
 
     def begin(self, checkpoint: str | None) -> None:
@@ -87,6 +90,7 @@ class LocalSteps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step, last = state.global_step, state.global_step >= state.max_steps
+        self.trainer.stopping.round = self.rounds.longest_after(time.monotonic())
         if self.sent and step == self.sent.due:
             self._mix_in()
         if step % self.every and not last:
@@ -170,6 +174,24 @@ class LocalSteps(TrainerCallback):
     def local_weights(self) -> list[Tensor] | None:
         """This replica's own, where a checkpoint's weights are not."""
         return None if self.fragments == 1 else [self.outer.read(number) for number in range(self.fragments)]
+
+
+class Rounds:
+    """How long a round of `every` steps takes, its synchronisation, evaluations and checkpoints included."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.longest = every, 0.0
+        self.recent: deque[float] = deque(maxlen=every)
+        self.ended: float | None = None  # the last step
+
+    def longest_after(self, now: float) -> float:
+        """Seconds, at a step's end. In the first round the steps to come are taken to be as quick as the quickest so far."""
+        if self.ended is not None:
+            self.recent.append(now - self.ended)
+            to_come = (self.every - len(self.recent)) * min(self.recent)
+            self.longest = max(self.longest, sum(self.recent) + to_come)
+        self.ended = now
+        return self.longest
 
 
 class _Sent:
