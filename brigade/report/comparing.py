@@ -141,9 +141,13 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     count = len(values)
     length = max(1, min(round(2 * count ** (1 / 3)), count // 6))
     starts = np.random.default_rng(0).integers(0, count - length + 1, (DRAWS, math.ceil(count / length)))
-    drawn = values[(starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :count]]
+    # The sum of each block by those of all values before it, for a matrix of all drawn values would need gigabytes.
+    before = np.concatenate([[0.0], np.cumsum(values - values.mean())])
+    sums = (before[starts[:, :-1] + length] - before[starts[:, :-1]]).sum(axis=1)
+    shorter = count - (starts.shape[1] - 1) * length  # the last block
+    sums += before[starts[:, -1] + shorter] - before[starts[:, -1]]
     blocks = count / length
-    error = drawn.mean(axis=1).std() * math.sqrt(blocks / (blocks - 1))
+    error = (sums / count).std() * math.sqrt(blocks / (blocks - 1))
     reach = np.percentile(np.random.default_rng(0).standard_t(blocks - 1, 40 * DRAWS), 97.5) * error
     return float(values.mean() - reach), float(values.mean() + reach)
 

@@ -17,7 +17,7 @@ from brigade.strategy import choose
 from brigade.strategy.replicas import check_length
 from brigade.training import stopping as stops
 from brigade.training.local_steps import Rounds
-from brigade.training.outer import _cut, fragment_of
+from brigade.training.outer import cut, fragment_of
 from testing.strategies import FSDP2, changed, hsdp
 
 ON = ["--sync_every", "5"]
@@ -141,12 +141,18 @@ def test_layers_go_round_the_fragments():
 
 
 def test_equal_parts_of_ranges_that_follow_each_other():
-    ranges = [("a", 0, 5), ("b", 0, 4)]
-    assert [_cut(ranges, first, first + 3) for first in (0, 3, 6)] == [
+    memory = torch.arange(9.0)
+    kept = [(("a", 0, 5), memory[:5]), (("b", 0, 4), memory[5:])]
+    parts = [cut(kept, first, first + 3) for first in (0, 3, 6, 9)]
+    assert [[range_ for range_, _ in part] for part in parts] == [
         [("a", 0, 3)],
         [("a", 3, 5), ("b", 0, 1)],
         [("b", 1, 4)],
+        [],
     ]
+    flats = [flat for part in parts for _, flat in part]
+    assert torch.cat(flats).equal(memory)
+    assert {flat.untyped_storage().data_ptr() for flat in flats} == {memory.untyped_storage().data_ptr()}, "no copies"
 
 
 # ---- one of several in a run -------------------------------------------------------------------------------------------
