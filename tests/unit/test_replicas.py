@@ -11,11 +11,13 @@ import torch
 from brigade.cluster import World
 from brigade.distributed import encoding, process_group, replicas, stop
 from brigade.distributed import ranks as all_ranks
+from brigade.launch.usage import heartbeats
 from brigade.run import directory as runs
 from brigade.run import events, owner
 from brigade.strategy import choose
 from brigade.strategy.replicas import check_length
 from brigade.training import stopping as stops
+from brigade.training import watch_thread
 from brigade.training.local_steps import Rounds
 from brigade.training.outer import cut, fragment_of
 from testing.strategies import FSDP2, changed, hsdp
@@ -203,3 +205,17 @@ def test_what_was_taken_is_released(tmp_path):
     run = SimpleNamespace(directory=own, owned=owner.take(tmp_path))
     runs.release(run)
     assert run.owned is None and not (tmp_path / owner.FILE).exists()
+
+
+def test_top_sees_the_ranks_of_all_replicas(tmp_path):
+    for number in range(4):
+        world = ranks(4, 2, number).part(2)
+        own = tmp_path / f"replica-{world.replica}" if world.replica else tmp_path
+        watch_thread.Watch(replica_s_run(world, own)).write()
+    seen = heartbeats(tmp_path)
+    assert {rank: says["host"] for rank, says in seen.items()} == {
+        "0": "node0",
+        "1": "node0",
+        "2": "node1",
+        "3": "node1",
+    }
