@@ -77,7 +77,7 @@ PLAN: Plan = {
     "pairs": [
         ("tensor 2 x sequence 2", "ddp zero1 zero2 zero3 fsdp2", "plain"),
         ("tensor 2 x sequence 2", "zero3 fsdp2", "packed"),
-        ("tensor 2 x sequence 2", "fsdp2", "lora"),
+        ("tensor 2 x sequence 2", "zero3 fsdp2", "lora"),
         ("pipeline 2 x sequence 2", "ddp zero1", "plain packed lora"),
         ("experts 2 x sequence 2", "fsdp2", "full packing"),
         ("experts 2 x tensor 2", "fsdp2", "full packing mixtral lora lora-experts"),

@@ -62,11 +62,14 @@ def _hosts_of(directory: Path) -> list[str]:
     from ..recipe.files import read_yaml
     from ..run.directory import RECORD
 
+    if not directory.is_dir():
+        problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
+        raise UserError(str(directory), problem, "name the output directory of a run, or --hostfile FILE")
     record = read_yaml(directory / RECORD).get("run") if (directory / RECORD).is_file() else None
     hosts = list((record or {}).get("hosts") or [])
     hosts += [says["host"] for says in heartbeats(directory).values()]
     if not hosts:
-        problem = f"it is no run's: neither {RECORD} nor heartbeats/ names a host"
+        problem = f"it is not the output directory of a run: neither {RECORD} nor heartbeats/ names a host"
         raise UserError(str(directory), problem, "name the output directory of a run, or --hostfile FILE")
     return list(dict.fromkeys(map(str, hosts)))
 

@@ -1,6 +1,7 @@
 """What a page says of a run in words and tables, beside its figures."""
 
 import math
+import re
 import shlex
 import statistics
 from pathlib import Path
@@ -170,13 +171,14 @@ def incidents(record: Record) -> Table:
 
 
 def answers(record: Record) -> list[dict[str, Any]]:
-    """Each question with its reference and what the model answered at the newest evaluations."""
+    """Each question with its reference and what the model answered at the newest evaluations; empty lines are one at most."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in record.answers:
         source, question = str(entry.get("source", "")), str(entry.get("question", ""))
         reference = str(entry.get("reference", ""))
         one = found.setdefault((source, question), {"source": source, "question": question, "reference": reference})
-        one.setdefault("answers", []).append((entry.get("step", ""), str(entry.get("answer", "")).strip()))
+        answer = re.sub(r"\n\s*\n", "\n\n", str(entry.get("answer", "")).strip())
+        one.setdefault("answers", []).append((entry.get("step", ""), answer))
     for one in found.values():
         one["left_out"] = max(0, len(one["answers"]) - ANSWERED)
         one["answers"] = one["answers"][-ANSWERED:]

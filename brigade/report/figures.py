@@ -166,8 +166,8 @@ def _throughput(records: list[Record]) -> Figure:
 
 def _times(records: list[Record]) -> Figure:
     says = (
-        "Seconds of the whole run. The parts of a step are the mean of all ranks, waiting for the others included; on a GPU they "
-        "are its host's, which runs ahead. Evaluation and checkpoint are what training waited for."
+        "Seconds of the whole run. The parts of a step are the mean over all ranks, and include waiting for other ranks. On a "
+        "GPU they are times of the host, which runs ahead of its GPU. Of evaluations and checkpoints, what training waited."
     )
     figure = Figure("time", "Where the time goes", "seconds", says)
     for record in records:
@@ -206,7 +206,7 @@ def _memory(records: list[Record]) -> Figure:
         if predicted:
             figure.bars.append(Bars(f"{before}planned", predicted))
         elif measured and promise.get("none"):
-            figure.says += f" {before}The planner promises nothing: {promise['none']}."
+            figure.says += f" {before}No estimate: {promise['none']}."
     if any("everything else" in bar.parts for bar in figure.bars):
         figure.says += (
             " Measured are the model's states; everything else is what remains of the peak: activations, logits and buffers, and "

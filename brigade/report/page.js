@@ -11,14 +11,26 @@
     return { ...spec, encoding: { ...spec.encoding, x: { ...spec.encoding.x, field: axis, title } } };
   };
 
+  const embed = async (chart, columns) => {
+    const { spec, element, axis } = chart;
+    const config = { ...spec.config, legend: { ...spec.config.legend, columns } };
+    const options = { renderer: "svg", actions: false, ast: true, defaultStyle: false };
+    chart.drawn?.finalize(); // else it goes on to listen to the window
+    chart.drawn = await vegaEmbed(element.firstElementChild, { ...along(spec, axis), config }, options);
+  };
+  const cut = (element) => {
+    const [legend, svg] = [".role-legend", "svg"].map((name) => element.querySelector(name)?.getBoundingClientRect());
+    return legend && legend.right > svg.right;
+  };
+
   const draw = async (chart, axis) => {
     const { spec, element } = chart;
     const known = !spec.layer || spec.data.values.some((row) => row[axis] !== undefined);
     chart.axis = known ? axis : "step";
-    const legend = { ...spec.config.legend, columns: Math.max(1, Math.floor(element.clientWidth / 150)) };
-    const fitting = { ...along(spec, chart.axis), config: { ...spec.config, legend } };
-    const result = await vegaEmbed(element.firstElementChild, fitting, { renderer: "svg", actions: false, ast: true, defaultStyle: false });
-    chart.view = result.view;
+    let columns = Math.max(1, Math.floor(element.clientWidth / 150));
+    await embed(chart, columns);
+    while (columns > 1 && cut(element)) await embed(chart, (columns -= 1));
+    chart.view = chart.drawn.view;
     if (!chart.cursor) {
       chart.cursor = document.createElement("div");
       chart.cursor.className = "cursor";
@@ -83,6 +95,16 @@
   };
   for (const choice of document.querySelectorAll('input[name="axis"]')) choice.addEventListener("change", () => drawAll(choice.value));
   drawAll("step");
+  let width = innerWidth; // of the window for which the legends have their columns: a turned phone has another
+  let settled;
+  addEventListener("resize", () => {
+    clearTimeout(settled);
+    settled = setTimeout(() => {
+      if (innerWidth === width) return; // a phone's address bar came or went
+      width = innerWidth;
+      drawAll(document.querySelector('input[name="axis"]:checked').value);
+    }, 150);
+  });
 
   // ---- the search ----
   const search = document.getElementById("search");

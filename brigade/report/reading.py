@@ -90,7 +90,8 @@ def _record(directory: Path, name: str) -> Record:
     record = Record(directory, name)
     try:
         if not directory.is_dir():
-            raise UserError(str(directory), "there is no such directory", "name the output directory of a run")
+            problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
+            raise UserError(str(directory), problem, "name the output directory of a run")
         record.checkpoints = sorted(runs.step_of(path) for path in runs.checkpoints(directory))
         record.settings = _settings(record)
         record.events = _lines(record, events.FILE)

@@ -54,7 +54,8 @@ def count(settings: Settings, world: World, groups: int) -> int:
     unknown = world.launcher == "lint" and world.size == 1  # no file says how many ranks there will be
     if found < 2 and not settings.rehearse and not unknown:
         what = f"{counted(world.size, 'rank')} on {counted(world.hosts, 'host')}"
-        cure = "start more ranks or hosts, set sync_replica: rank, or leave sync_every out"
+        finer = ", set sync_replica: rank" if world.size > 1 else ""
+        cure = f"start more ranks or hosts{finer}, or leave sync_every out"
         raise UserError(settings.place("sync_every"), f"{what}: a single replica has nobody to meet", cure)
     return max(1, found)
 

@@ -17,7 +17,8 @@ GIB = 2**30
 
 @dataclass
 class RankRow:
-    """A rank as it is shown. state: running, silent, stopped, gone, lost (its host) or old (its file)"""
+    """A rank as it is shown. state: running, silent, stopped, gone, ended (gone with a run that
+    reached its end or was stopped), lost (its host) or old (its file)"""
 
     rank: int
     host: str
@@ -39,7 +40,7 @@ def rank_rows(watching: Watching) -> list[RankRow]:
     for seen in watching.hosts.values():
         if seen.samples:
             latest |= seen.samples[-1][1].get("ranks", {})
-    slow = slow_now(watching.told)
+    slow, ended = slow_now(watching.told), _last(watching.told) in ("end", "stopped")
     rows = []
     for key, says in latest.items():
         host = watching.hosts.get(says.get("host", ""))
@@ -47,7 +48,8 @@ def rank_rows(watching: Watching) -> list[RankRow]:
         row = RankRow(
             int(key), str(says.get("host", "?")), int(says.get("step") or 0), str(says.get("phase", "?")), seconds
         )
-        row.state = _state(says, host, seconds)
+        state = _state(says, host, seconds)
+        row.state = "ended" if ended and state == "gone" else state
         row.waits, row.slow = says.get("waits"), slow.get(row.rank, "")
         if host and not host.problem:
             row.tokens_per_second = _rate(host, key, "tokens")
@@ -67,6 +69,11 @@ def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
     if float(says.get("age") or 0.0) > STALE:
         return "old"
     return "silent" if seconds > SILENT else "running"
+
+
+def _last(told: list[dict[str, Any]]) -> str:
+    """The last event of a run."""
+    return str(told[-1].get("event")) if told else ""
 
 
 def _rate(host: HostSeen, key: str, figure: str, clock: str = "at") -> float | None:
@@ -124,8 +131,7 @@ def verdict(rows: list[RankRow], told: list[dict[str, Any]]) -> str:
     """What the watchdog says, or would say if this silence went on; else the last thing that went wrong."""
     apart = [row for row in rows if row.state in ("stopped", "gone", "lost")]
     quiet = rows and all(row.silent > SILENT or row.state != "running" for row in rows)
-    ended = told and told[-1].get("event") in ("end", "stopped", "failed")
-    if ended:
+    if _last(told) in ("end", "stopped", "failed"):
         last = told[-1]
         words = {"end": "The run has reached its end.", "stopped": f"The run was stopped by {last.get('by', '?')}."}
         return words.get(last["event"], f"The run failed: {last.get('text', '')}")
@@ -159,8 +165,6 @@ def render(watching: Watching, height: int = 0) -> Any:
     rows = rank_rows(watching)
     table = Table(box=None, pad_edge=False, header_style="dim")
     heads = ("host", "rank", "step", "phase", "tokens/s", "CPU %", "GPU %", "memory", "°C", "W", "in", "out", "")
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("host", "phase", "") else "right", no_wrap=True)
     lines: list[tuple[list[str], str]] = []
     names = list(dict.fromkeys([*watching.hosts, *(row.host for row in rows)]))
     for name in names:
@@ -168,16 +172,22 @@ def render(watching: Watching, height: int = 0) -> Any:
         lines.append(_host_line(name, host))
         lines += [_rank_line(row, rows) for row in rows if row.host == name]
     room = max(4, height - 6) if height else len(lines)
+    known = [place for place in range(len(heads)) if place < 2 or any(cells[place] for cells, _ in lines)]
+    for head in (
+        heads[place] for place in known
+    ):  # what a narrow terminal has no room for is not told by empty columns
+        left = head in ("host", "phase", "")
+        table.add_column(head, justify="left" if left else "right", no_wrap=bool(head or height))
     for cells, style in lines[:room]:
-        table.add_row(*(printable(cell) for cell in cells), style=style)
+        table.add_row(*(printable(cells[place]) for place in known), style=style)
     more = (
         [Text(f"... {len(lines) - room} more lines; a larger terminal shows them", style="dim")]
         if len(lines) > room
         else []
     )
     heading = Text(printable(_heading(watching)), style="bold", no_wrap=True, overflow="ellipsis")
-    said = verdict(rows, watching.told)
-    calm = said.startswith(("All ranks", "The run has"))
+    said = verdict(rows, watching.told) if watching.directory else _hosts_alone(watching)
+    calm = said.startswith(("All ", "The run has"))
     return Group(
         heading,
         Text(""),
@@ -185,8 +195,13 @@ def render(watching: Watching, height: int = 0) -> Any:
         *more,
         Text(""),
         Text(printable(said), style="" if calm else "bold red"),
-        Text("q leaves", style="dim"),
+        *([Text("q leaves", style="dim")] if height else []),
     )
+
+
+def _hosts_alone(watching: Watching) -> str:
+    lost = [name for name, host in watching.hosts.items() if host.problem and host.problem != "connecting"]
+    return f"No answer from {', '.join(lost)}." if lost else "All hosts answer or are being asked."
 
 
 def _heading(watching: Watching) -> str:
@@ -226,7 +241,9 @@ def _host_line(name: str, host: HostSeen | None) -> tuple[list[str], str]:
 
 def _rank_line(row: RankRow, rows: Iterable[RankRow]) -> tuple[list[str], str]:
     gpu = row.gpu or {}
-    words = {"stopped": "STOPPED", "gone": "GONE", "lost": "host lost", "old": "its file is old"}.get(row.state, "")
+    words = {"stopped": "STOPPED", "gone": "GONE", "ended": "ended", "lost": "host lost", "old": "its file is old"}.get(
+        row.state, ""
+    )
     if not words and row.silent > SILENT:
         words = f"silent for {row.silent:.0f} s"
     slowest = row.slow or (not words and row.step < max(other.step for other in rows) - 1 and "behind")
@@ -242,7 +259,7 @@ def _rank_line(row: RankRow, rows: Iterable[RankRow]) -> tuple[list[str], str]:
         "",
         words,
     ]
-    style = "red" if row.state in ("stopped", "gone", "lost") else "yellow" if words else ""
+    style = "red" if row.state in ("stopped", "gone", "lost") else "yellow" if words not in ("", "ended") else ""
     return cells, style
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
@@ -89,7 +90,7 @@ def test_who_shares_the_output_directory(name, on_hosts, tmp_path):
         checkpoint = found[world.rank]
         directory = tmp_path / places[world.rank] / "outputs" / "run"
         return shared_directory.is_shared(
-            directory, None if checkpoint == "-" else checkpoint, world, strategy.writes_in_parts
+            directory, None if checkpoint == "-" else Path(checkpoint), world, strategy.writes_in_parts
         )
 
     for answer in on_hosts(work, 3):

@@ -87,7 +87,9 @@ def test_what_cannot_be(load, mistake, flags, words):
 
 
 def test_a_single_rank_meets_nobody(load, mistake):
-    assert "a single replica has nobody to meet" in mistake(choose, load(*ON), ranks(1, 1), {})
+    said = mistake(choose, load(*ON), ranks(1, 1), {})
+    assert "a single replica has nobody to meet" in said and "sync_replica" not in said  # it would not help one rank
+    assert "sync_replica: rank" in mistake(choose, load(*ON, "--sync_replica", "host"), ranks(2, 2), {})
     assert choose(load(*ON, "--rehearse"), ranks(1, 1), {}).replicas == 1  # it starts its own ranks
 
 

@@ -88,6 +88,8 @@ def test_a_run_of_plain_transformers_is_shown_as_far_as_it_goes(tmp_path):
 
 def test_a_directory_without_a_run_is_refused_in_words(tmp_path, mistake):
     assert "there is no such directory" in mistake(read, tmp_path / "none")
+    (tmp_path / "one.yaml").touch()
+    assert "it is a file, not a directory" in mistake(read, tmp_path / "one.yaml")
     assert "it has neither run.yaml, events.jsonl nor trainer_state.json" in mistake(read, tmp_path)
     assert main(["report", str(tmp_path)]) == 2
 
@@ -224,6 +226,11 @@ def test_texts_of_a_run_are_data(tmp_path):
     run = write_run(tmp_path / "run", answer=SCRIPT, changes={"model": {"model_name_or_path": SCRIPT}}, hosts=[SCRIPT])
     text = page.html(read(run))
     assert SCRIPT not in text and text.count("&lt;script&gt;window.hacked") >= 3
+
+
+def test_answers_of_empty_lines_take_no_room(tmp_path):
+    (one, *_) = facts.answers(*read(write_run(tmp_path / "run", answer="x\n\n \n\n\n  y\nz\n\n")))
+    assert one["answers"][0][1].endswith("x\n\n  y\nz")
 
 
 def test_a_page_is_written_over_and_no_other_file(run, mistake, tmp_path):

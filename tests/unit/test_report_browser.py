@@ -119,6 +119,27 @@ def test_it_fits_a_phone_and_a_wide_screen_by_day_and_night(browser, written, wi
     assert (sum(ground) < sum(ink)) == dark and abs(sum(ground) - sum(ink)) > 300
 
 
+def test_a_narrower_window_cuts_no_legend_and_paper_cuts_nothing(browser, run, tmp_path):
+    path = tmp_path / "several.html"
+    page.write(reading.read([write_run(tmp_path / "one", answer="a\n" * 60), run]), path)
+    show(browser, path, 1600)
+    narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+    cut = (  # pixels by which a legend is outside of its drawing, to the right or above
+        "(([l, d]) => Math.round(Math.max(l.right - d.right, d.top - l.top)))"
+        "([e, e.closest('svg')].map(x => x.getBoundingClientRect()))"
+    )
+    deadline = time.monotonic() + 30
+    while max(_each(browser, ".role-legend", cut)) > 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert max(_each(browser, ".role-legend", cut)) <= 0
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert set(_each(browser, "nav, fieldset, details", "getComputedStyle(e).display")) == {"none"}
+    assert set(_each(browser, ".wide, .answer dd, pre", "getComputedStyle(e).maxHeight")) == {"none"}
+    assert set(_each(browser, ".wide, .answer dd", "getComputedStyle(e).overflowX")) == {"visible"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_each_part_has_a_name_and_each_chart_a_table(browser, written):
     show(browser, written)
     assert browser.execute_script("return document.documentElement.lang") == "en"

@@ -13,6 +13,7 @@ from brigade.cluster import World
 from brigade.errors import UserError
 from brigade.run import directory as runs
 from brigade.run import leftovers
+from brigade.strategy import Strategy
 from brigade.training import save_interval
 
 
@@ -24,7 +25,7 @@ def saver(tmp_path):
     def make(limit=None, async_save=True):
         recipe = SimpleNamespace(training=SimpleNamespace(save_total_limit=limit, async_save=async_save))
         settings, world = SimpleNamespace(recipe=recipe), World(0, 0, 1, 1, "h", "python")
-        run = runs.Run(settings, SimpleNamespace(replicas=1), world, None, "", tmp_path)
+        run = runs.Run(settings, Strategy("single", "single", "flag"), world, None, "", tmp_path)
         made = saving.Saving(run)
 
         def save(step, best=None):

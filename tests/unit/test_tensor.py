@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from brigade.engines import tensor
 from brigade.model.tiny import shrink
-from brigade.strategy import refusal
+from brigade.strategy import Strategy, refusal
 from brigade.strategy.axes import Axes
 from brigade.training.tensor_engines import TensorDDP
 
@@ -124,7 +124,7 @@ def test_no_group_divides_a_block_of_4_bit_weights():
 @pytest.mark.parametrize("sequence", [1, 2])
 def test_ddp_between_tensor_groups_shards_nothing(sequence, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")  # it is set, and taken back after the test
-    said = SimpleNamespace(axes=Axes(tensor=2, sequence=sequence), replicate=1, fsdp={})
+    said = Strategy("ddp", "ddp", "flag", axes=Axes(tensor=2, sequence=sequence))
     training = SimpleNamespace(activation_checkpointing=False)
     settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
     engine = TensorDDP(SimpleNamespace(world=SimpleNamespace(size=8), strategy=said, settings=settings))

@@ -130,6 +130,24 @@ def test_a_slow_rank_is_marked_until_the_run_finds_none(watching):
     assert "SLOWEST" not in text and "All ranks move." in text
 
 
+def test_ranks_of_a_run_at_its_end_have_ended_and_are_no_fault(watching):
+    last = [facts(1.0, [says(0, state="gone")])]
+    text = shown(watching(told=[{"event": "end"}], node1=last))
+    assert line(text, 0).split()[-1] == "ended"
+    assert "GONE" not in text and "The run has reached its end." in text
+    assert "GONE" in shown(watching(told=[{"event": "failed", "text": "out of memory"}], node1=last))
+
+
+def test_a_narrow_terminal_shows_why_a_host_is_lost_and_drops_empty_columns(watching):
+    why = "ssh: Could not resolve hostname node2: Name or service not known"
+    seen = watching(node1=[facts(1.0, [says(0)])], node2=why)
+    text = shown(seen, 60)
+    assert "forward" in text and "GPU" not in text and "q leaves" not in text
+    assert "".join(why.split()) in "".join(part for row in text.splitlines() for part in row.split() if part != "node2")
+    seen.directory = None
+    assert "No answer from node2." in shown(seen) and "heartbeat" not in shown(seen)
+
+
 def test_a_run_that_somebody_else_launched_is_seen_by_its_files(watching):
     text = shown(watching(node1="Permission denied (publickey)", read=[says(0, age=2.0), says(1, age=60.0)]))
     assert "Permission denied" in text and line(text, 0).split()[:3] == ["0", "41", "forward"]
@@ -209,7 +227,13 @@ def _read_until(terminal, words, process, patience=60):
 
 
 @pytest.mark.parametrize(
-    "words, said", [([], "there is no run in outputs/"), (["."], "names a host"), (["--hostfile", "no"], "no")]
+    "words, said",
+    [
+        ([], "there is no run in outputs/"),
+        (["."], "names a host"),
+        (["no"], "there is no such directory"),
+        (["--hostfile", "no"], "no"),
+    ],
 )
 def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)

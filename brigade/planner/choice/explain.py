@@ -80,8 +80,8 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     """Why offload is not taken although it is faster by formula, or "" where it is not, or was weighed."""
     if not candidate.choice.offload or candidate.told or winner.choice.offload or candidate.seconds >= winner.seconds:
         return ""
-    flag, what = ("--nvme", "disks") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
-    return f"faster by formula, but nobody has told what {what} the hosts have: with {flag} it is weighed too"
+    flag, what = ("--nvme", "disk") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
+    return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 
 
 def smallest_change(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> str:

@@ -74,7 +74,7 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
     in_time = [one for one in able if not deadline or one.hours(tokens) <= deadline]
     if not in_time:
         took = f"{tokens / BILLION:g} billion tokens take {figure(fastest.hours(tokens), 1)} hours on {fastest.size}"
-        return fastest, [f"No size of this cluster keeps the deadline of {deadline:g} hours: at best {took}."]
+        return fastest, [f"No size of this cluster keeps the deadline of {deadline:g} h: at best {took}."]
     best = {
         "fastest": max(in_time, key=lambda one: one.speed),
         "fewest-gpus": min(in_time, key=lambda one: (one.cluster.gpus, one.hours())),

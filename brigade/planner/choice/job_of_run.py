@@ -149,7 +149,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
     if reason := next((reason for reason, holds in lacking.items() if holds), None):
-        raise NotCovered(f"the formulas say nothing of it: {reason}")
+        raise NotCovered(f"the formulas do not cover this run: {reason}")
 
 
 def _check_axes(recipe: Recipe, strategy: Strategy, shape: ModelShape) -> None:
