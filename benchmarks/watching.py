@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, markdown
+from brigade.cluster import World
 
 RESULTS = pages.RESULTS / "watching.csv"
 PAGE = DOCS / "troubleshooting.md"
@@ -104,8 +105,8 @@ def look() -> list[float]:
 
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        world = SimpleNamespace(size=2, rank=0, host="node1")
-        watch = Watch(SimpleNamespace(world=world, directory=Path(folder)))  # type: ignore[arg-type]
+        world, strategy = World(0, 0, 2, 2, "node1", "torchrun"), SimpleNamespace(replicas=1)
+        watch = Watch(SimpleNamespace(world=world, strategy=strategy, directory=Path(folder)))  # type: ignore[arg-type]
         for _ in range(20):
             began = time.thread_time()
             for number in range(100):

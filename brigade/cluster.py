@@ -33,6 +33,11 @@ class World:
         """True on the one rank that prints."""
         return self.rank == 0 and self.replica == 0
 
+    @property
+    def number(self) -> int:
+        """This rank among those of all replicas, as its launcher counts."""
+        return self.replica * self.size + self.rank
+
     def part(self, parts: int) -> "World":
         """The world of the replica that this rank belongs to, where so many divide the ranks, in order, into equal parts."""
         size = self.size // parts

@@ -16,6 +16,7 @@ _WORDS = {
     "forward": "the forward pass",
     "backward": "the backward pass",
     "optimizer": "the optimizer's step",
+    "synchronising": "the synchronisation of replicas",
     "evaluation": "the evaluation",
     "checkpoint": "saving",
 }

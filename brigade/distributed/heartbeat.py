@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Literal, get_args
 
-Phase = Literal["starting", "loading", "window", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
+Phase = Literal["starting", "loading", "window", "data", "forward", "backward", "optimizer", "synchronising", "evaluation",
+                "checkpoint"]  # fmt: skip
 PHASES: tuple[Phase, ...] = get_args(Phase)
-STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECKPOINT = range(len(PHASES))
+STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, SYNCHRONISING, EVALUATION, CHECKPOINT = range(10)
 BEATS, PHASE, STEP, TIMEOUT, LONGEST = range(5)
 TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0

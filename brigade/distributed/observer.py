@@ -14,6 +14,7 @@ _LIMITS = {
     heartbeat.STARTING: (float("inf"), float("inf")),
     heartbeat.LOADING: (3600.0, 3600.0),  # weights over a slow network, kernels that are compiled
     heartbeat.WINDOW: (3600.0, 900.0),
+    heartbeat.SYNCHRONISING: (3600.0, 900.0),  # of replicas, over a slow network
     heartbeat.EVALUATION: (1800.0, 600.0),
     heartbeat.CHECKPOINT: (3600.0, 900.0),
 }

@@ -7,7 +7,6 @@ it: for them the world is the replica.
 import itertools
 import os
 import pickle
-import time
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ..cluster import World
 from ..upstream import world as engines
-from . import heartbeat, process_group, ranks, supervised
+from . import process_group, ranks
 
 _divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
 _before: dict[str, str] = {}  # of the environment, what the launcher wrote
@@ -47,17 +46,8 @@ class Peers:
 
     def _all(self, value: Tensor, background: bool = False) -> list[Tensor]:
         found = [torch.empty_like(value) for _ in range(self.count)]
-        self._wait(self.groups[background].allgather([found], [value]), background)
+        self.groups[background].allgather([found], [value]).wait()
         return found
-
-    def _wait(self, work: Any, background: bool) -> None:
-        """Who waits for a slower replica does not hang: what hangs there is seen there. `launch` sees the ranks of all."""
-        pause = 0.0005
-        while not (background or supervised.is_watched() or work.is_completed()):
-            heartbeat.enter(int(heartbeat.page[heartbeat.PHASE]))
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-        work.wait()
 
     def mean(self, values: Tensor, precision: str, background: bool = False) -> Tensor:
         """The mean of a flat fp32 tensor over all of them, the same to the last bit on each.
@@ -73,7 +63,7 @@ class Peers:
         padded.view(-1)[: values.numel()] = values
         sent = encoding.encode(padded, precision)
         got = torch.empty_like(sent)
-        self._wait(self.groups[background].alltoall_base(got, sent, [], []), background)
+        self.groups[background].alltoall_base(got, sent, [], []).wait()
         own = encoding.encode(encoding.decode(got, precision).mean(0, keepdim=True), precision)
         means = torch.cat(self._all(own, background))
         return encoding.decode(means, precision).view(-1)[: values.numel()]
@@ -82,6 +72,8 @@ class Peers:
         """Back into the launcher's world, at the end of a run. A collective of all ranks."""
         self.gather(None)
         self.groups, ranks.peers = [], None
+        for key in READ_BY_ENGINES:  # deepspeed's launcher sets no LOCAL_WORLD_SIZE
+            os.environ.pop(key, None)
         os.environ.update(_before)
         store = dist.PrefixStore(f"brigade/all-{next(_divisions)}", process_group.launchers_store)
         _renew(store, int(_before["RANK"]), int(_before["WORLD_SIZE"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..run.page import FILE
+from ..run.status import ranks_of
 from .reading import Record, attempts, number, of_kind
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows
@@ -67,9 +68,8 @@ def of_run(record: Record) -> dict[str, str]:
     if isinstance(strategy, dict) and strategy.get("name"):
         found["strategy"] = str(strategy["name"])
     if run.get("ranks"):
-        found["ranks"] = (
-            f"{run['ranks']} on {', '.join(map(str, run.get('hosts') or []))}, by {run.get('launcher', '?')}"
-        )
+        hosts = ", ".join(map(str, run.get("hosts") or []))
+        found["ranks"] = f"{ranks_of(run)} on {hosts}, by {run.get('launcher', '?')}"
     return found
 
 
@@ -95,9 +95,9 @@ def surroundings(record: Record) -> Table:
     run, rows = record.run, list[list[Any]]()
     if record.settings:
         rows.append(["directory", record.directory.absolute()])
-    for key in ("identity", "started", "commit", "batch", "learning_rate", "data", "ranks", "launcher"):
+    for key in ("identity", "started", "commit", "batch", "learning_rate", "data", "ranks", "replicas", "launcher"):
         if run.get(key) is not None:
-            rows.append([key.replace("_", " "), shown(run[key])])
+            rows.append([key.replace("_", " "), shown(ranks_of(run) if key == "ranks" else run[key])])
     rows += [["host", host] for host in run.get("hosts") or []]
     versions = run.get("versions")
     rows += [[name, version] for name, version in versions.items()] if isinstance(versions, dict) else []
@@ -112,7 +112,7 @@ def repeat(record: Record) -> list[str]:
     if not record.settings:
         return []
     run, path = record.run, shlex.quote(str(record.directory.absolute()))
-    hosts, ranks = run.get("hosts") or [""], run.get("ranks") or 1
+    hosts, ranks = run.get("hosts") or [""], ranks_of(run) or 1
     words = f"{path}/run.yaml --output_dir {path}-again"
     lines = []
     if commit := run.get("commit"):

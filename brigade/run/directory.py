@@ -260,7 +260,8 @@ def check_data(run: Run, fingerprint: str) -> None:
 
 def release(run: Run) -> None:
     """Let another process have the directory."""
-    owner.release(run.owned, run.directory)
+    if run.owned:  # a replica's directory is another than the one that was taken
+        owner.release(run.owned, run.owned.path.parent)
     run.owned = None
 
 

@@ -9,11 +9,12 @@ from .directory import RECORD, Run, write_whole
 
 def divide(run: Run) -> Run:
     """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
-    replicas.divide(run.replica, run.strategy.replicas)
     own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
-    if own.replica.replica and own.world.local_rank == 0:
-        own.directory.mkdir(exist_ok=True)
-        leftovers.remove(own.directory)
-        write_whole(own.directory / RECORD, (run.directory / RECORD).read_text())
-    ranks.barrier()
+    writes = own.world.rank == 0 or (own.world.local_rank == 0 and not own.shared)
+    with ranks.agreed(run.world):
+        if own.world.replica and writes:
+            own.directory.mkdir(exist_ok=True)
+            leftovers.remove(own.directory)
+            write_whole(own.directory / RECORD, (run.directory / RECORD).read_text())
+    replicas.divide(run.replica, run.strategy.replicas)
     return own

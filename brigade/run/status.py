@@ -20,7 +20,8 @@ def of(directory: Path) -> dict[str, Any]:
     record, told = read_yaml(directory / runs.RECORD).get("run") or {}, events.read(directory)
     held = other_owner.holder(directory / owner.FILE)
     known: dict[str, Any] = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
-    known |= {key: record[key] for key in ("ranks", "hosts", "started") if key in record}
+    known |= {key: record[key] for key in ("hosts", "started") if key in record}
+    known |= {"ranks": ranks_of(record)} if "ranks" in record else {}
     marker = next((name for name in (runs.SUCCESS, runs.STOPPED) if (directory / name).exists()), None)
     states = {runs.SUCCESS: "succeeded", runs.STOPPED: "stopped", None: "ended"}
     known["state"] = "running" if held else states[marker]
@@ -38,6 +39,11 @@ def of(directory: Path) -> dict[str, Any]:
     if grace := events.slowest(directory, "grace"):
         known["grace"] = grace
     return known | {"events": told[-LAST:]}
+
+
+def ranks_of(record: dict[str, Any]) -> int:
+    """Of a run, by run.yaml's `run`, whose `ranks` are those of each replica; 0 where it says none."""
+    return (record.get("ranks") or 0) * (record.get("replicas") or 1)
 
 
 def lines(known: dict[str, Any], in_full: bool) -> list[str]:

@@ -9,6 +9,8 @@ synchronised ones. Evaluations and checkpoints are of the synchronised weights.
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from ..checkpoint import manifest
-from ..distributed import ranks
+from ..distributed import heartbeat, ranks
 from ..errors.console import counted
 from .outer import Outer
 
@@ -40,6 +42,8 @@ class LocalSteps(TrainerCallback):
         self.waiting: set[str] = set()
         self.sent: _Sent | None = None
         self.met_at, self.own = 0, True
+        self.rounds = Rounds(self.every)
+        self.of_others = 0  # tokens of this rank's peers, up to the last synchronisation
 
     def begin(self, checkpoint: str | None) -> None:
         """Once the engine has its weights, before the first step. A collective. Raises RuntimeError where replicas differ."""
@@ -86,6 +90,7 @@ class LocalSteps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step, last = state.global_step, state.global_step >= state.max_steps
+        self.trainer.stopping.round = self.rounds.longest_after(time.monotonic())
         if self.sent and step == self.sent.due:
             self._mix_in()
         if step % self.every and not last:
@@ -101,18 +106,22 @@ class LocalSteps(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         whole = self.fragments == 1 or state.global_step >= state.max_steps
         if not (whole or self.trainer.stopping.by or args.load_best_model_at_end):  # it was stopped early
-            self._synchronise()
+            self._set(self.outer.last)  # what was evaluated, and is in the checkpoint
 
     def _synchronise(self) -> None:
         """All fragments at once."""
         for number in range(self.fragments):
-            mean = self.peers.mean(self.outer.change(number), self.precision)
+            change = self.outer.change(number)
+            with heartbeat.within(heartbeat.SYNCHRONISING):
+                mean = self.peers.mean(change, self.precision)
             self.outer.write(number, self.outer.step(number, mean))
         self.outer.spread()
 
     def _mix_in(self) -> None:
         assert self.sent
-        number, mean = self.sent.number, self.sent.wait()
+        number = self.sent.number
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            mean = self.sent.wait()
         self.sent = None
         new = self.outer.step(number, mean)
         self.outer.write(number, OWN_SHARE * self.outer.read(number) + (1 - OWN_SHARE) * new)
@@ -123,16 +132,20 @@ class LocalSteps(TrainerCallback):
         stopping, self.met_at = self.trainer.stopping, self.trainer.state.global_step
         wishes = self.waiting | {wish for wish in WAITS if getattr(control, wish)}
         self.waiting = set()
-        said = self.peers.gather((wishes, stopping.by, stopping.number))
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            said = self.peers.gather((wishes, stopping.by, stopping.number, self.trainer.meter.tokens_ever))
         for wish in {wish for wishes, *_ in said for wish in wishes}:
             setattr(control, wish, True)
-        stopping.take(*next(((by, number) for _, by, number in said if by), ("", 0)))
+        stopping.take(*next(((by, number) for _, by, number, _ in said if by), ("", 0)))
+        self.of_others = sum(tokens for *_, tokens in said) - self.trainer.meter.tokens_ever
 
     def complete(self, logs: dict[str, float]) -> None:
-        """Of a step in which the replicas have met, the log has the mean loss over all of them, and all their tokens; of the
-        steps between, the first replica's own."""
+        """Of a step in which the replicas have met, the log has the mean loss over all of them, and their speed together; of the
+        steps between, the first replica's own. The others' tokens are counted up to the last synchronisation. A collective."""
+        logs["tokens"] += sum(ranks.gather(self.of_others))
         if self.met_at == self.trainer.state.global_step:
-            rows = self.peers.gather({key: logs[key] for key in ("loss", "tokens_per_second") if key in logs})
+            with heartbeat.within(heartbeat.SYNCHRONISING):
+                rows = self.peers.gather({key: logs[key] for key in ("loss", "tokens_per_second") if key in logs})
             logs["loss"] = sum(row["loss"] for row in rows) / len(rows)
             logs["tokens_per_second"] = sum(row["tokens_per_second"] for row in rows)
 
@@ -161,6 +174,24 @@ class LocalSteps(TrainerCallback):
     def local_weights(self) -> list[Tensor] | None:
         """This replica's own, where a checkpoint's weights are not."""
         return None if self.fragments == 1 else [self.outer.read(number) for number in range(self.fragments)]
+
+
+class Rounds:
+    """How long a round of `every` steps takes, its synchronisation, evaluations and checkpoints included."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.longest = every, 0.0
+        self.recent: deque[float] = deque(maxlen=every)
+        self.ended: float | None = None  # the last step
+
+    def longest_after(self, now: float) -> float:
+        """Seconds, at a step's end. In the first round the steps to come are taken to be as quick as the quickest so far."""
+        if self.ended is not None:
+            self.recent.append(now - self.ended)
+            to_come = (self.every - len(self.recent)) * min(self.recent)
+            self.longest = max(self.longest, sum(self.recent) + to_come)
+        self.ended = now
+        return self.longest
 
 
 class _Sent:

@@ -34,8 +34,6 @@ class Outer:
         self.parts = trainer.world.size if trainer.run.strategy.kind == "ddp" else 1
         self.part = trainer.world.rank if self.parts > 1 else 0
         self.ranges = [[range_ for range_, _ in self._owned(number)] for number in range(self.count)]
-        if self.parts > 1:
-            self.ranges = [_cut(ranges, *self._own_part(ranges)) for ranges in self.ranges]
         self.last = [self.read(number) for number in range(self.count)]
         self.momentum = [torch.zeros_like(last) if self._nesterov else None for last in self.last]
 
@@ -44,7 +42,7 @@ class Outer:
         return self.training.outer_optim == "nesterov"
 
     # ---- weights -------------------------------------------------------------------------------------------------
-    def _owned(self, number: int) -> Iterator[tuple[Range, Tensor]]:
+    def _kept(self, number: int) -> Iterator[tuple[Range, Tensor]]:
         """Of a fragment, what this rank's engine keeps: each range, and the memory in which it lies. Asked anew each time, for an
         engine may have loaded a checkpoint since."""
         shares = [*carrying.shares(self.trainer)]  # first: FSDP2 may put its parameters back in their place for it
@@ -54,33 +52,35 @@ class Outer:
             if stop > start and fragment_of(name, self.count) == number:
                 yield (name, start, stop), carrying.flat(owner)[offset : offset + stop - start]
 
-    def _own_part(self, ranges: list[Range]) -> tuple[int, int]:
-        """Which of these values are this rank's to speak for: from, to."""
-        total = sum(stop - start for _, start, stop in ranges)
-        size = -(-total // self.parts)
-        return min(self.part * size, total), min((self.part + 1) * size, total)
+    def _owned(self, number: int) -> list[tuple[Range, Tensor]]:
+        """What of it this rank speaks for: all, and under DDP its part."""
+        kept = list(self._kept(number))
+        size = -(-sum(flat.numel() for _, flat in kept) // self.parts)
+        return cut(kept, self.part * size, (self.part + 1) * size)
 
     def read(self, number: int) -> Tensor:
         """This rank's weights of a fragment as they are now: flat, fp32, a copy in host memory."""
-        owned = list(self._owned(number))
-        values = torch.cat([flat.float().cpu() for _, flat in owned] or [torch.zeros(0)])
-        start, stop = self._own_part([range_ for range_, _ in owned]) if self.parts > 1 else (0, values.numel())
-        return values[start:stop].clone()
+        return torch.cat([flat.float().cpu() for _, flat in self._owned(number)] or [torch.zeros(0)])
 
     def write(self, number: int, values: Tensor) -> None:
         """Set them. spread() has to follow. A collective of the replica."""
-        owned = list(self._owned(number))
-        if self.parts > 1:
-            total = sum(flat.numel() for _, flat in owned)
-            own = torch.zeros(-(-total // self.parts))
-            own[: values.numel()] = values
-            every = [torch.empty_like(own) for _ in range(self.parts)]
-            dist.all_gather(every, own)
-            values = torch.cat(every)[:total]
         at = 0
-        for _, flat in owned:
+        for _, flat in self._owned(number):
             flat.copy_(values[at : at + flat.numel()])
             at += flat.numel()
+        if self.parts > 1:
+            self._exchange(number)
+
+    def _exchange(self, number: int) -> None:
+        """Under DDP each rank has written its part: let all have all of it, with one parameter at a time in host memory."""
+        own = {name: (start, flat) for (name, start, _), flat in self._owned(number)}
+        for (name, *_), whole in self._kept(number):
+            summed = torch.zeros(whole.numel())  # each value is one rank's, and 0 on all others
+            if name in own:
+                start, flat = own[name]
+                summed[start : start + flat.numel()] = flat.float().cpu()
+            dist.all_reduce(summed)
+            whole.copy_(summed)
 
     def spread(self) -> None:
         """Let the model compute with what was written. A collective of the replica."""
@@ -151,12 +151,12 @@ def fragment_of(name: str, fragments: int) -> int:
     return 0 if "embed" in name or "wte" in name else fragments - 1
 
 
-def _cut(ranges: list[Range], first: int, end: int) -> list[Range]:
-    """Of ranges that follow each other, those of the values first..end."""
+def cut(kept: list[tuple[Range, Tensor]], first: int, end: int) -> list[tuple[Range, Tensor]]:
+    """Of ranges that follow each other, and the memory of each, those of the values first..end. Copies nothing."""
     found, at = [], 0
-    for name, start, stop in ranges:
+    for (name, start, stop), flat in kept:
         low, high = max(first - at, 0), min(end - at, stop - start)
         if low < high:
-            found.append((name, start + low, start + high))
+            found.append(((name, start + low, start + high), flat[low:high]))
         at += stop - start
     return found

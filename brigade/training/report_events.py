@@ -26,7 +26,8 @@ class ReportEvents(TrainerCallback):
         self.writer.start()
         line = {"event": "started", "step": step, "steps": state.max_steps, "strategy": run.strategy.name}
         hosts = read_yaml(run.directory / RECORD)["run"]["hosts"]
-        line |= {"checkpoint": f"checkpoint-{step}" if step else None, "ranks": run.world.size, "hosts": hosts}
+        line |= {"checkpoint": f"checkpoint-{step}" if step else None, "hosts": hosts}
+        line["ranks"] = run.world.size * run.strategy.replicas
         self.lines.put(line)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

@@ -31,8 +31,9 @@ class SaveInterval(TrainerCallback):
 
     def __init__(self, run: Run, blocked: Callable[[], float]) -> None:
         """blocked: seconds that the last checkpoint held this rank up"""
-        training, self.world, self.blocked = run.settings.recipe.training, run.world, blocked
-        self.mttf = run.settings.recipe.cluster.gpu_mttf_hours * 3600 / run.world.size
+        training, self.blocked = run.settings.recipe.training, blocked
+        self.size = run.world.size * run.strategy.replicas  # whichever of them fails, the run ends
+        self.mttf = run.settings.recipe.cluster.gpu_mttf_hours * 3600 / self.size
         # Then each checkpoint has a held-out loss.
         meets = training.load_best_model_at_end or training.early_stopping_patience
         self.multiple = (training.eval_steps or 1) if meets else 1
@@ -63,7 +64,7 @@ class SaveInterval(TrainerCallback):
             self.printed = every
             tqdm.write(
                 f"save_steps auto: a checkpoint costs {cost:.3g} s of training, a step takes {step:.3g} s, and "
-                f"of {counted(self.world.size, 'rank')} one fails every {self.mttf / 3600:,.3g} hours: "
+                f"of {counted(self.size, 'rank')} one fails every {self.mttf / 3600:,.3g} hours: "
                 f"the next after {every} steps ({every * step:,.0f} s)"
             )
 

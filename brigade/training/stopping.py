@@ -26,12 +26,13 @@ _RANKS = 2**20  # more than there are
 class Stopping(TrainerCallback):
     """by: who asked, in words, once all ranks know of it
     longest: seconds between the ends of two steps, what came between them (an evaluation, a checkpoint) included
+    round: likewise, between two synchronisations of replicas
     grace: seconds from the wish to the end of this run, by its own measure
     """
 
     def __init__(self, run: runs.Run, meter: Meter) -> None:
         self.run, self.meter, self.by, self.number = run, meter, "", 0
-        self.longest, self.grace = 0.0, 0.0
+        self.longest = self.round = self.grace = 0.0
         self.every = run.settings.recipe.training.sync_every or 1
         self.ended: float | None = None  # the last step
         stop.asked = stop.deadline = stop.finished = None  # an earlier run of this process may have been stopped
@@ -47,16 +48,17 @@ class Stopping(TrainerCallback):
         self._measure(time.monotonic(), state.global_step)
         if self.by:  # the replicas stop together, when they meet
             return
-        mine = 0 if stop.asked is None else (1 + stop.asked) * _RANKS + self.run.world.rank
+        mine = 0 if stop.asked is None else (1 + stop.asked) * _RANKS + self.run.world.number
         if found := ranks.largest(mine):
             number, rank = found // _RANKS - 1, found % _RANKS
-            to_one = self.run.world.size > 1 and number not in (0, signal.SIGINT)  # Ctrl-C reaches all of them
+            several = self.run.world.size * self.run.strategy.replicas > 1
+            to_one = several and number not in (0, signal.SIGINT)  # Ctrl-C reaches all of them
             self.take(stop.name(number) + (f" to rank {rank}" if to_one else ""), number)
             control.should_save = control.should_training_stop = True
             if state.is_world_process_zero:
                 once_more = "A second" if self.number else "A"
                 # A multiple of 1: at once.
-                step = -(-state.global_step // self.every) * self.every
+                step = min(-(-state.global_step // self.every) * self.every, state.max_steps)
                 said = f"Stopping after step {step} ({self.by}): saving a checkpoint."
                 tqdm.write(f"{said} {once_more} signal ends the run at once.")
 
@@ -85,8 +87,9 @@ class Stopping(TrainerCallback):
         if self.ended:  # the first step compiles, for one
             self.longest = max(self.longest, now - self.ended)
         self.ended = now
-        if self.run.world.is_main_rank and MARGIN + (2 + self.every) * self.longest > 1.2 * self.grace:
-            self.grace = MARGIN + (2 + self.every) * self.longest + events.slowest(self.run.directory, "checkpoint")
+        needs = MARGIN + 2 * self.longest + max(self.round, self.longest)
+        if self.run.world.is_main_rank and needs > 1.2 * self.grace:
+            self.grace = needs + events.slowest(self.run.directory, "checkpoint")
             supervised.note(grace=self.grace)
             events.add(self.run.directory, "grace", step=step, seconds=round(self.grace, 1))
 

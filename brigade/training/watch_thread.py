@@ -41,10 +41,12 @@ def begin(run: Run) -> None:
 class Watch(threading.Thread):
     def __init__(self, run: Run) -> None:
         super().__init__(name="watch", daemon=True)
-        self.world, self.run_directory, self.folder = run.world, run.directory, run.directory / heartbeat.FOLDER
+        self.world, self.number = run.world, run.world.number
+        self.run_directory = run.directory.parent if run.world.replica else run.directory  # of all replicas
+        self.folder = self.run_directory / heartbeat.FOLDER
         self.ended = threading.Event()
         self.observer = Observer(os.getpid())
-        self.every = max(EVERY, run.world.size / 10)
+        self.every = max(EVERY, run.world.size * run.strategy.replicas / 10)
         self.written, self.writings = 0.0, 0
         self.waits: dict[str, Any] | None = None  # once it hangs: in which collective
         self.peers: dict[int, Peer] = {}
@@ -76,29 +78,29 @@ class Watch(threading.Thread):
         """Keep what this rank's threads do, and its collectives; what a full disk takes."""
         with suppress(OSError):
             self.folder.mkdir(exist_ok=True)
-            (self.folder / f"rank-{self.world.rank}.collectives").write_text(json.dumps(collectives))
-            with (self.folder / f"rank-{self.world.rank}.stacks").open("w") as file:
+            (self.folder / f"rank-{self.number}.collectives").write_text(json.dumps(collectives))
+            with (self.folder / f"rank-{self.number}.stacks").open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
 
     def write(self, **more: Any) -> None:
         """This rank's file; replaced, so that nobody reads half of it."""
         self.written, self.writings = time.monotonic(), self.writings + 1
         time_ = datetime.now(UTC).isoformat(timespec="seconds")
-        says = {"rank": self.world.rank, "host": self.world.host, "pid": os.getpid(), "writings": self.writings}
+        says = {"rank": self.number, "host": self.world.host, "pid": os.getpid(), "writings": self.writings}
         says |= {"time": time_, **self.observer.seen(), "waits": self.waits, **more}
         if tokens := heartbeat.page[heartbeat.TOKENS]:  # for `top`, which makes a rate of it
             says |= {"at": round(self.written, 3), "tokens": int(tokens)}
-        temporary = self.folder / f".rank-{self.world.rank}"
+        temporary = self.folder / f".rank-{self.number}"
         with suppress(OSError):
             self.folder.mkdir(exist_ok=True)
             temporary.write_text(json.dumps(says))
-            temporary.replace(self.folder / f"rank-{self.world.rank}.json")
+            temporary.replace(self.folder / f"rank-{self.number}.json")
 
     # ---- without launch ------------------------------------------------------------------------------------------
     def judge(self) -> None:
         """End the run if all ranks hang, and this is the lowest that still runs; or if another has done so."""
-        me = self.world.rank
-        for rank in range(self.world.size):
+        me, first = self.number, self.number - self.world.rank
+        for rank in range(first, first + self.world.size):
             if rank == me:
                 continue
             peer = self.peers.setdefault(rank, Peer(self.world.host, 2 * self.every + LOOK))

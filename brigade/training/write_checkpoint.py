@@ -28,7 +28,7 @@ def _place_in_run(trainer: Any) -> dict[str, Any]:
     return {
         "step": step,
         "samples": samples,
-        "tokens": trainer.tokens_before + sum(ranks.gather(trainer.meter.tokens_ever)),
+        "tokens": trainer.tokens_before + sum(ranks.gather_all(trainer.meter.tokens_ever)),
         **({"replica": world.replica} if trainer.local_steps else {}),
         "position": {"epoch": trainer.state.epoch, "sample": samples},
         "world": {"ranks": world.size, "hosts": list(dict.fromkeys(ranks.gather(world.host)))},

@@ -89,3 +89,20 @@ def test_a_stop_of_one_replica_waits_for_the_next_synchronisation(tmp_path):
     assert (output / "replica-1" / "checkpoint-8" / "brigade.json").is_file()
     runs.run_cases(2, [{"name": "stops", "flags": flags}], tmp_path)
     assert (output / "success.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_early_saves_the_model_that_it_evaluated(tmp_path):
+    """Streaming: the replicas are in the middle of a round then. At so high a rate the held-out loss rises."""
+    more = ["--learning_rate", "1", "--eval_steps", "4", "--early_stopping_patience", "1"]
+    flags = [*local_steps.exact(2, "ddp", local_steps.STREAM)[0]["flags"], *more]
+    runs.run_cases(2, [{"name": "early", "flags": flags}], tmp_path)
+    output = tmp_path / "outputs" / "early"
+    step = json.loads((output / "trainer_state.json").read_text())["global_step"]
+    assert step == 8
+    kept = output / f"checkpoint-{step}"
+    assert (output / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
+    logged = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    tokens = [line["tokens"] for line in logged if line["event"] == "step" and line["step"] == step]
+    folders = (kept, output / "replica-1" / kept.name)
+    assert [json.loads((folder / "brigade.json").read_text())["tokens"] for folder in folders] == 2 * tokens

@@ -106,6 +106,19 @@ def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
     assert not silent_after(observer, clock, 2)
 
 
+def test_replicas_over_a_slow_network_do_not_hang(clock):
+    """The first synchronisation may take as long as its connections wait; later ones as its own time explains."""
+    observer = Observer(os.getpid())
+    for patience in (3000, 890):
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            observer.look()
+            assert not silent_after(observer, clock, patience)
+    heartbeat.page[heartbeat.LONGEST + heartbeat.SYNCHRONISING] = 1.0
+    with heartbeat.within(heartbeat.SYNCHRONISING):
+        observer.look()
+        assert silent_after(observer, clock, 910)
+
+
 def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
     observer = Observer(os.getpid())
     for timeout, patience, late in ((7.0, 6, True), (0.0, 6, False)):

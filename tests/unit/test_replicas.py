@@ -1,15 +1,25 @@
 """Replicas that meet every H steps: which ranks one has, what cannot be one, and what is sent between them."""
 
 import json
+import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from brigade.cluster import World
-from brigade.distributed import encoding
+from brigade.distributed import encoding, process_group, replicas, stop
+from brigade.distributed import ranks as all_ranks
+from brigade.launch.usage import heartbeats
+from brigade.run import directory as runs
+from brigade.run import events, owner
 from brigade.strategy import choose
 from brigade.strategy.replicas import check_length
-from brigade.training.outer import _cut, fragment_of
+from brigade.training import stopping as stops
+from brigade.training import watch_thread
+from brigade.training.local_steps import Rounds
+from brigade.training.outer import cut, fragment_of
 from testing.strategies import FSDP2, changed, hsdp
 
 ON = ["--sync_every", "5"]
@@ -135,9 +145,79 @@ def test_layers_go_round_the_fragments():
 
 
 def test_equal_parts_of_ranges_that_follow_each_other():
-    ranges = [("a", 0, 5), ("b", 0, 4)]
-    assert [_cut(ranges, first, first + 3) for first in (0, 3, 6)] == [
+    memory = torch.arange(9.0)
+    kept = [(("a", 0, 5), memory[:5]), (("b", 0, 4), memory[5:])]
+    parts = [cut(kept, first, first + 3) for first in (0, 3, 6, 9)]
+    assert [[range_ for range_, _ in part] for part in parts] == [
         [("a", 0, 3)],
         [("a", 3, 5), ("b", 0, 1)],
         [("b", 1, 4)],
+        [],
     ]
+    flats = [flat for part in parts for _, flat in part]
+    assert torch.cat(flats).equal(memory)
+    assert {flat.untyped_storage().data_ptr() for flat in flats} == {memory.untyped_storage().data_ptr()}, "no copies"
+
+
+# ---- one of several in a run -------------------------------------------------------------------------------------------
+def replica_s_run(world, directory, every=50):
+    recipe = SimpleNamespace(training=SimpleNamespace(sync_every=every))
+    settings = SimpleNamespace(recipe=recipe)
+    return SimpleNamespace(settings=settings, strategy=SimpleNamespace(replicas=2), world=world, directory=directory)
+
+
+@pytest.mark.parametrize(("size", "number"), [(4, 6), (1, 1)])
+def test_a_signal_is_told_by_the_launchers_number_of_its_rank(tmp_path, monkeypatch, size, number):
+    stopping = stops.Stopping(replica_s_run(ranks(2 * size, size, number).part(2), tmp_path), None)
+    monkeypatch.setattr(stop, "asked", int(signal.SIGTERM))
+    state = SimpleNamespace(global_step=48, max_steps=49, is_world_process_zero=False)
+    stopping.on_step_end(None, state, SimpleNamespace())
+    assert stopping.by == f"SIGTERM to rank {number}"
+
+
+def test_the_grace_of_a_stop_holds_one_synchronisation_for_each_that_comes(tmp_path):
+    """Steps of a second, a synchronisation of a minute every 50 of them: two such steps and a round."""
+    stopping, rounds, now = stops.Stopping(replica_s_run(ranks(2, 1).part(2), tmp_path), None), Rounds(50), 100.0
+    for step in range(1, 300):
+        now += 61 if step > 1 and step % 50 == 1 else 1
+        stopping._measure(now, step)
+        stopping.round = rounds.longest_after(now)
+    assert stopping.round == 49 + 61 and stopping.grace <= stops.MARGIN + 2 * 61 + stopping.round
+    assert stopping.grace > 150 and events.slowest(tmp_path, "grace") == pytest.approx(stopping.grace, abs=0.1)
+
+
+def test_the_launchers_world_is_whole_again(monkeypatch):
+    """deepspeed's launcher sets no LOCAL_WORLD_SIZE; a replica has one."""
+    for key, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(replicas, "_before", {"RANK": "3", "WORLD_SIZE": "4"})
+    monkeypatch.setattr(replicas, "_renew", lambda *_: None)
+    monkeypatch.setattr(process_group, "launchers_store", torch.distributed.HashStore(), raising=False)
+    monkeypatch.setattr(all_ranks, "peers", None)
+    peers = object.__new__(replicas.Peers)
+    peers.gather = lambda value: [value]
+    peers.rejoin()
+    assert (os.environ["RANK"], os.environ.get("LOCAL_WORLD_SIZE")) == ("3", None)
+
+
+def test_what_was_taken_is_released(tmp_path):
+    """Where hosts have a directory each, a replica's own is another than the one that its rank took."""
+    own = tmp_path / "replica-1"
+    own.mkdir()
+    run = SimpleNamespace(directory=own, owned=owner.take(tmp_path))
+    runs.release(run)
+    assert run.owned is None and not (tmp_path / owner.FILE).exists()
+
+
+def test_top_sees_the_ranks_of_all_replicas(tmp_path):
+    for number in range(4):
+        world = ranks(4, 2, number).part(2)
+        own = tmp_path / f"replica-{world.replica}" if world.replica else tmp_path
+        watch_thread.Watch(replica_s_run(world, own)).write()
+    seen = heartbeats(tmp_path)
+    assert {rank: says["host"] for rank, says in seen.items()} == {
+        "0": "node0",
+        "1": "node0",
+        "2": "node1",
+        "3": "node1",
+    }
