@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cluster import World
 from ..errors.findings import raise_first
 from ..recipe.flags import Settings
-from . import accelerate_config, deepspeed_config
-from .accelerate_config import AccelerateStrategy
+from . import deepspeed_config
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
+
+if TYPE_CHECKING:
+    from .accelerate_config import AccelerateStrategy
 
 
 def choose(named: Mapping[str, Any], env: Mapping[str, str], settings: Settings, world: World) -> Strategy:
@@ -17,11 +19,15 @@ def choose(named: Mapping[str, Any], env: Mapping[str, str], settings: Settings,
     ds_config or accelerate_config -> a path, or a document. Raises UserError for a file that is missing, malformed or at odds
     with the recipe."""
     if LAUNCHED in env:
+        from . import accelerate_config
+
         return _from_accelerate(accelerate_config.from_environment(env), "accelerate launch", settings, world)
     ((key, source),) = named.items()
     place = settings.place(key)
     if key == "ds_config":
         return _from_ds_config(source, place, settings)
+    from . import accelerate_config
+
     return _from_accelerate(accelerate_config.read(source, place), place, settings, world)
 
 
@@ -34,9 +40,11 @@ def _from_ds_config(source: str | dict[str, Any], place: str, settings: Settings
     return Strategy(kind, name, place, ds_config=config, axes=deepspeed_config.axes_of(config))
 
 
-def _from_accelerate(config: AccelerateStrategy, place: str, settings: Settings, world: World) -> Strategy:
+def _from_accelerate(config: "AccelerateStrategy", place: str, settings: Settings, world: World) -> Strategy:
+    from .accelerate_config import precision
+
     training = settings.recipe.training
-    raise_first(accelerate_config.precision(config, place, training.bf16, training.fp16))
+    raise_first(precision(config, place, training.bf16, training.fp16))
     if config.ds_config is not None:
         strategy = _from_ds_config(config.ds_config, place, settings)
         if config.axes:

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -97,7 +96,10 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     """Compare ranks, precision, kernels and strategy with this host's devices, packages and compiler. Raises UserError."""
     import torch
 
-    _warn_of_calibration(world)
+    if (file := calibration_file()) and file.exists():
+        from ..planner.costs import calibration
+
+        calibration.leave_aside_if_broken("" if world.local_rank else world.host)  # no run needs it
     gpu = torch.cuda.is_available()
     if gpu and torch.cuda.device_count() < world.local_size:
         problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
@@ -116,17 +118,6 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
 
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
             raise UserError(strategy.source, problem, cure)
-
-
-def _warn_of_calibration(world: World) -> None:
-    """The planner's file: no run needs it, so a broken one ends none."""
-    file = calibration_file()
-    if file and file.exists():
-        from ..planner.costs import calibration
-
-        broken = calibration.left_aside()
-        if broken and world.local_rank == 0:
-            print(f"warning on {world.host}: {broken}; training goes on without this file", file=sys.stderr)
 
 
 def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mistake]:
@@ -175,10 +166,9 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
         cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
         raise UserError(settings.place("warmup_steps"), problem, cure)
     if training.sync_every:
-        from ..data.sampling import GlobalBatches
         from ..strategy.replicas import check_length
 
-        check_length(settings, steps, GlobalBatches(train_samples, run.batch.global_size, 1, 0, 1).steps)
+        check_length(settings, steps, -(-train_samples // run.batch.global_size))
     if checkpoint or (run.resized and (run.directory / SUCCESS).exists()):
         from . import lengthening
 

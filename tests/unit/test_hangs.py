@@ -12,6 +12,7 @@ from brigade.distributed import heartbeat
 from brigade.distributed import observer as observers
 from brigade.distributed.hangs import Silent, names, sentence
 from brigade.distributed.observer import Observer, is_stopped
+from brigade.strategy import Strategy
 
 REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
 
@@ -157,7 +158,8 @@ def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
         raise RuntimeError
 
     monkeypatch.setattr("brigade.distributed.ranks.on_failure", broken)
-    watch = Watch(SimpleNamespace(world=World(0, 0, 1, 1, "node1", "torchrun"), directory=tmp_path))
+    strategy = Strategy("single", "single", "flag")
+    watch = Watch(SimpleNamespace(world=World(0, 0, 1, 1, "node1", "torchrun"), strategy=strategy, directory=tmp_path))
     left = []
     monkeypatch.setattr(watch, "leave", left.append)
     watch.judge()

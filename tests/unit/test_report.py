@@ -20,6 +20,7 @@ from brigade.errors import UserError
 from brigade.report import charts, comparing, facts, figures, page, reading, thinning
 from brigade.run import events
 from brigade.run import page as run_page
+from brigade.strategy import Strategy
 from brigade.training.report_events import ReportEvents
 from testing.recorded import append, write_run
 
@@ -309,7 +310,7 @@ def test_only_the_page_s_own_time_delays_the_next_one(tmp_path, monkeypatch):
 
 def test_an_evaluation_after_training_is_an_event_too(tmp_path):
     (tmp_path / "run.yaml").write_text("run: {hosts: [node1]}\n")
-    training, strategy = SimpleNamespace(report_page=False), SimpleNamespace(name="ddp")
+    training, strategy = SimpleNamespace(report_page=False), Strategy("ddp", "ddp", "flag")
     settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
     told = ReportEvents(
         SimpleNamespace(directory=tmp_path, strategy=strategy, world=SimpleNamespace(size=1), settings=settings)

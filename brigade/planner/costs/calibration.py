@@ -15,6 +15,7 @@ variable stands for none. Without a file nothing changes.
 import functools
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,16 @@ def factors(kind: str) -> dict[str, float]:
     return {name: entry["factor"] for name, entry in _current()["factors"].get(kind, {}).items()}
 
 
-def left_aside() -> str:
-    """For who needs no planner: leaves a file that cannot be used out of account in this process, and returns what is wrong
-    with it, or ""."""
+def leave_aside_if_broken(host: str) -> None:
+    """For who needs no planner: leaves a file that cannot be used out of account in this process, and says so where a host is
+    named."""
     try:
         _current()
     except (UserError, OSError) as error:
         _ignored.add(where())
-        return f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
-    return ""
+        broken = f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
+        if host:
+            print(f"warning on {host}: {broken}; training goes on without this file", file=sys.stderr)
 
 
 def _current() -> dict[str, Any]:
