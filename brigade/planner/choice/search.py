@@ -166,6 +166,8 @@ def taken(workload: Workload, choice: Choice, names: str) -> bool:
 def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[Axes]:
     """Sizes of a strategy's axes that the model, the batch and the cluster allow: powers of two and the number of nodes. Tensor
     and sequence groups stay inside a node; each rank of a pipeline has one stage or two."""
+    if workload.length < choice.least_length:
+        return
     shape, gpus = workload.shape, cluster.gpus
     powers = {2**power for power in range(1, gpus.bit_length())}
 

@@ -21,6 +21,7 @@ class Choice:
     offload: what lies in the host's memory ("optimizer", or "all": parameters too) or on its disks ("nvme")
     file: the ds_config; "" for DDP, "fsdp2" and "hsdp" where an accelerate config says it
     axes: of strategy/axes.py, what it divides besides the data
+    least_length: tokens of a row from which on it is offered
     quantised: what it sends is rounded to 8 and 4 bits
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
@@ -33,6 +34,7 @@ class Choice:
     group: str = ""
     offload: str = ""
     axes: tuple[str, ...] = ()
+    least_length: int = 0
     quantised: bool = False
 
     @property
@@ -76,7 +78,8 @@ def _choices() -> Iterable[Choice]:
     for row in rows["divided"]:
         for base in map(plain.__getitem__, row["beside"]):
             name = " x ".join([*(SHORT[axis] for axis in row["axes"]), base.name])
-            yield replace(base, name=name, axes=tuple(row["axes"]), rank=base.rank + row["rank"])
+            more = {"rank": base.rank + row["rank"], "least_length": row.get("least_length", 0)}
+            yield replace(base, name=name, axes=tuple(row["axes"]), **more)
 
 
 CHOICES = tuple(_choices())
