@@ -85,10 +85,9 @@ def agreed(world: World):
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
-        from . import process_group
-        from .report import report
+        from . import process_group, tell
 
-        report(error or process_group.failure(caught), world)
+        tell.tell(error or process_group.failure(caught), world)
         raise SystemExit(2) from None
     try:
         if (dist := _group()) and dist.get_world_size() > 1:
@@ -102,9 +101,9 @@ def agreed(world: World):
     if first is None:
         return
     if error is not None and world.rank == first:
-        from .report import report
+        from . import tell
 
-        report(error, world)
+        tell.tell(error, world)
     else:
         supervised.note(follows=True)
     finish()  # nobody leaves before the first has printed its error
