@@ -79,3 +79,11 @@ def test_the_package_needs_neither_tests_nor_benchmarks():
         for name in ROOMS
         if name.startswith("brigade") and ROOMS[name] & {"benchmarks", "testing", "testbed", "train"}
     ]
+
+
+def test_what_is_imported_is_there():
+    """Also what is imported late, in a function that no quick test calls. A folder without __init__.py is one, too."""
+    folders = {name.rpartition(".")[0] for name in MODULES}
+    wanted = {(name, other) for name, path in MODULES.items() for other in imported(name, path)}
+    ours = {(name, other) for name, other in wanted if other.partition(".")[0] in FOLDERS}
+    assert [each for each in sorted(ours) if each[1] not in MODULES and each[1] not in folders] == []
