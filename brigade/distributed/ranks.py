@@ -27,7 +27,6 @@ on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a ru
 def start(world: World, alone: bool = False) -> None:
     """Start torch's process group, once. A process that nothing launched needs none, unless `alone` asks for a group
     of one, as ZeRO and FSDP do."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # 25 lines of C++ frames for each peer that is gone
     if _group() or (world.launcher == "python" and not alone):
         return
     from . import process_group
