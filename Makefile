@@ -64,6 +64,7 @@ soak: setup
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED)
 
 lint: setup
+	@! git grep -nE '^(<<<<<<<|>>>>>>>) '  # a merge that was not finished
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

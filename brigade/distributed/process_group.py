@@ -2,8 +2,6 @@
 
 import datetime
 import itertools
-import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -14,8 +12,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ..cluster import World
-from ..errors import UserError, first_line
-from ..errors.console import counted
 from . import stop, supervised
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
@@ -42,7 +38,7 @@ def join(world: World) -> None:
     else:
         backend = "gloo"
     supervised.note(stage="waiting")
-    impatient = threading.Timer(PATIENCE, _say_that_it_waits, [world])
+    impatient = threading.Timer(PATIENCE, _impatient, [world])
     impatient.daemon = True
     impatient.start()
     try:
@@ -52,14 +48,6 @@ def join(world: World) -> None:
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     supervised.note(stage="joined")
     stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
-
-
-def failure(error: Exception) -> UserError:
-    """Of join(), as a user can cure it."""
-    cure = "give the launcher an address that all hosts reach and a port that is free"
-    if "gloo" in str(error).lower():  # the address was found, and other ports are closed
-        cure = "open all TCP ports between the hosts: gloo chooses its own (net.ipv4.ip_local_port_range)"
-    return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure)
 
 
 def wait_for_all() -> None:
@@ -73,34 +61,13 @@ def wait_for_all() -> None:
         here = store.add(name, 0)
 
 
-def first_to_fail() -> tuple[bool, str]:
-    """(whether no other rank failed or was ended before this one; which one was ended, and by what)"""
-    try:
-        store = store_of_all()
-        store.set_timeout(datetime.timedelta(seconds=5))
-        ended = store.get(ENDED).decode() if store.check([ENDED]) else ""
-        return not ended and store.add("brigade/failed", 1) == 1, ended
-    except Exception:  # the store died with rank 0: somebody else was first
-        return False, ""
+def _impatient(world: World) -> None:
+    from . import tell
+
+    tell.that_it_waits(world, PATIENCE, RENDEZVOUS_TIMEOUT)
 
 
 def _tell_that_it_is_ended(world: World, by: str) -> None:
     # Where the store ended with rank 0, or the ranks part at this moment, nobody is left to be told.
     with suppress(RuntimeError, ValueError):
         store_of_all().set(ENDED, f"rank {world.rank} on {world.host} was ended by {by}")
-
-
-def _say_that_it_waits(world: World) -> None:
-    """One line of each host. Torch's store does not tell who is there already."""
-    if world.local_rank != 0:
-        return
-    cure = "does the same command run on every host, and does each reach that address?"
-    if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
-        cure = "if you meant one process: unset RANK WORLD_SIZE"
-    others, so_far = counted(world.size - 1, "other rank"), f"since {PATIENCE} s, and will for {RENDEZVOUS_TIMEOUT}"
-    line = f"rank {world.rank} on {world.host} is waiting for {others} at {_address()} {so_far}: {cure}"
-    print(line, file=sys.stderr, flush=True)
-
-
-def _address() -> str:
-    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

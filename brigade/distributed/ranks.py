@@ -84,9 +84,9 @@ def agreed(world: World):
     try:
         start(world)
     except Exception as caught:  # no group, hence nobody to agree with
-        from . import process_group, tell
+        from . import tell
 
-        tell.tell(error or process_group.failure(caught), world)
+        tell.tell(error or tell.no_rendezvous(caught), world)
         raise SystemExit(2) from None
     try:
         if (dist := _group()) and dist.get_world_size() > 1:
@@ -127,7 +127,7 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
     stop.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
     from . import process_group, tell
 
-    first, ended = process_group.first_to_fail() if _group() else (True, "")
+    first, ended = tell.first_to_fail(process_group.store_of_all(), process_group.ENDED) if _group() else (True, "")
     if first:
         reason = tell.tell(error, world)
         with suppress(Exception):

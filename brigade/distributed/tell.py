@@ -1,5 +1,6 @@
-"""How a rank says what went wrong."""
+"""How a rank says what went wrong, and whether it is the one to say it."""
 
+import datetime
 import json
 import os
 import sys
@@ -7,9 +8,11 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..cluster import World
-from ..errors import UserError, exit_code
+from ..errors import UserError, exit_code, first_line
+from ..errors.console import counted
 from . import stop, supervised
 
 
@@ -41,3 +44,40 @@ def tell_launcher(reason: str) -> None:
         extra = {"py_callstack": f"{reason} (reported above)", "timestamp": str(int(time.time()) - 1)}
         with suppress(OSError):
             Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
+
+
+def no_rendezvous(error: Exception) -> UserError:
+    """The error of process_group.join(), as a user can cure it."""
+    cure = "give the launcher an address that all hosts reach and a port that is free"
+    if "gloo" in str(error).lower():  # the address was found, and other ports are closed
+        cure = "open all TCP ports between the hosts: gloo chooses its own (net.ipv4.ip_local_port_range)"
+    return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure)
+
+
+def first_to_fail(store: Any, of_ended: str) -> tuple[bool, str]:
+    """(whether no other rank failed or was ended before this one; which one was ended, and by what)
+
+    store: of all ranks; of_ended: its key for that
+    """
+    try:
+        store.set_timeout(datetime.timedelta(seconds=5))
+        ended = store.get(of_ended).decode() if store.check([of_ended]) else ""
+        return not ended and store.add("brigade/failed", 1) == 1, ended
+    except Exception:  # the store died with rank 0: somebody else was first
+        return False, ""
+
+
+def that_it_waits(world: World, so_far: int, until: datetime.timedelta) -> None:
+    """For the other ranks, in one line of each host: since so_far seconds. Torch's store does not tell who is there already."""
+    if world.local_rank != 0:
+        return
+    cure = "does the same command run on every host, and does each reach that address?"
+    if world.launcher == "environment":  # no launcher's own variables: those of an earlier job, as often as not
+        cure = "if you meant one process: unset RANK WORLD_SIZE"
+    others, since = counted(world.size - 1, "other rank"), f"since {so_far} s, and will for {until}"
+    line = f"rank {world.rank} on {world.host} is waiting for {others} at {_address()} {since}: {cure}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
