@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return rehearse(settings, world, main)
     with ranks.agreed(world):
         strategy = choose(settings, world)
-        data_parallel_size = strategy.axes.data(world.size)
+        data_parallel_size = strategy.axes.data(world.of_all_replicas)
         batch = batch_arithmetic(settings.recipe.training, data_parallel_size, settings.place("global_batch_size"))
         run = runs.open_run(settings, strategy, world, batch)
     if ranks.gather(run.finished)[0]:  # rank 0's word: the others may not see its directory

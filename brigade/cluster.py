@@ -1,9 +1,10 @@
 """The place of this process among the ranks of the run: what the launcher put into the environment."""
 
+import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,7 @@ class World:
 
     launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where it says none.
     replica: number of the replica that these ranks are, where a run has several that train by themselves; `part` makes it.
+    replicas: of an elastic run, each of which is started by itself (launch/elastic.py); else 1.
     """
 
     rank: int
@@ -22,6 +24,7 @@ class World:
     launcher: str
     host_count: int = 0
     replica: int = 0
+    replicas: int = 1
 
     @property
     def hosts(self) -> int:
@@ -30,8 +33,13 @@ class World:
 
     @property
     def is_main_rank(self) -> bool:
-        """True on the one rank that prints."""
-        return self.rank == 0 and self.replica == 0
+        """True on the one rank that prints and writes. Of an elastic run each replica has one, with a directory of its own."""
+        return self.rank == 0 and (self.replica == 0 or self.replicas > 1)
+
+    @property
+    def of_all_replicas(self) -> int:
+        """Ranks, also those of replicas that are started by themselves."""
+        return self.size * self.replicas
 
     @property
     def number(self) -> int:
@@ -41,13 +49,16 @@ class World:
     def part(self, parts: int) -> "World":
         """The world of the replica that this rank belongs to, where so many divide the ranks, in order, into equal parts."""
         size = self.size // parts
-        if parts == 1:
-            return self
+        if parts == 1 or self.replicas > 1:
+            return replace(self, replica=0)
         inside = min(size, self.local_size)
         local_rank = self.local_rank % inside
         return World(self.rank % size, local_rank, size, inside, self.host, self.launcher, 0, self.rank // size)
 
 
+ELASTIC = (
+    "BRIGADE_ELASTIC"  # what `launch --elastic` tells each replica: its number, how many there are, where they meet
+)
 # A variable that only one launcher sets, or that one after it too: the first that is there tells.
 _SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
 
@@ -66,4 +77,11 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
     launcher = next((launcher for name, launcher in _SIGNS.items() if name in env), "environment")
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
     hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
-    return World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
+    world = World(int(env["RANK"]), int(env.get("LOCAL_RANK", 0)), size, local_size, host, launcher, hosts)
+    return of_elastic_run(world, env)
+
+
+def of_elastic_run(world: World, env: Mapping[str, str]) -> World:
+    """The world of a replica that `launch --elastic` starts; any other as it is."""
+    told = json.loads(env[ELASTIC]) if ELASTIC in env else {}
+    return replace(world, replica=told["replica"], replicas=told["replicas"]) if told else world

@@ -13,7 +13,7 @@ from ..strategy.ds_keys import value_at
 from .manifest import ONE, engine_of, recorded
 
 # What these keep has a value for each element of a parameter, and no more. bitsandbytes quantises in blocks of what one rank has.
-_BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars")
+BY_ELEMENT = ("adamw_torch", "adamw_torch_fused", "sgd", "lamb", "lars")
 # Where DeepSpeed itself divides states anew, or is asked to.
 _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_universal")
 
@@ -48,7 +48,7 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
     if run.strategy.is_deepspeed and now_axes.tensor > 1 and now_axes.stages == 1:
         why = "what DeepSpeed has divided over tensor groups takes states of the same division alone"
         return f"{problem}{why}", f"{as_before}, or under FSDP2, with tensor groups or without"
-    if optim not in _BY_ELEMENT:
+    if optim not in BY_ELEMENT:
         return f"{problem}{optim} quantises its states in blocks of what one rank has", as_before
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
         return f"{problem}states on NVMe lie in each rank's own swap files", as_before

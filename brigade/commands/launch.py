@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         numeric("restart_pause", 0, float),
         numeric("silence", 5, float),
     )
-    add("--restarts", type=tries[0], default=0, metavar="N", help="after a failure start again, so often (default: 0)")
+    often = "after a failure start again, so often (default: 0; with --elastic: 10, of each replica)"
+    add("--restarts", type=tries[0], metavar="N", help=often)
+    alone = "each host is a replica (sync_every), and may fail, come back or come late while the others train on"
+    add("--elastic", action="store_true", help=alone)
     add("--min_hosts", type=tries[1], metavar="M", help="and on fewer hosts, down to so many (default: all of them)")
     add(
         "--spare",
@@ -86,8 +89,10 @@ def run(options: argparse.Namespace) -> int:
     if hosts is not None and options.spare:
         hosts = {host: slots for host, slots in hosts.items() if host not in options.spare}
     job = make(options.recipe, options.rest, options.hostfile, hosts)
-    restarts = policy.Policy(options.restarts, options.min_hosts, tuple(options.spare), options.restart_pause)
+    restarts = policy.Policy(options.restarts or 0, options.min_hosts, tuple(options.spare), options.restart_pause)
     policy.check(job, restarts)
+    if options.elastic:
+        return _launch_elastic(job, options)
     if options.write:
         write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
         return 0
@@ -148,6 +153,42 @@ def checking(
     return check
 
 
+def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
+    from ..launch import background, elastic
+
+    elastic.check(job)
+    for flag in ("write", "dry_run", "spare", "min_hosts", "master_addr", "master_port"):
+        if getattr(options, flag):
+            problem = "of an elastic run each host has a launch of its own"
+            raise UserError(f"flag --{flag}", problem, "leave it out, or launch without --elastic")
+    names = ("start_timeout", "silence", "log_limit")
+    words = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+    words += ["--launcher", options.launcher] if options.launcher else []
+    words += ["--no_check"] if options.no_check else []
+    words += [word for name in options.env for word in ("--env", name)]
+    words += elastic.without_output(options.rest)
+    directory = _log_directory(job, options.log_dir)
+    restarts = elastic.RESTARTS if options.restarts is None else options.restarts
+    how = {"patience": options.silence, "start_timeout": options.start_timeout}
+
+    async def work() -> int:
+        return await elastic.Elastic(job, words, directory, restarts, options.restart_pause, how).run()
+
+    return background.run(lambda: asyncio.run(work()), directory, job.output_dir, options.detach)
+
+
+def _log_directory(job: "Job", named: Path | None) -> Path:
+    """Of a new launch. Raises UserError where the named one is there already."""
+    if named is None:
+        of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
+        now = time.strftime("%Y%m%d-%H%M%S")
+        names = (now, *(f"{now}-{number}" for number in range(2, 100)))  # two launches may begin in one second
+        return next(path for name in names if not (path := of_job / name).exists())
+    if named.exists() and (not named.is_dir() or any(named.iterdir())):
+        raise UserError("flag --log_dir", f"{named} is there already", "name a new directory")
+    return named
+
+
 def _launch(
     job: "Job", launcher: str, handed_on: dict[str, str], restarts: "Policy", options: argparse.Namespace
 ) -> int:
@@ -158,14 +199,7 @@ def _launch(
     from ..launch.supervisor import Options, allow_open_files
 
     allow_open_files(len(job.hosts) + len(options.spare))
-    directory = options.log_dir
-    if directory is None:
-        of_job = Path("outputs") / "logs" / f"{job.settings.name}-{job.strategy.name}"
-        now = time.strftime("%Y%m%d-%H%M%S")
-        names = (now, *(f"{now}-{number}" for number in range(2, 100)))  # two launches may begin in one second
-        directory = next(path for name in names if not (path := of_job / name).exists())
-    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError("flag --log_dir", f"{directory} is there already", "name a new directory")
+    directory = _log_directory(job, options.log_dir)
     address, port = options.master_addr, options.master_port
     how = Options(launcher, handed_on, address, port, options.start_timeout, options.silence, options.log_limit)
     if not options.no_check:

@@ -45,9 +45,9 @@ def gather(value: Any) -> list[Any]:
 
 
 def gather_all(value: Any) -> list[Any]:
-    """gather() over the ranks of all replicas."""
+    """gather() over the ranks of all replicas; of an elastic run's own one, for there each is a run of its own."""
     own = gather(value)
-    return own if peers is None else [each for of_replica in peers.gather(own) for each in of_replica]
+    return own if peers is None or peers.elastic else [each for of_replica in peers.gather(own) for each in of_replica]
 
 
 def largest(value: int) -> int:

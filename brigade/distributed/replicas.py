@@ -25,6 +25,8 @@ READ_BY_ENGINES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # LOCAL_RANK stays
 class Peers:
     """The ranks with this one's place in the other replicas, this one among them, in the order of replicas."""
 
+    elastic = False
+
     def __init__(self, store: Any, replica: int, count: int) -> None:
         self.replica, self.count = replica, count
         self.groups = [
@@ -44,9 +46,13 @@ class Peers:
         pairs = zip(self._all(padded), sizes, strict=True)
         return [pickle.loads(row[: int(size)].numpy().tobytes()) for row, size in pairs]
 
+    def wait(self, work: Any) -> None:
+        """For a transfer."""
+        work.wait()
+
     def _all(self, value: Tensor, background: bool = False) -> list[Tensor]:
         found = [torch.empty_like(value) for _ in range(self.count)]
-        self.groups[background].allgather([found], [value]).wait()
+        self.wait(self.groups[background].allgather([found], [value]))
         return found
 
     def mean(self, values: Tensor, precision: str, background: bool = False) -> Tensor:
@@ -63,7 +69,7 @@ class Peers:
         padded.view(-1)[: values.numel()] = values
         sent = encoding.encode(padded, precision)
         got = torch.empty_like(sent)
-        self.groups[background].alltoall_base(got, sent, [], []).wait()
+        self.wait(self.groups[background].alltoall_base(got, sent, [], []))
         own = encoding.encode(encoding.decode(got, precision).mean(0, keepdim=True), precision)
         means = torch.cat(self._all(own, background))
         return encoding.decode(means, precision).view(-1)[: values.numel()]

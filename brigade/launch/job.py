@@ -1,12 +1,13 @@
 """A job: one recipe on one cluster, as `launch` starts it and `launch --write` writes it for others to start."""
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster import World
+from ..cluster import World, of_elastic_run
 from ..errors import UserError
 from ..hostfile import read_hostfile
 from ..recipe import flags
@@ -74,8 +75,11 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
         hosts = read_hostfile(find(hostfile, place, "hostfile"))
     size = sum(hosts.values())
     first = next(iter(hosts))
-    strategy = choose(settings, World(0, 0, size, hosts[first], first, "launch"), env={})
-    batch_arithmetic(settings.recipe.training, strategy.axes.data(size), settings.place("global_batch_size"))
+    world = of_elastic_run(World(0, 0, size, hosts[first], first, "launch"), os.environ)
+    strategy = choose(settings, world, env={})
+    batch_arithmetic(
+        settings.recipe.training, strategy.axes.data(world.of_all_replicas), settings.place("global_batch_size")
+    )
     return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy)
 
 

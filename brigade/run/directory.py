@@ -226,7 +226,8 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
 
 
 def _occupied(directory: Path) -> bool:
-    return any(path.name not in (owner.FILE, STARTS) for path in directory.iterdir())
+    names = (path.name for path in directory.iterdir())
+    return any(name not in (owner.FILE, STARTS) and not name.startswith("replica-") for name in names)
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:

@@ -24,10 +24,15 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
         "held_out_loss_before": before,
         "held_out_loss": held_out_loss,
     }
+    elastic = ranks.peers is not None and ranks.peers.elastic
+    if elastic:
+        figures["saved_by_replica"] = ranks.peers.members[0]
     write_whole(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
     events.add(run.directory, "end", **figures)
     release(run)
     supervised.note(marker=True)
+    if elastic and not ranks.peers.speaks:
+        return
     written = run.settings.recipe.training.report_page and page.write(run.directory)
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
     where = f"The model lies in {run.directory}, its log in {run.directory / STATE}, "

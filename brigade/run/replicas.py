@@ -9,6 +9,11 @@ from .directory import RECORD, Run, write_whole
 
 def divide(run: Run) -> Run:
     """From here on each replica is a run of its own ranks, with a directory for its checkpoints. A collective of all ranks."""
+    if run.world.replicas > 1:
+        from ..distributed.elastic import ElasticPeers
+
+        ranks.peers = ElasticPeers(run.world)
+        return run
     own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
     writes = own.world.rank == 0 or (own.world.local_rank == 0 and not own.shared)
     with ranks.agreed(run.world):

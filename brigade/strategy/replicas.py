@@ -26,7 +26,7 @@ def inside(strategy: Any, settings: Settings, world: World, changed: list[str]) 
         raise UserError(strategy.source, problem, "use a ds_config without NVMe offload")
     found, kind = count(settings, world, strategy.replicate), strategy.kind
     if kind in ("single", "ddp"):
-        kind = "single" if world.size == found else "ddp"
+        kind = "single" if world.of_all_replicas == found else "ddp"
     elif kind == "hsdp" and found == strategy.replicate and settings.recipe.training.sync_replica == "auto":
         kind = "fsdp2"
     return replace(strategy, kind=kind, replicas=found)
@@ -38,6 +38,12 @@ def count(settings: Settings, world: World, groups: int) -> int:
     groups: of HSDP, which are its replicas; else 1. Raises UserError where there is one replica alone.
     """
     training = settings.recipe.training
+    if world.replicas > 1:  # `launch --elastic` has divided them
+        if training.sync_replica == "rank" or groups > 1 or training.sync_fragments > 1:
+            key = "sync_fragments" if training.sync_fragments > 1 else "sync_replica"
+            problem = f"{key} is {getattr(training, key)}, but of an elastic run each host is a replica, which sends all at once"
+            raise UserError(settings.place(key), problem, "leave the key out, or launch without --elastic")
+        return world.replicas
     many_hosts = 1 < world.local_size < world.size
     unit = training.sync_replica
     if unit == "auto" and groups > 1:

@@ -56,7 +56,7 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
         if (saved := source.buffer(name_of(name))) is not None:
             buffer.copy_(saved)
     if moments:
-        _load_moments(trainer, found)
+        load_moments(trainer, found)
         own, schedule = trainer.lr_scheduler.state_dict(), torch.load(checkpoint / "scheduler.pt", weights_only=True)
         # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
         schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
@@ -174,7 +174,7 @@ def _like(owner: Tensor, flat: Tensor) -> Tensor:
     return DTensor.from_local(local, owner.device_mesh, owner.placements, run_check=False, shape=shape, stride=stride)
 
 
-def _load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
+def load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
     """found: by id of the tensor that the optimizer steps, its moments and step."""
     if trainer.is_deepspeed_enabled:
         from ..upstream import zero_shares

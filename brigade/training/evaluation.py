@@ -28,6 +28,7 @@ class EvaluatingTrainer(transformers.Trainer):
     local_steps: Any
     engine: OneProcess
     meter: Meter
+    looks_as: tuple[int, int]
     control: Any
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
@@ -108,8 +109,7 @@ class EvaluatingTrainer(transformers.Trainer):
                 self.model,
                 self.processing_class,
                 questions,
-                self.data_rank,
-                self.run.batch.data_parallel_size,
+                *self.looks_as,
                 self.args.device,
             )
 

@@ -30,6 +30,15 @@ OWN_SHARE = 0.5  # alpha, there
 WAITS = ("should_evaluate", "should_save", "should_training_stop")
 
 
+def of(trainer: Any) -> "LocalSteps":
+    """Those of a trainer's replica."""
+    if trainer.world.replicas > 1:
+        from .elastic_steps import ElasticSteps
+
+        return ElasticSteps(trainer)
+    return LocalSteps(trainer)
+
+
 class LocalSteps(TrainerCallback):
     """Of one run, on each rank. own: whether the checkpoint that it continues from is this replica's"""
 
@@ -44,6 +53,17 @@ class LocalSteps(TrainerCallback):
         self.met_at, self.own = 0, True
         self.rounds = Rounds(self.every)
         self.of_others = 0  # tokens of this rank's peers, up to the last synchronisation
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this replica saves and tells what all have in common."""
+        return self.trainer.world.replica == 0
+
+    def batches(self) -> Any:
+        """The class of its batches."""
+        from ..data.sampling import GlobalBatches
+
+        return GlobalBatches
 
     def begin(self, checkpoint: str | None) -> None:
         """Once the engine has its weights, before the first step. A collective. Raises RuntimeError where replicas differ."""

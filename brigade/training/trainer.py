@@ -73,6 +73,9 @@ class Trainer(EvaluatingTrainer):
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
         # Of all that see different rows, over all replicas.
         self.data_rank = run.world.replica * run.strategy.axes.data(run.world.size) + self.place.data
+        self.looks_as = self.data_rank, run.batch.data_parallel_size  # at held-out rows: which rank of how many
+        if run.world.replicas > 1:  # whoever of the others is there
+            self.looks_as = self.place.data, run.strategy.axes.data(run.world.size)
         self.local_steps: Any = None  # LocalSteps, of several replicas alone
         self.saving: Saving | None = None  # from the first checkpoint on
         self.tokens_before = 0  # of this run, when the checkpoint that it continues from was written
@@ -114,9 +117,9 @@ class Trainer(EvaluatingTrainer):
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.strategy.replicas > 1:
-            from .local_steps import LocalSteps
+            from . import local_steps
 
-            self.local_steps = LocalSteps(self)
+            self.local_steps = local_steps.of(self)
             self.add_callback(self.local_steps)  # after all that may wish for something
         if run.world.size > 1:
             from .slow_ranks import SlowRanks
@@ -125,22 +128,27 @@ class Trainer(EvaluatingTrainer):
         self.add_callback(CompareWithPlan(run, self.meter, model.config, engine.parameter_count(model, trained=True)))
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def _loader(self, rows: Any, micro: int, accumulation: int, seed: int | None, size: int | None = None) -> Loader:
-        shape = (len(rows), micro, accumulation, self.data_rank, self.run.batch.data_parallel_size, seed)
+    def _loader(
+        self, rows: Any, micro: int, accumulation: int, of: tuple[int, int], seed: int | None, size: int | None = None
+    ) -> Loader:
+        shape = (len(rows), micro, accumulation, *of, seed)
         supervised = None if rows.streamed else rows.supervised()
         kind = GlobalBatches
         if rows.streamed:
             from ..data.stream_batches import StreamBatches as kind
+        elif self.local_steps and seed is not None:
+            kind = self.local_steps.batches()
         batches = kind(*shape, supervised, size)
         return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
         args = self.args
         micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        return self._loader(self.train_dataset, micro, accumulation, args.seed, self.run.batch.global_size)
+        of = self.data_rank, self.run.batch.data_parallel_size
+        return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
-        return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, None)
+        return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The micro-batches of one step, and the supervised tokens of the step over all ranks."""
@@ -345,8 +353,8 @@ class Trainer(EvaluatingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save in Hugging Face format. Checkpoints stay as their engine shards them; a model asked for by name is whole."""
         heartbeat.enter(heartbeat.CHECKPOINT)
-        if self.world.replica and not _internal_call:
-            return  # the first replica saves it
+        if self.local_steps and not self.local_steps.speaks and not _internal_call:
+            return  # another replica saves it
         whole = None if _internal_call else self.engine.whole_state(self)
         if whole is None:
             super().save_model(output_dir, _internal_call)

@@ -1,0 +1,171 @@
+"""Where the replicas of an elastic run meet: who is there, and what each of them says to all others.
+
+    python -m brigade.distributed.coordinator      reads {"replicas", "port", "token", "patience", "start_timeout"} from stdin,
+                                                   says "port N", and ends when stdin ends
+
+It keeps nothing that the replicas do not know as well: killed and started again, it learns from them who belongs together and
+what was said last. Lines of JSON, each way:
+
+    from a replica   hello (token, replica, members, last), join, say (seq, payload, admits), leave (finished), beat
+    to a replica     result (seq, members, said, joined), lost (replicas), refused (why), beat
+
+An exchange is complete when every member has said something under its number `seq`; then all get the same result. With `admits`
+those who wait to join belong to it from that result on.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+BEAT = 1.0  # seconds
+BACK = 3.0  # seconds that a member whose line has broken may take to come back: who is killed does not
+LIMIT = 2**24  # bytes of a line
+
+
+class Coordinator:
+    """replicas: that the run may have; patience: seconds without a word of one; start_timeout: seconds that the first waits for
+    the last at the start"""
+
+    def __init__(self, replicas: int, token: str, patience: float, start_timeout: float) -> None:
+        self.replicas, self.token, self.patience, self.start_timeout = replicas, token, patience, start_timeout
+        self.lines: dict[int, asyncio.StreamWriter] = {}
+        self.heard: dict[int, float] = {}
+        self.members: list[int] = []
+        self.gone: dict[int, float] = {}  # members without a line -> until when they may come back
+        self.said: dict[int, dict[str, Any]] = {}  # member -> what it said in the exchange that goes on
+        self.joining: dict[int, Any] = {}  # who waits to belong to it -> what it said
+        self.since = 0.0  # when the first of them came
+        self.last: dict[str, Any] = {"seq": -1}  # result
+        self.finished = False
+
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One replica's line."""
+        replica = None
+        with suppress(OSError, ValueError, KeyError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                what = json.loads(line)
+                if replica is None:
+                    if what["hello"] != self.token:
+                        break
+                    replica = what["replica"]
+                    self._greet(replica, what, writer)
+                self.heard[replica] = time.monotonic()
+                self._take(replica, what)
+                self.settle()
+        if replica is not None and self.lines.get(replica) is writer:
+            self._lose_line(replica, BACK)
+            self.settle()
+        writer.close()
+
+    def _greet(self, replica: int, what: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.lines[replica] = writer
+        self.gone.pop(replica, None)
+        self.said.pop(replica, None)
+        self.joining.pop(replica, None)
+        theirs = what.get("last") or {"seq": -1}
+        if theirs["seq"] > self.last["seq"]:  # this coordinator is younger than the run
+            self.last, self.members = theirs, [each for each in what["members"] if each not in self.joining]
+            until = time.monotonic() + self.patience
+            self.gone = {member: until for member in self.members if member not in self.lines}
+        elif not what["members"] and replica in self.members:  # it died and has begun anew
+            self._remove(replica)
+            self._say_who_is_lost([replica])
+        elif what["members"] and replica not in self.members:
+            self._send(replica, {"refused": "the others went on without it, as nothing was heard of it"})
+
+    def _take(self, replica: int, what: dict[str, Any]) -> None:
+        if "leave" in what:
+            self.finished |= what["leave"]
+            self._remove(replica)
+            for each in [*self.joining] if self.finished else ():
+                self._refuse_late(each)
+        elif "join" in what:
+            if self.finished:
+                self._refuse_late(replica)
+                return
+            self.since = self.since if self.joining else time.monotonic()
+            self.joining[replica] = what["join"]
+        elif "seq" in what:
+            if what["seq"] == self.last["seq"]:  # it has not got this result
+                self._send(replica, {"result": self.last})
+            else:
+                self.said[replica] = what
+
+    def _refuse_late(self, replica: int) -> None:
+        self.joining.pop(replica, None)
+        self._send(replica, {"refused": "the others have finished the run"})
+
+    def settle(self) -> None:
+        """Whatever is complete by now."""
+        now = time.monotonic()
+        for replica in [each for each in self.lines if now - self.heard.get(each, now) > self.patience]:
+            self.lines[replica].close()
+            self._lose_line(replica, 0)
+        if lost := [member for member, until in self.gone.items() if now >= until]:
+            for member in lost:
+                self._remove(member)
+            self._say_who_is_lost(lost)
+        if self.members and all(member in self.said for member in self.members):
+            admits = any(what.get("admits") for what in self.said.values())
+            payloads = {member: self.said[member]["payload"] for member in self.members}
+            self._conclude(self.said[self.members[0]]["seq"], payloads, admits)
+        waited = now - self.since > self.start_timeout
+        if not self.members and self.joining and (len(self.joining) == self.replicas or waited):
+            self._conclude(0, {}, True)
+
+    def _conclude(self, seq: int, said: dict[int, Any], admits: bool) -> None:
+        joined = dict(sorted(self.joining.items())) if admits else {}
+        members = sorted({*self.members, *joined})
+        self.last = {"seq": seq, "members": members, "said": said, "joined": joined}
+        self.members, self.said = members, {}
+        self.joining = {} if admits else self.joining
+        for member in members:
+            self._send(member, {"result": self.last})
+
+    def _lose_line(self, replica: int, back: float) -> None:
+        del self.lines[replica]
+        self.joining.pop(replica, None)
+        if replica in self.members:
+            self.gone[replica] = time.monotonic() + back
+
+    def _remove(self, replica: int) -> None:
+        self.members = [member for member in self.members if member != replica]
+        self.gone.pop(replica, None)
+        self.said.pop(replica, None)
+
+    def _say_who_is_lost(self, lost: list[int]) -> None:
+        for member in self.members:
+            self._send(member, {"lost": lost})
+
+    def _send(self, replica: int, what: dict[str, Any]) -> None:
+        if writer := self.lines.get(replica):
+            with suppress(OSError, RuntimeError):
+                writer.write(json.dumps(what).encode() + b"\n")
+
+    async def tick(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            for replica in self.lines:
+                self._send(replica, {"beat": 1})
+            self.settle()
+
+
+async def serve(replicas: int, port: int, token: str, patience: float, start_timeout: float) -> None:
+    coordinator = Coordinator(replicas, token, patience, start_timeout)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    listening = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+    server = await asyncio.start_server(coordinator.meet, sock=listening, limit=LIMIT)
+    print(f"port {listening.getsockname()[1]}", flush=True)
+    ticking = asyncio.ensure_future(coordinator.tick())
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    ticking.cancel()
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(**json.loads(sys.stdin.readline())))

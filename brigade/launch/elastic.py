@@ -1,0 +1,238 @@
+"""`launch --elastic`: each host trains as a replica of its own, in a launch of its own, and may leave and come back.
+
+The replicas meet by a coordinator (distributed/coordinator.py), a process on this host that is started again when it dies. A
+replica that ends is started again as well, and joins the others at the beginning of a round.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.layout import BY_ELEMENT
+from ..cluster import ELASTIC
+from ..distributed.launched import PR_SET_PDEATHSIG
+from ..errors import UserError
+from ..run.directory import SUCCESS
+from .host_facts import addresses
+from .job import Job
+from .policy import NOT_TWICE
+from .rendezvous import candidates
+from .status_and_logs import LAUNCH_LOG
+from .supervisor import TRY_LATER
+
+RESTARTS = 10  # of each replica, unless the user gives another number
+ENDING = 120.0  # seconds that the others have when the first has finished the run
+LONGEST_PAUSE = 60.0
+SHORT = 120.0  # seconds: an attempt that lasted longer has trained, and the next pause is the first one again
+TAIL = 3  # lines of a failed replica's launch that are shown
+
+
+def check(job: Job) -> None:
+    """Raises UserError for a job that cannot be elastic."""
+    training, slots = job.settings.recipe.training, set(job.hosts.values())
+    place = job.settings.place
+    if training.sync_every is None:
+        problem = "replicas that come and go are those that synchronise every sync_every steps, and it is not set"
+        raise UserError("flag --elastic", problem, "add --sync_every 50, or use --restarts")
+    if len(job.hosts) < 2:
+        raise UserError("flag --elastic", "each host is a replica, and there is one host alone", "name more hosts")
+    if len(slots) > 1:
+        raise UserError(
+            f"{job.hostfile}", "hosts have different numbers of slots", "give all the same: they are replicas"
+        )
+    if training.optim not in BY_ELEMENT:
+        problem = f"{training.optim} quantises its states, and who joins takes them over in full"
+        raise UserError(place("optim"), problem, "use adamw_torch, or launch without --elastic")
+    for flag, why in NOT_TWICE.items():
+        if getattr(job.settings, flag):
+            raise UserError(
+                f"flag --{flag}", f"{why} (--elastic)", "leave it out; --output_dir names a new run's place"
+            )
+
+
+class Elastic:
+    """One elastic run. words: of each replica's launch, without what differs between them
+
+    directory: of the logs
+    """
+
+    def __init__(self, job: Job, words: list[str], directory: Path, restarts: int, pause: float, how: dict[str, float]):
+        self.job, self.words, self.directory = job, words, directory
+        self.restarts, self.pause = restarts, pause
+        self.count, self.began = len(job.hosts), time.monotonic()
+        self.meeting: dict[str, Any] = {"token": secrets.token_hex(16), "port": 0, **how}
+        self.children: dict[int, asyncio.subprocess.Process] = {}
+        self.codes: dict[int, int] = {}  # of each replica's last attempt
+        self.mistaken: set[int] = set()  # replicas whose first attempt ended as for a user's mistake
+        self.story: list[str] = []
+        self.signal = 0
+        self.up = asyncio.Event()
+        self.over = asyncio.Event()  # the run has ended, or is to end
+
+    async def run(self) -> int:
+        """The exit code: 0 when a replica has reached the run's end, else as `launch` has it."""
+        self.directory.mkdir(0o700, parents=True, exist_ok=True)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        coordinator = asyncio.ensure_future(self._coordinate())
+        await self.up.wait()
+        replicas = [asyncio.ensure_future(self._replica(number)) for number in range(self.count)]
+        while not all(task.done() for task in replicas):
+            await asyncio.wait(replicas, timeout=1.0)
+            if 0 in self.codes.values() and not self.over.is_set():
+                self.over.set()
+                await asyncio.wait(replicas, timeout=ENDING)
+                self._tell_children(signal.SIGTERM)
+        await asyncio.gather(*replicas)
+        coordinator.cancel()
+        with suppress(asyncio.CancelledError):
+            await coordinator
+        return self._conclude()
+
+    # ---- one replica -----------------------------------------------------------------------------------------------
+    async def _replica(self, number: int) -> None:
+        host, pause = list(self.job.hosts)[number], self.pause
+        for attempt in range(1, self.restarts + 2):
+            began = time.monotonic()
+            code = await self._attempt(number, host, attempt)
+            self.codes[number] = code
+            if code == 0 or self.over.is_set():
+                return
+            if code == TRY_LATER:
+                self._note(f"replica {number} ({host}) was stopped, and all others with it")
+                self.over.set()
+                return
+            self.mistaken |= {number} if code == 2 and attempt == 1 else set()
+            if len(self.mistaken) == self.count:
+                self._note("no replica can begin")
+                self.over.set()
+                return
+            pause = self.pause if time.monotonic() - began > SHORT else min(2 * pause, max(LONGEST_PAUSE, self.pause))
+            if attempt > self.restarts:
+                self._note(f"replica {number} ({host}) ended with exit code {code}, and has been started often enough")
+                return
+            left = f"attempt {attempt + 1} of {self.restarts + 1}"
+            self._note(f"replica {number} ({host}) ended with exit code {code}; {left} in {pause:.0f} s")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.over.wait()
+                    return
+
+    async def _attempt(self, number: int, host: str, attempt: int) -> int:
+        """A launch of this replica; its exit code."""
+        folder = self.directory / f"replica-{number}"
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        (folder / "hostfile").write_text(f"{host} slots={self.job.hosts[host]}\n")
+        logs, told = folder / f"attempt-{attempt}", {"replica": number, "replicas": self.count, **self.meeting}
+        words = [sys.executable, "-m", "brigade", "launch", self.job.recipe, "--hostfile", str(folder / "hostfile")]
+        words += ["--log_dir", str(logs), "--env", ELASTIC, *self.words, "--output_dir", str(self._output(number))]
+        shown: Any = None  # the first replica's goes where ours goes
+        with (folder / LAUNCH_LOG).open("ab") as log:
+            if number:
+                shown = log
+            child = await asyncio.create_subprocess_exec(
+                *words,
+                env=os.environ | {ELASTIC: json.dumps(told)},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=shown,
+                stderr=shown,
+                start_new_session=True,  # a terminal's Ctrl-C is ours, and we hand it on
+                preexec_fn=_end_with_us,
+            )
+        self.children[number] = child
+        if self.signal:
+            child.send_signal(self.signal)
+        code = await child.wait()
+        del self.children[number]
+        if code and number and not self.over.is_set():
+            lines = (folder / LAUNCH_LOG).read_text(errors="replace").strip().splitlines()[-TAIL:]
+            print(*(f"  replica {number}: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+        return code
+
+    def _output(self, number: int) -> Path:
+        return self.job.output_dir / f"replica-{number}" if number else self.job.output_dir
+
+    # ---- the coordinator -------------------------------------------------------------------------------------------
+    async def _coordinate(self) -> None:
+        """Have a coordinator, on the same port whenever it has to be started again."""
+        own = addresses()
+        self.meeting["meet"] = [*candidates("localhost", own)] or ["127.0.0.1"]
+        if all(host in ("localhost", "127.0.0.1", "::1") for host in self.job.hosts):
+            self.meeting["meet"] = ["127.0.0.1"]
+        while True:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "brigade.distributed.coordinator"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
+            assert child.stdin and child.stdout
+            try:
+                asked = {key: self.meeting[key] for key in ("port", "token", "patience", "start_timeout")}
+                child.stdin.write(json.dumps(asked | {"replicas": self.count}).encode() + b"\n")
+                if line := (await child.stdout.readline()).decode():
+                    self.meeting["port"] = int(line.split()[1])
+                    self.up.set()
+                code = await child.wait()
+                self._note(f"the coordinator ended ({code}) and is started again: the replicas find it by themselves")
+                await asyncio.sleep(0.2)
+            finally:
+                if child.returncode is None:
+                    child.kill()
+                    await child.wait()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+    def _on_signal(self, number: int) -> None:
+        self.signal = self.signal or number
+        self.over.set()
+        self._tell_children(number)
+
+    def _tell_children(self, number: int) -> None:
+        for child in self.children.values():
+            with suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    def _conclude(self) -> int:
+        if len(self.story) > 0:
+            print("time line:", *self.story, sep="\n  ", file=sys.stderr)
+        if 0 in self.codes.values():
+            for number in (number for number, code in self.codes.items() if code == 0):
+                with suppress(OSError, ValueError):
+                    saved = json.loads((self._output(number) / SUCCESS).read_text()).get("saved_by_replica")
+                    if saved is not None:
+                        where = self._output(saved)
+                        print(f"replica {saved} saved the model, on {list(self.job.hosts)[saved]}: {where}", flush=True)
+                        break
+            return 0
+        if self.signal:
+            return 128 + self.signal
+        return max(self.codes.values(), key=lambda code: (code == TRY_LATER, code), default=1)
+
+    def _note(self, what: str) -> None:
+        self.story.append(f"{time.strftime('%H:%M:%S')}  {what}")
+        print(self.story[-1], file=sys.stderr, flush=True)
+
+
+def without_output(words: list[str]) -> Iterator[str]:
+    """The words of train.py without --output_dir, which each replica has of its own."""
+    skip = False
+    for word in words:
+        if skip or word == "--output_dir" or word.startswith("--output_dir="):
+            skip = not skip and word == "--output_dir"
+            continue
+        yield word
+
+
+def _end_with_us() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

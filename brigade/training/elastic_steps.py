@@ -1,0 +1,121 @@
+"""LocalSteps of an elastic run, whose replicas come and go (docs/local-training.md#replicas-that-come-and-go).
+
+A replica joins at the beginning of a round. It takes over weights, optimizer states and its place in the run from one that is
+there. Who is lost costs its own steps since the last synchronisation; they are counted as samples that nobody has trained on.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ..data.moving_batches import MovingBatches
+from ..distributed import heartbeat
+from ..errors.console import counted
+from ..run import events
+from . import hand_over
+from .local_steps import LocalSteps
+
+
+class ElasticSteps(LocalSteps):
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.joined_at = -1  # step
+        self.there: list[int] = []  # at the last synchronisation
+        self.missed = 0  # samples of the shares of replicas that were not there
+        trainer.args.ignore_data_skip = True  # MovingBatches begin where the run is
+
+    @property
+    def speaks(self) -> bool:
+        return self.peers.speaks
+
+    def batches(self) -> Any:
+        return partial(MovingBatches, step=lambda: self.trainer.state.global_step)
+
+    # ---- joining ---------------------------------------------------------------------------------------------------
+    def begin(self, checkpoint: str | None) -> None:
+        """Wait until the others take this replica in: at the start of the run all at once, later at the beginning of a round."""
+        from .outer import Outer
+
+        state = self.trainer.state
+        self.outer = Outer(self.trainer)
+        if checkpoint:
+            self.outer.load(Path(checkpoint), with_local=False)
+        sums = [float(last.double().sum()) for last in self.outer.last]
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            came = self.peers.join({"step": state.global_step, "sums": sums})
+            within = [each for each in self.peers.members if each not in came]
+            furthest = max(each["step"] for each in came.values())
+            first = [number for number, each in came.items() if each["step"] == furthest]
+            if not within and any(came[number]["sums"] != came[first[0]]["sums"] for number in first):
+                raise RuntimeError("the replicas do not begin with the same weights")
+            source, behind = (
+                (within or first)[0],
+                list(came) if within else [each for each in came if each not in first],
+            )
+            if behind:
+                self.peers.connect()
+                self._hand_over(source, behind)
+        if state.global_step:
+            self.trainer.args.eval_on_start = False
+        self.joined_at, self.there = state.global_step, list(self.peers.members)
+
+    def _hand_over(self, source: int, to: list[int]) -> None:
+        if self.peers.replica == source:
+            tokens = self.trainer.tokens_before + self.trainer.meter.tokens_ever + self.of_others
+            data = hand_over.pack(self.trainer, self.outer, tokens)
+            for each in to:
+                self.peers.send(each, data)
+        elif self.peers.replica in to:
+            self.trainer.tokens_before = hand_over.unpack(self.trainer, self.outer, self.peers.receive(source))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """At the beginning of a round let in who waits."""
+        if state.global_step % self.every or state.global_step == self.joined_at:
+            return
+        with heartbeat.within(heartbeat.SYNCHRONISING):
+            came = self.peers.admit()
+            if not came:
+                return
+            try:  # who comes may be lost again before it is there
+                self.peers.connect()
+                self._hand_over(next(each for each in self.peers.members if each not in came), came)
+            except RuntimeError:
+                self.peers.built = []
+        self._tell("joins", came, "it takes over weights, optimizer states and place from the others")
+
+    # ---- rounds ----------------------------------------------------------------------------------------------------
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        rows = self.trainer.run.batch.global_size
+        state.epoch = state.global_step * rows / max(1, len(self.trainer.train_dataset))
+        before, joined = self.there, self.met_at
+        super().on_step_end(args, state, control)
+        if self.met_at == state.global_step and self.met_at != joined:
+            self.there = list(self.peers.members)
+            away = self.trainer.world.replicas - len(self.there)
+            steps = (state.global_step - 1) % self.every + 1
+            self.missed += away * steps * rows // self.trainer.world.replicas
+            if lost := [each for each in before if each not in self.there]:
+                self._tell("lost", lost, f"the others go on without its last {counted(steps, 'step')}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        finished = state.global_step >= state.max_steps or not self.trainer.stopping.by
+        if self.missed and self.speaks and self.trainer.world.rank == 0:
+            whole = state.global_step * self.trainer.run.batch.global_size
+            tqdm.write(
+                f"{self.missed:,} of {whole:,} samples were the share of replicas that were away: nobody trained on them"
+            )
+        self.peers.leave(finished)
+
+    def _tell(self, event: str, which: list[int], what: str) -> None:
+        if self.trainer.world.rank:
+            return
+        step, there = self.trainer.state.global_step, len(self.peers.members)
+        words = "joins" if event == "joins" else "is lost"
+        for each in which:
+            figures = {"replica": each, "step": step, "there": there, "missed": self.missed}
+            events.add(self.trainer.run.directory, f"replica_{event}", **figures)
+            if self.speaks:
+                now = f"{there} of {counted(self.trainer.world.replicas, 'replica')}, {self.missed:,} samples missed so far"
+                tqdm.write(f"replica {each} {words} after step {step}: {what}; now {now}")

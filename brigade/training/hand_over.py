@@ -1,0 +1,84 @@
+"""What a replica that joins an elastic run takes over from one that is in it: all that training keeps, out of its memory."""
+
+import io
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..recipe.schema import OWN_OPTIMIZERS
+from . import carrying
+
+# Of a TrainerState, what the run has reached.
+REACHED = (
+    "global_step",
+    "epoch",
+    "total_flos",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+
+
+def pack(trainer: Any, outer: Any, tokens: int) -> bytes:
+    """Of this rank, for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule, loss scale
+    and place in the run. tokens: that all replicas have trained"""
+    data = io.BytesIO()
+    scaler = trainer.accelerator.scaler
+    kept = {
+        "last": outer.last,
+        "momentum": outer.momentum,
+        "moments": _moments(trainer),
+        "schedule": trainer.lr_scheduler.state_dict(),
+        "scaler": scaler.state_dict() if scaler is not None else None,
+        "scale": float(trainer.deepspeed.optimizer.loss_scaler.cur_scale) if _is_fp16_by_deepspeed(trainer) else None,
+        "state": {key: getattr(trainer.state, key) for key in REACHED},
+        "tokens": tokens,
+    }
+    torch.save(kept, data)
+    return data.getvalue()
+
+
+@torch.no_grad()
+def unpack(trainer: Any, outer: Any, data: bytes) -> int:
+    """Take it over; returns the tokens. A collective of the replica."""
+    kept = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    outer.last, outer.momentum = kept["last"], kept["momentum"]
+    for key, value in kept["state"].items():
+        setattr(trainer.state, key, value)
+    owners = _owners(trainer)
+    carrying.load_moments(trainer, {id(owner): moments for owner, moments in zip(owners, kept["moments"], strict=True)})
+    trainer.lr_scheduler.load_state_dict(kept["schedule"])
+    if kept["scaler"] is not None:
+        trainer.accelerator.scaler.load_state_dict(kept["scaler"])
+    if kept["scale"] is not None:
+        trainer.deepspeed.optimizer.loss_scaler.cur_scale = kept["scale"]
+    for number, values in enumerate(outer.last):
+        outer.write(number, values)
+    outer.spread()
+    return kept["tokens"]
+
+
+def _is_fp16_by_deepspeed(trainer: Any) -> bool:
+    return trainer.is_deepspeed_enabled and trainer.args.fp16
+
+
+def _owners(trainer: Any) -> list[Tensor]:
+    """The tensors that this rank's optimizer steps, each once, in an order that is the same in all replicas."""
+    return list({id(owner): owner for _, _, _, owner, _, _ in carrying.shares(trainer)}.values())
+
+
+def _moments(trainer: Any) -> list[dict[str, Any]]:
+    """Of each owner what the optimizer keeps of it, flat, and its step: as carrying.load_moments takes it."""
+    optimizer = trainer.deepspeed.optimizer.optimizer if trainer.is_deepspeed_enabled else trainer.optimizer
+    steps = {}  # of optimizers that count in their groups
+    if trainer.run.settings.recipe.training.optim in OWN_OPTIMIZERS:
+        steps = {id(owner): group["step"] for group in optimizer.param_groups for owner in group["params"]}
+    found = []
+    for owner in _owners(trainer):
+        kept = dict(optimizer.state.get(owner, {}))
+        step = kept.pop("step", steps.get(id(owner)))
+        moments: dict[str, Any] = {key: carrying.flat(value).cpu().clone() for key, value in kept.items()}
+        found.append(moments | ({} if step is None else {"step": float(step)}))
+    return found
