@@ -90,9 +90,9 @@ def run(options: argparse.Namespace) -> int:
         hosts = {host: slots for host, slots in hosts.items() if host not in options.spare}
     job = make(options.recipe, options.rest, options.hostfile, hosts)
     restarts = policy.Policy(options.restarts or 0, options.min_hosts, tuple(options.spare), options.restart_pause)
-    policy.check(job, restarts)
     if options.elastic:
         return _launch_elastic(job, options)
+    policy.check(job, restarts)
     if options.write:
         write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
         return 0

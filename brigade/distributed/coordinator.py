@@ -147,8 +147,12 @@ class Coordinator:
                 writer.write(json.dumps(what).encode() + b"\n")
 
     async def tick(self) -> None:
+        before = time.monotonic()
         while True:
             await asyncio.sleep(BEAT)
+            paused, before = time.monotonic() - before > BACK, time.monotonic()
+            if paused:  # this process, by Ctrl-Z for one: what the replicas said meanwhile has not been read yet
+                self.heard = dict.fromkeys(self.heard, before)
             for replica in self.lines:
                 self._send(replica, {"beat": 1})
             self.settle()

@@ -25,7 +25,6 @@ from . import process_group, ranks
 from .replicas import Peers
 
 TRY_AGAIN = 0.5  # seconds between two tries to reach the coordinator
-POLL = 0.005  # seconds between two looks at a transfer
 BUILD = datetime.timedelta(seconds=60)  # for the connections of a group
 CURE = "nothing to mend here: `launch --elastic` starts it again while the run goes on"
 
@@ -243,7 +242,7 @@ class ElasticPeers(Peers):
             if not self.store:
                 self.store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
             while not self.line.address:
-                time.sleep(POLL)
+                time.sleep(0.01)
             found = self.line.address, self.store.port
         found = ranks.gather(found)[0]
         self.address = self.address or found[0]
@@ -251,14 +250,23 @@ class ElasticPeers(Peers):
 
     def wait(self, work: Any) -> None:
         """For a transfer. Raises Lost where the coordinator says meanwhile that somebody of the group is gone."""
-        looked = time.monotonic()
-        while not work.is_completed():
-            time.sleep(POLL)
-            if time.monotonic() - looked > 1:
-                looked = time.monotonic()
-                if self._somebody_is_lost():
-                    raise Lost("a replica is gone")
-        work.wait()
+        errors: list[BaseException] = []
+
+        def wait() -> None:  # gloo's sends do not tell without it whether they are complete
+            try:
+                work.wait()
+            except RuntimeError as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(1)
+        while waiting.is_alive():
+            if self._somebody_is_lost():
+                raise Lost("a replica is gone")  # the thread ends with the group's connections
+            waiting.join(1)
+        if errors:
+            raise errors[0]
 
     def _somebody_is_lost(self) -> bool:
         store, key = process_group.store_of_all(), f"brigade/lost-{self.seq}"

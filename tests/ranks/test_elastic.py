@@ -1,0 +1,106 @@
+"""`launch --elastic` on this host: two replicas, of which one is killed and comes back, while the coordinator dies as well."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+STEPS, EVERY = 600, 10
+FLAGS = (
+    f"--sync_every {EVERY} --max_steps {STEPS} --max_length 64 --global_batch_size 4 --per_device_train_batch_size 2"
+)
+FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 200 --save_steps 200 --logging_steps 10 --warmup_steps 5"
+COORDINATOR, RANK = "brigade.distributed.coordinator", "train.py"
+
+
+def processes(run, words):
+    """Of this launch, by what they were started with or know from it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+        except (OSError, ValueError):
+            continue
+        if words in line and str(run) in line + environment:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def last_step(output):
+    steps = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    return max((entry["step"] for entry in steps if entry["event"] == "step"), default=0)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Exit code, output, and the directory of a run whose second replica and coordinator were killed."""
+    folder = tmp_path_factory.mktemp("elastic")
+    (folder / "hostfile").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
+    output, logs = folder / "run", folder / "logs"
+    where = f"--hostfile {folder / 'hostfile'} --launcher torchrun --no_check --output_dir {output} --log_dir {logs}"
+    command = f"-m brigade launch recipes/tiny/full.yaml --elastic --restart_pause 1 {where} {FLAGS}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "BRIGADE_TEST_RUN": str(folder)}
+    with (folder / "said").open("w") as said:
+        launch = subprocess.Popen([sys.executable, *command.split()], env=environment, stdout=said, stderr=said)
+    try:
+        for step, strike in (
+            (30, lambda: processes(output / "replica-1", RANK)),
+            (60, lambda: processes(folder, COORDINATOR)),
+        ):
+            deadline = time.monotonic() + 300
+            while not (output / "events.jsonl").exists() or last_step(output) < step:
+                assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
+                time.sleep(0.1)
+            os.kill(strike()[-1], signal.SIGKILL)
+        code = launch.wait(600)
+    finally:
+        launch.kill()
+    return code, (folder / "said").read_text(), output, folder
+
+
+def test_the_run_goes_on_and_ends(ran):
+    code, said, output, _ = ran
+    assert code == 0, said[-3000:]
+    state = json.loads((output / "trainer_state.json").read_text())
+    assert state["global_step"] == STEPS and (output / "model.safetensors").is_file()
+    losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_what_was_lost_is_counted_and_who_comes_back_joins(ran):
+    _, said, output, _ = ran
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    lost, joined = ([e for e in events if e["event"] == f"replica_{what}"] for what in ("lost", "joins"))
+    assert [e["replica"] for e in lost] == [1] and [e["replica"] for e in joined] == [1]
+    away = joined[0]["step"] - lost[0]["step"] + EVERY
+    assert lost[0]["step"] % EVERY == joined[0]["step"] % EVERY == 0
+    missed = away * 4 // 2  # its half of each step's four samples
+    assert joined[0]["missed"] == missed and f"{missed:,} of {4 * STEPS:,} samples" in said
+
+
+def test_a_coordinator_that_dies_is_replaced_and_nobody_is_lost_by_it(ran):
+    _, said, _, _ = ran
+    assert len(re.findall(r"the coordinator ended \(-9\) and is started again", said)) == 1
+
+
+def test_both_have_the_same_model_at_the_end(ran):
+    *_, output, _ = ran
+    first, second = (folder / f"checkpoint-{STEPS}" / "model.safetensors" for folder in (output, output / "replica-1"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_no_process_is_left(ran):
+    *_, folder = ran
+    deadline = time.monotonic() + 10
+    while left := [*processes(folder, RANK), *processes(folder, COORDINATOR)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)

@@ -1,0 +1,223 @@
+"""The coordinator of an elastic run: who belongs together, and who hears what, whoever dies and when."""
+
+import json
+
+import pytest
+
+from brigade.distributed import coordinator as module
+from brigade.distributed.coordinator import BACK, Coordinator
+
+
+class Replica:
+    """A replica as the coordinator sees it, on a line that keeps what it is sent."""
+
+    def __init__(self, number):
+        self.number, self.got, self.members, self.last, self.open = number, [], [], None, True
+
+    def write(self, line):
+        what = json.loads(line)
+        if "result" in what:
+            self.last, self.members = what["result"], what["result"]["members"]
+        self.got.append(what)
+
+    def close(self):
+        self.open = False
+
+    def results(self):
+        return [what["result"] for what in self.got if "result" in what]
+
+    def hello(self, to):
+        to._greet(self.number, {"members": self.members, "last": self.last}, self)
+        to.heard[self.number] = module.time.monotonic()
+        to.settle()
+
+    def says(self, to, **what):
+        to.heard[self.number] = module.time.monotonic()
+        to._take(self.number, what)
+        to.settle()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    found = Clock()
+    monkeypatch.setattr(module, "time", found)
+    return found
+
+
+@pytest.fixture
+def three(clock):
+    """A coordinator, and three replicas that have begun together."""
+    meeting, replicas = Coordinator(3, "token", 60, 300), [Replica(number) for number in range(3)]
+    for each in replicas:
+        each.hello(meeting)
+        each.says(meeting, join={"step": 0})
+    return meeting, replicas
+
+
+def is_silent(one, replicas, meeting, clock):
+    for _ in range(2):
+        clock.now += 31
+        for each in replicas:
+            if each is not one:
+                each.says(meeting, beat=1)
+
+
+def breaks(meeting, replica):
+    meeting._lose_line(replica.number, BACK)
+    meeting.settle()
+
+
+def test_the_run_begins_when_all_are_there(three):
+    _, replicas = three
+    assert [each.members for each in replicas] == [[0, 1, 2]] * 3
+
+
+def test_it_begins_without_one_that_does_not_come(clock):
+    meeting, first = Coordinator(2, "token", 60, 300), Replica(1)
+    first.hello(meeting)
+    first.says(meeting, join={"step": 0})
+    for _ in range(9):  # it is alive
+        clock.now += 35
+        first.says(meeting, beat=1)
+    assert first.members == [1]
+
+
+def test_all_hear_the_same_when_the_last_has_spoken(three):
+    meeting, replicas = three
+    for each in replicas[:2]:
+        each.says(meeting, seq=1, payload=f"of {each.number}")
+    assert not any(len(each.results()) > 1 for each in replicas)
+    replicas[2].says(meeting, seq=1, payload="of 2")
+    said = {"0": "of 0", "1": "of 1", "2": "of 2"}
+    assert all(each.results()[-1]["said"] == said for each in replicas)
+
+
+def test_who_is_killed_is_left_out_and_the_others_are_told(three, clock):
+    meeting, replicas = three
+    breaks(meeting, replicas[1])
+    for each in (replicas[0], replicas[2]):
+        each.says(meeting, seq=1, payload="")
+    assert replicas[0].members == [0, 1, 2], "a line may break for a moment"
+    clock.now += BACK
+    meeting.settle()
+    assert replicas[0].members == replicas[2].members == [0, 2]
+    assert {"lost": [1]} in replicas[0].got
+
+
+def test_a_line_that_breaks_for_a_moment_costs_nothing(three, clock):
+    meeting, replicas = three
+    replicas[1].says(meeting, seq=1, payload="")
+    breaks(meeting, replicas[1])
+    clock.now += BACK / 2
+    replicas[1].hello(meeting)
+    for each in replicas:
+        each.says(meeting, seq=1, payload="")
+    assert all(each.members == [0, 1, 2] for each in replicas)
+
+
+def test_silence_is_an_end_too(three, clock):
+    meeting, replicas = three
+    is_silent(replicas[2], replicas, meeting, clock)
+    for each in replicas[:2]:
+        each.says(meeting, seq=1, payload="")
+    assert replicas[0].members == [0, 1] and not replicas[2].open
+
+
+def test_who_was_silent_and_comes_back_has_to_begin_anew(three, clock):
+    meeting, replicas = three
+    is_silent(replicas[2], replicas, meeting, clock)
+    for each in replicas[:2]:
+        each.says(meeting, seq=1, payload="")
+    replicas[2].hello(meeting)
+    assert "refused" in replicas[2].got[-1]
+
+
+def test_a_newcomer_joins_where_the_others_admit_it(three, clock):
+    meeting, replicas = three
+    again = Replica(1)
+    again.hello(meeting)  # at once: before anybody noticed that it died
+    again.says(meeting, join={"step": 0})
+    for each in (replicas[0], replicas[2]):
+        each.says(meeting, seq=1, payload="")
+    assert replicas[0].members == [0, 2] and not again.members
+    for each in (replicas[0], replicas[2]):
+        each.says(meeting, seq=2, payload=None, admits=True)
+    assert again.members == replicas[0].members == [0, 1, 2]
+    assert again.last["joined"] == {"1": {"step": 0}} and again.last["seq"] == 2
+
+
+def test_a_coordinator_that_is_started_again_learns_from_the_replicas(three, clock):
+    _, replicas = three
+    after = Coordinator(3, "token", 60, 300)
+    for each in replicas:
+        each.hello(after)
+    for each in replicas:
+        each.says(after, seq=1, payload=each.number)
+    assert all(each.results()[-1]["said"] == {"0": 0, "1": 1, "2": 2} for each in replicas)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_a_result_that_some_have_got_is_the_others_too(three, clock, order):
+    """The coordinator died between telling one and telling the others."""
+    meeting, replicas = three
+    for each in replicas:
+        each.says(meeting, seq=1, payload=each.number)
+    for each in replicas[1:]:  # they did not get it
+        each.last = each.results()[0]
+    after = Coordinator(3, "token", 60, 300)
+    for number in order:
+        replicas[number].hello(after)
+    for each in replicas[1:]:
+        each.says(after, seq=1, payload="said again")
+    assert all(each.results()[-1]["said"] == {"0": 0, "1": 1, "2": 2} for each in replicas)
+    for each in replicas:
+        each.says(after, seq=2, payload=10)
+    assert all(each.results()[-1]["seq"] == 2 for each in replicas)
+
+
+def test_a_newcomer_that_was_admitted_by_a_coordinator_that_died_then_is_admitted_again(three, clock):
+    meeting, replicas = three
+    breaks(meeting, replicas[1])
+    clock.now += BACK
+    meeting.settle()
+    for each in (replicas[0], replicas[2]):
+        each.says(meeting, seq=1, payload="")
+    again = Replica(1)
+    again.hello(meeting)
+    again.says(meeting, join={"step": 0})
+    for each in (replicas[0], replicas[2]):
+        each.says(meeting, seq=2, payload=None, admits=True)
+    again.members, again.last = [], None  # it did not hear so
+    after = Coordinator(3, "token", 60, 300)
+    again.hello(after)
+    again.says(after, join={"step": 0})
+    for each in (replicas[0], replicas[2]):
+        each.hello(after)
+        each.says(after, seq=3, payload="")
+    assert replicas[0].members == replicas[2].members == [0, 2]
+    for each in (replicas[0], replicas[2]):
+        each.says(after, seq=4, payload=None, admits=True)
+    assert again.members == replicas[0].members == [0, 1, 2]
+
+
+def test_who_comes_after_the_end_is_told_so(three, clock):
+    meeting, replicas = three
+    waiting = Replica(1)
+    breaks(meeting, replicas[1])
+    clock.now += BACK
+    meeting.settle()
+    waiting.hello(meeting)
+    waiting.says(meeting, join={"step": 0})
+    for each in (replicas[0], replicas[2]):
+        each.says(meeting, leave=True)
+    assert "refused" in waiting.got[-1]
+    late = Replica(2)
+    late.hello(meeting)
+    late.says(meeting, join={"step": 0})
+    assert "refused" in late.got[-1]

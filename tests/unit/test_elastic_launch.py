@@ -1,0 +1,66 @@
+"""What `launch --elastic` refuses, and what the replicas of a run that it starts know of each other."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from brigade.cluster import ELASTIC, world_from_environment
+from brigade.data.moving_batches import MovingBatches
+from brigade.data.sampling import GlobalBatches
+from brigade.launch.elastic import without_output
+
+RECIPE = "recipes/tiny/full.yaml"
+GOOD = ["--sync_every", "5"]
+REFUSED = {
+    "no synchronisation": ([], "node1 slots=1\nnode2 slots=1\n", ["flag --elastic", "sync_every", "--restarts"]),
+    "one host": ([*GOOD, "--sync_replica", "rank"], "node1 slots=2\n", ["flag --elastic", "one host alone"]),
+    "fresh": ([*GOOD, "--fresh"], "node1 slots=1\nnode2 slots=1\n", ["flag --fresh", "--output_dir"]),
+    "quantised states": (
+        [*GOOD, "--optim", "adamw_8bit"],
+        "node1 slots=1\nnode2 slots=1\n",
+        ["flag --optim", "adamw_8bit", "adamw_torch"],
+    ),
+    "spares": ([*GOOD, "--spare", "node3"], "node1 slots=1\nnode2 slots=1\n", ["flag --spare", "leave it out"]),
+    "a job file": ([*GOOD, "--write", "sbatch"], "node1 slots=1\nnode2 slots=1\n", ["flag --write", "leave it out"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_elastic_is_refused_with_a_cure(name, tmp_path):
+    flags, hosts, words = REFUSED[name]
+    (tmp_path / "hostfile").write_text(hosts)
+    command = [sys.executable, "-m", "brigade", "launch", RECIPE, "--hostfile", str(tmp_path / "hostfile"), "--elastic"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "cure: " in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not [word for word in words if word not in done.stderr], done.stderr
+
+
+def test_each_replica_is_a_world_of_its_own_and_writes_for_itself():
+    told = {"replica": 2, "replicas": 4}
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", ELASTIC: json.dumps(told)}
+    world = world_from_environment(ranks)
+    assert (world.size, world.replica, world.of_all_replicas, world.number) == (2, 2, 8, 4)
+    assert world.is_main_rank and world.part(4).replica == 0
+
+
+def test_a_run_keeps_its_one_output_directory_from_its_replicas():
+    words = ["--max_steps", "3", "--output_dir", "here", "--seed", "1", "--output_dir=there"]
+    assert list(without_output(words)) == ["--max_steps", "3", "--seed", "1"]
+
+
+def test_who_joins_takes_its_place_in_the_steps_that_are_left():
+    """Of the very samples that the run's steps have, over epochs' ends, and whatever the Trainer takes for the epoch."""
+    shape = (10, 1, 2, 1, 2, 7)  # three steps of four samples in an epoch; rank 1 of 2
+    whole = []
+    for epoch in range(3):
+        batches = GlobalBatches(*shape)
+        batches.set_epoch(epoch)
+        whole += list(batches)
+    joined = MovingBatches(*shape, step=lambda: 2)
+    found = []
+    for _ in range(2):
+        joined.set_epoch(0)
+        found += list(joined)
+    assert found == whole[2 * 2 : (2 + 6) * 2]
