@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..cluster import ELASTIC
 from ..errors import UserError
 from .numbers import numeric
 
@@ -213,4 +214,6 @@ def _launch(
         return again
 
     work = lambda: asyncio.run(Restarts(job, how, directory, restarts, remake).run())  # noqa: E731
+    if ELASTIC in os.environ:  # of one replica: the launch of all has the record
+        return work()
     return background.run(work, directory, job.output_dir, options.detach)

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-STEPS, EVERY = 600, 10
+STEPS, EVERY = 400, 10
 FLAGS = (
     f"--sync_every {EVERY} --max_steps {STEPS} --max_length 64 --global_batch_size 4 --per_device_train_batch_size 2"
 )
@@ -89,7 +89,8 @@ def test_what_was_lost_is_counted_and_who_comes_back_joins(ran):
 
 def test_a_coordinator_that_dies_is_replaced_and_nobody_is_lost_by_it(ran):
     _, said, _, _ = ran
-    assert len(re.findall(r"the coordinator ended \(-9\) and is started again", said)) == 1
+    told = re.findall(r"\d\d:\d\d:\d\d  the coordinator ended \(-9\) and is started again", said)
+    assert len(set(told)) == 1
 
 
 def test_both_have_the_same_model_at_the_end(ran):
