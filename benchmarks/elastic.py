@@ -35,7 +35,8 @@ STEPS, LONG = 400, 2600
 FLAGS = (
     f"--sync_every {EVERY} --max_length 64 --global_batch_size 12 --per_device_train_batch_size 4 --learning_rate 1e-3"
 )
-FLAGS += " --eval_answers 0 --max_eval_samples 100 --logging_steps 10 --warmup_steps 20 --seed 1 --eval_steps 1000 --save_steps 1000"
+FLAGS += " --eval_answers 0 --max_eval_samples 100 --logging_steps 10 --warmup_steps 20 --seed 1"
+FLAGS += " --eval_steps 1000 --save_steps 1000"
 AT = 60  # step at which a fault strikes
 MINUTES, BETWEEN = 10, (30.0, 60.0)  # of random kills; seconds from one to the next
 PERIOD = 0.2  # seconds: of each, who is at half speed rests for a half
