@@ -38,7 +38,9 @@ class EvaluatingTrainer(transformers.Trainer):
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             if self.state.global_step and self.run.settings.recipe.training.eval_answers:
-                self._answer()
+                from . import sample_answers
+
+                sample_answers.ask(self)
         return metrics
 
     def averaged_model(self) -> AbstractContextManager[None]:
@@ -82,21 +84,6 @@ class EvaluatingTrainer(transformers.Trainer):
         if not self.is_in_train and self.run.world.size > 1 and model is self.model and not self.is_fsdp_enabled:
             raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
         return model
-
-    def _answer(self) -> None:
-        from . import sample_answers
-
-        questions = sample_answers.choose(self.eval_dataset, self.run.settings.recipe.training.eval_answers)
-        self.model_wrapped.eval()
-        given = self.answers(questions)
-        self.model_wrapped.train()
-        if self.run.world.is_main_rank:
-            entries = sample_answers.entries(self.processing_class, questions, given, self.state.global_step)
-            sample_answers.store(entries, self.run.directory)
-            sample_answers.show(entries)
-            for callback in self.callback_handler.callbacks:
-                if getattr(callback, "tb_writer", None):
-                    callback.tb_writer.add_text("answers", sample_answers.markdown(entries), self.state.global_step)
 
     def answers(self, questions: Any) -> list[list[int]]:
         """In token ids. A collective."""

@@ -26,6 +26,21 @@ class Question:
     reference: list[int]
 
 
+def ask(trainer: Any) -> None:
+    """Let the model answer, and show and keep what it said. A collective."""
+    questions = choose(trainer.eval_dataset, trainer.run.settings.recipe.training.eval_answers)
+    trainer.model_wrapped.eval()
+    given = trainer.answers(questions)
+    trainer.model_wrapped.train()
+    if trainer.run.world.is_main_rank:
+        kept = entries(trainer.processing_class, questions, given, trainer.state.global_step)
+        store(kept, trainer.run.directory)
+        show(kept)
+        for callback in trainer.callback_handler.callbacks:
+            if getattr(callback, "tb_writer", None):
+                callback.tb_writer.add_text("answers", markdown(kept), trainer.state.global_step)
+
+
 def choose(heldout: Mapping[str, Sequence[Any]], wanted: int) -> list[Question]:
     """The first held-out samples, as many of one source as of another where it has so many."""
     turns = range(max(map(len, heldout.values())))

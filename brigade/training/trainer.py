@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_callback import PrinterCallback
 
 from .. import upstream
 from ..data.collate import ABOUT, WithFiller
@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
-from ..run.directory import STATE, Run
+from ..run.directory import Run
 from . import nonfinite
 from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
@@ -313,22 +313,6 @@ class Trainer(EvaluatingTrainer):
         own = self.local_steps and self.local_steps.local_weights()
         with heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.averaged_model():
             write_checkpoint.save(self, own)
-
-    def write_checkpoint(self, folder: Path, own: Any = None) -> None:
-        """This rank's files, as Transformers writes them (trainer.py:3355). own: LocalSteps.local_weights()"""
-        self.store_flos()
-        self.save_model(str(folder), _internal_call=True)
-        self._save_optimizer_and_scheduler(str(folder))
-        self._save_scaler(str(folder))
-        self._save_rng_state(str(folder))
-        if self.local_steps:
-            self.local_steps.save(folder, own)
-        if self.args.should_save:
-            for one in (*self.callback_handler.callbacks, self.control):
-                if isinstance(one, ExportableState):
-                    name, kept = type(one).__name__, self.state.stateful_callbacks
-                    kept[name] = [*kept[name], one.state()] if isinstance(kept.get(name), list) else one.state()
-            self.state.save_to_json(str(folder / STATE))
 
     def _finalize_training(self, *args: Any) -> Any:
         if self.saving:

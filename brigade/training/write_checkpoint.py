@@ -4,8 +4,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer_callback import ExportableState
+
 from ..checkpoint.saving import Saving
 from ..distributed import ranks
+from ..run.directory import STATE
 from . import bad_steps, nonfinite
 
 
@@ -18,7 +21,24 @@ def save(trainer: Any, own: Any = None) -> None:
         trainer.saving = Saving(trainer.run)
     best = trainer.state.best_model_checkpoint
     step, keep = trainer.state.global_step, Path(best) if best else None
-    trainer.saving.save(step, partial(trainer.write_checkpoint, own=own), _place_in_run(trainer), keep)
+    trainer.saving.save(step, partial(_write, trainer, own), _place_in_run(trainer), keep)
+
+
+def _write(trainer: Any, own: Any, folder: Path) -> None:
+    """This rank's files, as Transformers writes them (trainer.py:3355)."""
+    trainer.store_flos()
+    trainer.save_model(str(folder), _internal_call=True)
+    trainer._save_optimizer_and_scheduler(str(folder))
+    trainer._save_scaler(str(folder))
+    trainer._save_rng_state(str(folder))
+    if trainer.local_steps:
+        trainer.local_steps.save(folder, own)
+    if trainer.args.should_save:
+        for one in (*trainer.callback_handler.callbacks, trainer.control):
+            if isinstance(one, ExportableState):
+                name, kept = type(one).__name__, trainer.state.stateful_callbacks
+                kept[name] = [*kept[name], one.state()] if isinstance(kept.get(name), list) else one.state()
+        trainer.state.save_to_json(str(folder / STATE))
 
 
 def _place_in_run(trainer: Any) -> dict[str, Any]:
