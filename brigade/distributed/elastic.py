@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..cluster import ELASTIC, World
 from ..errors import UserError
+from ..upstream import gloo
 from . import process_group, ranks
 from .replicas import Peers
 
@@ -227,11 +228,10 @@ class ElasticPeers(Peers):
             host, port = stores[self.members[0]]
             store = dist.TCPStore(host, port, is_master=False, timeout=BUILD, wait_for_workers=False)
             prefix = dist.PrefixStore(f"{self.seq}-{self.world.rank}", store)
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
-            options._timeout = BUILD
-            group = dist.ProcessGroupGloo(prefix, self.members.index(self.replica), self.count, options)
-            group._set_default_timeout(process_group.COLLECTIVE_TIMEOUT)
+            place = self.members.index(self.replica)
+            group = gloo.group(
+                prefix, place, self.count, self.address, BUILD, transfers=process_group.COLLECTIVE_TIMEOUT
+            )
             self.groups = [group]
         self.built = list(self.members)
 

@@ -18,6 +18,11 @@ from . import hand_over
 from .local_steps import LocalSteps
 
 
+def local_steps(trainer: Any) -> LocalSteps:
+    """Those of this trainer's replica."""
+    return ElasticSteps(trainer) if trainer.world.replicas > 1 else LocalSteps(trainer)
+
+
 class ElasticSteps(LocalSteps):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)

@@ -30,15 +30,6 @@ OWN_SHARE = 0.5  # alpha, there
 WAITS = ("should_evaluate", "should_save", "should_training_stop")
 
 
-def of(trainer: Any) -> "LocalSteps":
-    """Those of a trainer's replica."""
-    if trainer.world.replicas > 1:
-        from .elastic_steps import ElasticSteps
-
-        return ElasticSteps(trainer)
-    return LocalSteps(trainer)
-
-
 class LocalSteps(TrainerCallback):
     """Of one run, on each rank. own: whether the checkpoint that it continues from is this replica's"""
 

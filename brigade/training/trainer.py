@@ -117,9 +117,9 @@ class Trainer(EvaluatingTrainer):
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.strategy.replicas > 1:
-            from . import local_steps
+            from .elastic_steps import local_steps
 
-            self.local_steps = local_steps.of(self)
+            self.local_steps = local_steps(self)
             self.add_callback(self.local_steps)  # after all that may wish for something
         if run.world.size > 1:
             from .slow_ranks import SlowRanks

@@ -9,6 +9,7 @@ from transformers.trainer_callback import ExportableState
 from ..checkpoint.saving import Saving
 from ..distributed import ranks
 from ..run.directory import STATE
+from ..upstream import checkpoint_files
 from . import bad_steps, nonfinite
 
 
@@ -25,12 +26,8 @@ def save(trainer: Any, own: Any = None) -> None:
 
 
 def _write(trainer: Any, own: Any, folder: Path) -> None:
-    """This rank's files, as Transformers writes them (trainer.py:3355)."""
-    trainer.store_flos()
-    trainer.save_model(str(folder), _internal_call=True)
-    trainer._save_optimizer_and_scheduler(str(folder))
-    trainer._save_scaler(str(folder))
-    trainer._save_rng_state(str(folder))
+    """This rank's files."""
+    checkpoint_files.write(trainer, folder)
     if trainer.local_steps:
         trainer.local_steps.save(folder, own)
     if trainer.args.should_save:

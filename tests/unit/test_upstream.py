@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch.distributed
 import transformers
 
 from brigade.training.evaluation import EvaluatingTrainer
@@ -31,6 +32,9 @@ DEFINED = {
         "_load_from_checkpoint",
         "_load_optimizer_and_scheduler",
         "_load_scaler",
+        "_save_optimizer_and_scheduler",
+        "_save_scaler",
+        "_save_rng_state",
     ],
     "transformers/distributed/mixin.py": ["should_save_on_this_rank"],
     "transformers/models/auto/auto_factory.py": ["_model_mapping"],
@@ -77,6 +81,7 @@ DEFINED = {
     "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": ["dump_fr_trace_json"],
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
     "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
+    "torch/_C/_distributed_c10d.pyi": ["_set_default_timeout"],
     "torch/distributed/device_mesh.py": ["_flatten"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
@@ -88,6 +93,7 @@ DEFINED = {
 }
 # torch's, outside of upstream/: each beside what it serves.
 OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy"}
+OF_GLOO = {"_Options", "_devices", "_timeout"}  # compiled
 OF_PYTHON = {"_exit", "_run_exitfuncs", "_actions"}
 # The Trainer that ours is, which overrides and calls methods of its parent.
 SUBCLASSES = {f"brigade/training/{name}.py" for name in ("trainer", "evaluation", "pipeline_trainer")}
@@ -137,9 +143,14 @@ def test_the_pinned_versions_have_what_we_touch(file, name):
     assert re.search(rf"\b{name}\b", (Path(folder) / inside).read_text()), "what was it for? brigade/upstream/ says"
 
 
+def test_the_pinned_gloo_has_what_we_touch():
+    kind = torch.distributed.ProcessGroupGloo
+    assert OF_GLOO <= {*dir(kind), *dir(kind._Options())}
+
+
 def test_every_private_name_of_the_upstream_room_is_looked_for_above():
     trees = [parsed(path) for path in UPSTREAM.rglob("*.py")]
-    known = {name for names in DEFINED.values() for name in names}
+    known = {name for names in DEFINED.values() for name in names} | OF_GLOO
     ours = set().union(*map(own, trees)) - known
     assert set().union(*map(touched, trees)) - ours <= known
 
@@ -156,7 +167,7 @@ def test_no_other_room_touches_a_private_name_of_another_package(path):
 
 def test_private_methods_that_our_trainer_overrides_are_its_parents_still():
     """A method that nobody calls any more would be overridden without any effect."""
-    ours = {"_loader", "_norm", "_purge_tensorboard", "_model_in_use", "_answer"}
+    ours = {"_loader", "_norm", "_purge_tensorboard", "_model_in_use"}
     overridden = {name for kind in (Trainer, EvaluatingTrainer) for name in vars(kind) if is_private(name)} - ours
     assert not [name for name in overridden if not hasattr(transformers.Trainer, name)]
     assert {"_clip_grad_norm", "_get_grad_norm", "_run_epoch", "_determine_best_metric"} <= overridden
