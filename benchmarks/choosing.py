@@ -8,6 +8,7 @@ import argparse
 import os
 import shlex
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from brigade.commands import plan
 from brigade.errors import UserError
@@ -15,7 +16,7 @@ from brigade.planner.choice.explain import not_weighed, reason
 from brigade.planner.choice.search import Candidate, candidates, chosen
 from brigade.planner.costs import calibration
 
-from .pages import DOCS, filled, markdown
+from .pages import DOCS, command, markdown
 
 PAGE = DOCS / "choosing.md"
 LONG = "--max_length 131072 --global_batch_size 16"
@@ -93,14 +94,8 @@ def cell(found: Answer) -> str:
 
 def tables() -> dict[str, str]:
     """Every table of the page. The factors of nobody's own cluster count."""
-    own = os.environ.get(calibration.VARIABLE)
-    os.environ[calibration.VARIABLE] = ""
-    try:
+    with patch.dict(os.environ, {calibration.VARIABLE: ""}):
         found = {(row, column): answer(ROWS[row], COLUMNS[column]) for row in ROWS for column in COLUMNS}
-    finally:
-        os.environ.pop(calibration.VARIABLE)
-        if own is not None:
-            os.environ[calibration.VARIABLE] = own
     decisions = [[row, *(cell(found[row, column]) for column in COLUMNS)] for row in ROWS]
     divided = {(row, one.best.choice.axes): (row, column) for (row, column), one in reversed(found.items()) if one.best}
     first = [place for place in found if place in divided.values()]
@@ -116,15 +111,7 @@ def tables() -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 where the page is out of date")
-    options = parser.parse_args(argv)
-    text = filled(PAGE.read_text(), tables())
-    changed = text != PAGE.read_text()
-    if changed and not options.check:
-        PAGE.write_text(text)
-    print(f"{PAGE} is {'up to date' if not changed else 'out of date' if options.check else 'written'}.")
-    return int(options.check and changed)
+    return command(PAGE, tables, str(__doc__), argv)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,21 @@ def filled(text: str, tables: dict[str, str]) -> str:
 def write(page: Path, tables: dict[str, str]) -> None:
     page.write_text(filled(page.read_text(), tables))
     print(f"wrote {page}")
+
+
+def command(page: Path, tables: Callable[[], dict[str, str]], about: str, argv: list[str] | None = None) -> int:
+    """The command of a page whose tables are computed anew: it writes them or, with --check, returns 1 where the page has others.
+
+    about: for --help
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 where the page is out of date")
+    check, before = parser.parse_args(argv).check, page.read_text()
+    changed = (text := filled(before, tables())) != before
+    if changed and not check:
+        page.write_text(text)
+    print(f"{page} is {'up to date' if not changed else 'out of date' if check else 'written'}.")
+    return int(check and changed)
 
 
 def from_results(page: Path) -> str:

@@ -4,17 +4,17 @@ python -m benchmarks.questions            # write the page's answers
 python -m benchmarks.questions --check    # 1 where an answer is out of date
 """
 
-import argparse
 import os
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from tempfile import NamedTemporaryFile
+from unittest.mock import patch
 
 from brigade.__main__ import main as brigade
 from brigade.planner.costs import calibration
 
-from .pages import DOCS, filled
+from .pages import DOCS, command
 
 PAGE = DOCS / "planner-questions.md"
 H100 = "--gpu 'H100 80GB'"
@@ -98,29 +98,15 @@ def answer(words: str, lines: str) -> str:
 
 def tables() -> dict[str, str]:
     """The page's answers. The factors of nobody's own cluster count."""
-    own = os.environ.get(calibration.VARIABLE)
-    os.environ[calibration.VARIABLE] = ""
-    try:
+    with patch.dict(os.environ, {calibration.VARIABLE: ""}):
         return {
             f"answer-{number}": f"\n**{number}. {question}**\n\n{answer(*asked)}\n"
             for number, (question, asked) in enumerate(QUESTIONS.items(), 1)
         }
-    finally:
-        os.environ.pop(calibration.VARIABLE)
-        if own is not None:
-            os.environ[calibration.VARIABLE] = own
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 where an answer is out of date")
-    options = parser.parse_args(argv)
-    text = filled(PAGE.read_text(), tables())
-    changed = text != PAGE.read_text()
-    if changed and not options.check:
-        PAGE.write_text(text)
-    print(f"{PAGE} is {'up to date' if not changed else 'out of date' if options.check else 'written'}.")
-    return int(options.check and changed)
+    return command(PAGE, tables, str(__doc__), argv)
 
 
 if __name__ == "__main__":

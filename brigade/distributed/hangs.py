@@ -35,7 +35,7 @@ class Silent:
 
     phase: of heartbeat.PHASES, in this step; seconds: of its silence; stopped: its process was, by SIGSTOP for one
     answers: whether anything in it still runs; collective: that it waits in, as torch's flight recorder calls it ("": in none;
-    None: not known); number: that collective's, counted by its process group
+    None: not known); number: that collective's, counted by its process group (0: not counted)
     """
 
     rank: int
@@ -85,7 +85,7 @@ def sentence(ranks: list[Silent]) -> str:
     late = culprits(ranks)
     if not late:
         one = ranks[0]
-        where = f"{collective_in_words(one.collective)}, number {one.number}," if one.collective else _WORDS[one.phase]
+        where = _numbered(one) if one.collective else _WORDS[one.phase]
         if len(ranks) == 1:
             return f"{_named(ranks)} {_what(one)}"
         text = f"{names(one.rank for one in ranks)} have waited for each other in {where} since step {one.step}"
@@ -107,8 +107,14 @@ def _what(one: Silent, several: bool = False) -> str:
     if not one.answers:
         return f"{has} not answered {since}; last seen in {_WORDS[one.phase]}"
     if one.collective:
-        return f"{has} waited in {collective_in_words(one.collective)}, number {one.number}, {since}"
+        return f"{has} waited in {_numbered(one)} {since}"
     return f"{has} {'waited' if one.phase in _READS else 'hung'} in {_WORDS[one.phase]} {since}"
+
+
+def _numbered(one: Silent) -> str:
+    """`all-reduce, number 812,`; what is not counted has no number."""
+    words = collective_in_words(one.collective)
+    return f"{words}, number {one.number}," if one.number else words
 
 
 def _named(ranks: list[Silent]) -> str:

@@ -3,14 +3,18 @@
 It keeps 2,000 entries by default (TORCH_FR_BUFFER_SIZE; c10d/FlightRecorder.hpp:111), gloo's in one buffer and NCCL's in
 another (ProcessGroupNCCL.hpp:1516, in torch's CUDA builds alone; not tried here). torch's own debug server hands both out
 (distributed/debug), but no documentation promises the functions. Its `torchfrtrace` fails on gloo's records: an operation of
-gloo stays "scheduled" for ever, and `retired` says that it is done.
+gloo stays "scheduled" for ever, and `retired` says that it is done. Gloo's sends and receives, by which pipeline stages exchange
+activations, are not recorded: the main thread's stack says whether it waits in one.
 """
 
 import json
 import sys
+import threading
 from typing import Any
 
 BUFFERS = ("nccl", "fr")  # fr: gloo's
+EXCHANGE = "the exchange between stages"
+_WAIT_THERE = ("torch/distributed/pipelining/schedules.py", "torch/distributed/distributed_c10d.py")
 
 
 def records() -> dict[str, Any]:
@@ -24,8 +28,8 @@ def records() -> dict[str, Any]:
 
 
 def waits_in(found: dict[str, Any]) -> dict[str, Any]:
-    """The first collective of records() that is not done: {"collective", "number", "group"}; collective "" where all are.
-    {} where nothing was recorded, and hence nothing is known."""
+    """The first collective of records() that is not done: {"collective", "number", "group"}; collective "" where all are, or
+    EXCHANGE where this process then waits for another stage. {} where nothing was recorded, and hence nothing is known."""
     known: dict[str, Any] = {}
     for buffer in found.values():
         entries = buffer.get("entries", [])
@@ -34,5 +38,11 @@ def waits_in(found: dict[str, Any]) -> dict[str, Any]:
             first = min(unfinished, key=lambda entry: entry["record_id"])
             number = first["p2p_seq_id" if first["is_p2p"] else "collective_seq_id"]
             return {"collective": first["profiling_name"], "number": number, "group": first["process_group"][0]}
-        known |= {"collective": ""} if entries else {}
+        known |= {"collective": EXCHANGE if _exchanges() else ""} if entries else {}
     return known
+
+
+def _exchanges() -> bool:
+    """Whether the main thread waits in a function of torch.distributed, and so for another rank."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and frame.f_code.co_filename.endswith(_WAIT_THERE)

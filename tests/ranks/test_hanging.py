@@ -10,10 +10,12 @@ import sys
 import pytest
 
 from brigade.run import events
-from testing import runs
+from brigade.strategy.axes import Axes
+from testing import axes, runs
 from testing.ranks import REPOSITORY, run_ranks
 
 TIMEOUT = "5"  # seconds of silence within a step of milliseconds
+STAGES = axes.flags(Axes(stages=2), "ddp")
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,10 @@ def train(flags, output, ranks=4):
     return run_ranks("tests.ranks.hanging", *flags, "--output_dir", str(output), ranks=ranks, timeout=120)
 
 
-def test_a_rank_that_sleeps_in_its_data_loader_is_named(flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("axis", [[], pytest.param(STAGES, marks=pytest.mark.slow)], ids=["data", "pipeline"])
+def test_a_rank_that_sleeps_in_its_data_loader_is_named(axis, flags, tmp_path, monkeypatch):
     monkeypatch.setenv("BRIGADE_TEST_FAULT", "sleeping-data")
-    done = train(flags, tmp_path)
+    done = train([*flags, *axis], tmp_path)
     assert done.returncode == 1
     assert "rank 1 on " in done.stderr and " has waited in data loading since step 3; " in done.stderr, done.stderr
     assert "; ranks 0, 2-3 wait for it in " in done.stderr
@@ -40,13 +43,14 @@ def test_a_rank_that_sleeps_in_its_data_loader_is_named(flags, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("axis", [[], STAGES], ids=["data", "pipeline"])
+def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, tmp_path, monkeypatch):
     """torchrun waits 30 seconds for a process that hears no SIGTERM; ours ends it at once."""
     monkeypatch.setenv("BRIGADE_TEST_FAULT", "stopped")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests/ranks/bad_input"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *flags]
-    command += ["--output_dir", str(tmp_path)]
+    command += [*axis, "--output_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1
     said = r"rank 1 on \S+ has been stopped \(SIGSTOP, or a debugger\) since step \d; rank 0 waits for it in"

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.lint.report import lint
 from brigade.recipe import flags
 from brigade.strategy import Strategy, choose
+from testing.ranks import REPOSITORY
 from testing.strategies import world
 
 # The same examples everywhere: a test that passed fails for what has changed since, not by its luck. New ones are looked for with
@@ -27,6 +29,23 @@ MINIMAL = {
     "data": {"dataset_name": "python-docs", "chat_template": "chatml"},
     "training": {"global_batch_size": 32},
 }
+
+
+@pytest.fixture
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture
+def plan(capsys, in_the_repository):
+    """plan("qwen3-8b", "--gpu", "H100"): the command's exit code, and all that it says."""
+
+    def call(*words) -> tuple[int, str]:
+        code = main(["plan", *map(str, words)])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return call
 
 
 @pytest.fixture

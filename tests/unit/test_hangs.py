@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+import threading
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import pipelining
 
 from brigade.cluster import World
 from brigade.distributed import heartbeat
@@ -13,6 +15,7 @@ from brigade.distributed import observer as observers
 from brigade.distributed.hangs import Silent, names, sentence
 from brigade.distributed.observer import Observer, is_stopped
 from brigade.strategy import Strategy
+from brigade.upstream import flight_records
 
 REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
 
@@ -63,6 +66,33 @@ def test_one_rank_that_waits_while_all_others_compute_is_not_to_blame():
         said
         == "ranks 0-2 on node1, node2 have waited in data loading since step 41; rank 3 waits for them in reduce-scatter"
     )
+
+
+def test_in_a_pipeline_the_next_stage_waits_for_the_culprit_and_the_other_pipelines_for_both():
+    """Ranks 0 and 1 are a pipeline, 2 and 3 another one: each stage adds up its gradients with that of the other."""
+    exchange = {"phase": "forward", "collective": flight_records.EXCHANGE}
+    others = [{"collective": "gloo:all_reduce", "number": 3, "group": group} for group in ("3", "4")]
+    for phase, what in (("data", "waited in data loading"), ("forward", "hung in the forward pass")):
+        told = sentence(ranks({"phase": phase, "collective": ""}, exchange, *others[:1], **others[1]))
+        assert told == f"rank 0 on node1 has {what} since step 41; ranks 1-3 wait for it in all-reduce"
+    waiting = "ranks 0-1 have waited for each other in the exchange between stages since step 41: the network"
+    assert sentence(ranks(exchange, **exchange)).startswith(waiting)
+
+
+def test_a_stage_that_waits_for_another_is_in_an_exchange_though_gloo_records_none():
+    recorded, until, told = {"fr": {"entries": [{"retired": True}]}}, threading.Lock(), []
+    until.acquire()
+
+    def look():
+        try:
+            told.append(flight_records.waits_in(recorded))
+        finally:
+            until.release()
+
+    threading.Timer(0.2, look).start()
+    pipelining.schedules._wait_batch_p2p([SimpleNamespace(wait=until.acquire)])
+    assert told == [{"collective": flight_records.EXCHANGE}]
+    assert flight_records.waits_in(recorded) == {"collective": ""} and flight_records.waits_in({}) == {}
 
 
 def test_names():

@@ -14,18 +14,8 @@ from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
 from brigade.planner.models.find_model import named_shape
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-def plan(capsys, *words):
-    code = main(["plan", *map(str, words)])
-    out, err = capsys.readouterr()
-    return code, out + err
 
 
 def test_the_questions_are_answered_as_the_page_says():
@@ -74,17 +64,17 @@ def test_what_a_card_lacks_says_the_margin():
         assert all("margin" in one for one in said if "out of memory" in one or "would leave" in one)
 
 
-def test_json_is_what_its_page_documents(capsys):
+def test_json_is_what_its_page_documents(plan):
     keys = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/plan-json.md").read_text(), re.M)
     documented = set(re.findall(r"`(\w+)`", "".join(keys)))
     for words in (["qwen3-8b", "--gpu", "H100", "--price", "2"], ["recipes/llama-3.1-8b/lora.yaml"]):
-        code, text = plan(capsys, *words, "--json")
+        code, text = plan(*words, "--json")
         found = json.loads(text)
         best = found["plans"][found["chosen"]]
         assert code == 0 and {*found, *best} == documented and best["fits"]
         assert sum(best["memory_gib"].values()) == pytest.approx(best["allocated_gib"], rel=1e-3)
         assert best["usd_per_billion_tokens"] > 0
-    code, text = plan(capsys, "llama-3.1-70b", "--gpu", "L4", "--json")
+    code, text = plan("llama-3.1-70b", "--gpu", "L4", "--json")
     assert code == 1 and json.loads(text)["chosen"] is None
 
 
@@ -93,9 +83,9 @@ def test_prices_are_listed_with_a_date_and_a_user_s_own_goes_before():
     assert price("H100 80GB", 1.5) == (1.5, "--price") and price("A40") == (0.0, "")
 
 
-def test_hosts_of_unequal_slots_are_planned(capsys, tmp_path):
+def test_hosts_of_unequal_slots_are_planned(plan, tmp_path):
     (tmp_path / "hosts").write_text("a slots=8\nb slots=4\n")
-    code, text = plan(capsys, "qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--global_batch_size", 96)
+    code, text = plan("qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--global_batch_size", 96)
     assert code == 0 and "12 GPUs on 2 hosts, H100 80GB" in text and not re.search(r"HSDP|hpZ|[TSPE]P \d", text)
 
 
@@ -103,15 +93,15 @@ def test_hosts_of_unequal_slots_are_planned(capsys, tmp_path):
     (["--method", "lora", "--lora_r", "1000000"], "below 8193"), (["--method", "lora", "--lora_r", "8000"], "no low rank"),
     (["--max_length", "100000000000000"], "below 1e+08"), (["--gpu", "H1000"], "did you mean 'H100 80GB'"),
 ])  # fmt: skip
-def test_absurd_numbers_are_refused(capsys, words, said):
-    code, text = plan(capsys, "qwen3-8b", "--gpu", "H100", *words)
+def test_absurd_numbers_are_refused(plan, words, said):
+    code, text = plan("qwen3-8b", "--gpu", "H100", *words)
     assert code == 2 and said in text
 
 
-def test_positions_and_towers_are_warned_of(capsys):
-    code, text = plan(capsys, "qwen3-8b", "--gpu", "H200", "--max_length", 65536, "--method", "lora")
+def test_positions_and_towers_are_warned_of(plan):
+    code, text = plan("qwen3-8b", "--gpu", "H200", "--max_length", 65536, "--method", "lora")
     assert code == 0 and "more than the 40,960 positions of qwen3-8b" in text
-    code, text = plan(capsys, "gemma-3-4b-it", "--gpu", "H200")
+    code, text = plan("gemma-3-4b-it", "--gpu", "H200")
     assert code == 0 and "carries a vision tower" in text
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.__main__ import main
 from brigade.planner.choice.job_of_recipe import load_plan
 from brigade.planner.choice.strategies import CHOICES, named, runs
 from brigade.recipe import flags
@@ -18,17 +17,7 @@ from brigade.recipe.method import METHODS, method_of
 from brigade.strategy.axis_keys import of_ds_config
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-def plan(capsys, *words):
-    code = main(["plan", *map(str, words)])
-    out, err = capsys.readouterr()
-    return code, out + err
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 
 @pytest.mark.parametrize("words, said", [
@@ -47,25 +36,24 @@ def plan(capsys, *words):
     (["recipes/qwen3-8b/none.yaml"], "there is no recipe"), (["recipes/tiny/full.yaml"], "this run computes in fp32"),
     (["recipes/llama-3.1-8b/full.yaml", "--method", "lora"], "flag --method"),
 ])  # fmt: skip
-def test_a_mistake_is_named_with_its_cure(capsys, words, said):
-    code, text = plan(capsys, *words)
+def test_a_mistake_is_named_with_its_cure(plan, words, said):
+    code, text = plan(*words)
     assert code == 2 and said in text and "cure:" in text
 
 
-def test_the_usual_batch_divides_over_any_cluster(capsys, tmp_path):
+def test_the_usual_batch_divides_over_any_cluster(plan, tmp_path):
     (tmp_path / "3x8").write_text("".join(f"{host} slots=8\n" for host in "abc"))
     words = ["qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "3x8"]
     for more, batch in (([], 144), (["--micro_batch", 4], 192), (["--global_batch_size", 48], 48)):
-        code, text = plan(capsys, *words, *more)
+        code, text = plan(*words, *more)
         assert code == 0 and f"{batch} x 4,096 tokens" in text
-    code, text = plan(capsys, *words, "--global_batch_size", 127)
+    code, text = plan(*words, "--global_batch_size", 127)
     assert code == 2 and "127 sequences do not divide over 24 GPUs" in text
 
 
-def test_a_search_among_what_is_asked_for(capsys, tmp_path):
+def test_a_search_among_what_is_asked_for(plan, tmp_path):
     words = ["qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/2x8"]
     code, text = plan(
-        capsys,
         *words,
         "--strategy",
         "zero3",
@@ -94,10 +82,10 @@ def test_a_search_among_what_is_asked_for(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_that_a_run_takes_is_planned_and_written(method, capsys, tmp_path):
+def test_every_method_that_a_run_takes_is_planned_and_written(method, plan, tmp_path):
     """Of a tiny model too: its figures are small, and none of them is shown as 0.00."""
     for model, more in (("recipes/tiny", []), ("qwen3-0.6b", ["--write", tmp_path])):
-        code, text = plan(capsys, model, "--gpu", "H100", "--strategy", "ddp", "--method", method, *more)
+        code, text = plan(model, "--gpu", "H100", "--strategy", "ddp", "--method", method, *more)
         assert code == 0 and f"parameters, {method}, " in text
         assert not re.search(r"\b0(\.0+)? (B|GB|MB|days|s per|GPU-hours)|\b1 (hosts|nodes|steps|ranks)\b", text), text
     section = flags.load(["--recipe", str(tmp_path / f"{method}.yaml")]).recipe.model
@@ -108,43 +96,41 @@ def test_every_method_that_a_run_takes_is_planned_and_written(method, capsys, tm
     assert load_plan(tmp_path / f"{method}.yaml").estimate.job.title == METHODS[method.removeprefix("rs")].title
 
 
-def test_dora_costs_more_than_lora(capsys):
+def test_dora_costs_more_than_lora(plan):
     found = {}
     for method in ("lora", "dora"):
-        text = plan(capsys, "qwen3-0.6b", "--gpu", "H200", "--method", method, "--strategy", "ddp", "--micro_batch", 1)[
-            1
-        ]
+        text = plan("qwen3-0.6b", "--gpu", "H200", "--method", method, "--strategy", "ddp", "--micro_batch", 1)[1]
         found[method] = [
             float(re.search(rf"{name} +([\d.,]+) ", text)[1].replace(",", "")) for name in ("memory", "speed")
         ]
     assert found["dora"][0] > 1.1 * found["lora"][0] and found["dora"][1] < found["lora"][1]
 
 
-def test_eight_bit_moments_take_less(capsys):
+def test_eight_bit_moments_take_less(plan):
     found = []
     for optim in ("adamw_torch", "adamw_8bit"):
         words = ["qwen3-0.6b", "--gpu", "H200", "--micro_batch", 1, "--strategy", "ddp", "--optim", optim]
-        found.append(float(re.search(r"memory +([\d.]+) GiB", plan(capsys, *words)[1])[1]))
+        found.append(float(re.search(r"memory +([\d.]+) GiB", plan(*words)[1])[1]))
     assert found[0] - found[1] == pytest.approx(6 * 0.596e9 / 2**30 * 1.07, abs=0.11)
 
 
-def test_a_recipe_is_planned_as_it_is(capsys):
+def test_a_recipe_is_planned_as_it_is(plan):
     path = "recipes/llama-3.1-8b/full.yaml"
     planned = load_plan(Path(path))
-    code, text = plan(capsys, path)
+    code, text = plan(path)
     assert code == 0 and f"memory   {planned.estimate.device_gib:.1f} GiB" in text and "verdict  it fits" in text
     assert (
         f"{planned.estimate.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU" in text
         and text.count("\nspeed ") == 1
     )
-    code, text = plan(capsys, path, "--gpu", "L40S")
+    code, text = plan(path, "--gpu", "L40S")
     assert code == 1 and "1 x 8 L40S" in text and "it does not fit:" in text
 
 
 @pytest.mark.parametrize("recipe, changes, said", [
     ("qwen3-8b/full.yaml", {"ds_config": "ds_configs/zero3_offload_param.json"}, "each host needs"),
 ])  # fmt: skip
-def test_a_recipe_that_the_search_would_refuse_is_refused_too(capsys, tmp_path, recipe, changes, said):
+def test_a_recipe_that_the_search_would_refuse_is_refused_too(plan, tmp_path, recipe, changes, said):
     folder = tmp_path / "mine"
     shutil.copytree(ROOT / "recipes" / Path(recipe).parent, folder)
     path = folder / Path(recipe).name
@@ -152,7 +138,7 @@ def test_a_recipe_that_the_search_would_refuse_is_refused_too(capsys, tmp_path, 
     document["cluster"].pop("accelerate_config", None)
     document["cluster"] |= changes
     path.write_text(yaml.safe_dump(document))
-    code, text = plan(capsys, path, "--gpu", "H200", "--host_memory", 20)
+    code, text = plan(path, "--gpu", "H200", "--host_memory", 20)
     assert code == 1 and said in text
 
 

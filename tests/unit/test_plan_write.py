@@ -22,6 +22,7 @@ from brigade.planner.models.find_model import named_shape
 from brigade.recipe import flags
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 PLAIN = tuple(choice for choice in CHOICES if not choice.axes)
 CLUSTERS = {"1x1": [], "1x8": ["--hostfile", "hostfiles/1x8"], "2x8": ["--hostfile", "hostfiles/2x8"]}
 CASES = [
@@ -29,11 +30,6 @@ CASES = [
     ("llama-3.1-8b", "lora", "1x8", "A100 80GB"), ("gpt-oss-20b", "lora", "2x8", "L40S"), ("qwen3-14b", "full", "1x1", "H200"),
     ("qwen3-235b-a22b", "lora", "2x8", "H200"), ("llama-3.1-70b", "full", "2x8", "B200"),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def plan(*words):

@@ -36,16 +36,12 @@ from brigade.strategy import choose
 from brigade.strategy.axes import NAMES
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("recipes/*/*.yaml"))
 PLANNED = [recipe for recipe in RECIPES if "tiny" not in recipe]
 FOLDERS = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("recipes/*/config.json")} - {"recipes/tiny"}
 every_planned = pytest.mark.parametrize("recipe", PLANNED)
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def header(recipe):

@@ -8,6 +8,7 @@ BRIGADE_TEST_FAULT:
     nan        rank 1's loss is NaN in its third training step
     sleeping-data, stopped, killed-in-forward, killed-in-optimizer   what rank 1 does in its third step
     killed-in-loading   rank 1 is killed the first time that it loads a checkpoint (BRIGADE_TEST_FAILED_AT remembers it)
+    killed-in-fourth   likewise the first time that it comes to the fourth step, in a forward pass
     slow-forward   rank 1 takes 0.3 seconds longer for each step from the third on
     hang       rank 1 never gets beyond importing torch
     leave      every rank ends with exit code 0 instead of importing torch
@@ -48,6 +49,11 @@ def _kill_once(trainer):
         _kill(trainer)
 
 
+def _kill_once_in_fourth(trainer):
+    if trainer.state.global_step == 3:
+        _kill_once(trainer)
+
+
 def _kill_in_step(trainer):
     trainer.optimizer.optimizer.register_step_pre_hook(lambda *_: _kill(trainer))
 
@@ -71,12 +77,17 @@ IN_THIRD_STEP = {
     "step": ("training_step", _raise),
     "sleeping-data": ("get_batch_samples", _sleep_in_loader),
     "killed-in-forward": ("compute_loss", _kill),
-    "stopped": ("compute_loss", lambda trainer: _kill(trainer, signal.SIGSTOP)),
+    "stopped": ("outputs", lambda trainer: _kill(trainer, signal.SIGSTOP)),
     "killed-in-optimizer": ("training_step", _kill_in_step),
     "slow-forward": ("training_step", _sleep_in_model),
     "nan": ("compute_loss", _nan),
 }
-AT_ONCE = {"killed-in-loading": ("_load_optimizer_and_scheduler", _kill_once)}  # the same, from the first call on
+SERVE_BOTH = ("compute_loss", "outputs")  # a pipeline's trainer has a compute_loss of its own, and the same `outputs`
+# The same, from the first call on.
+AT_ONCE = {
+    "killed-in-loading": ("_load_optimizer_and_scheduler", _kill_once),
+    "killed-in-fourth": ("outputs", _kill_once_in_fourth),
+}
 
 
 def break_trainer(trainer_class):
@@ -85,8 +96,8 @@ def break_trainer(trainer_class):
     whole, calls, first = getattr(trainer_class, name), [], 3 if FAULT in IN_THIRD_STEP else 1
 
     def broken(trainer, *args, **kwargs):
-        # Neither evaluations count, compute_loss serves both, nor where no checkpoint is to be loaded.
-        calls.extend([1] * (args[0] is not None and getattr(args[0], "training", True)))
+        # Neither evaluations count, some methods serve both, nor where no checkpoint is to be loaded.
+        calls.extend([1] * (args[0] is not None and (name not in SERVE_BOTH or trainer.model.training)))
         if len(calls) >= first:
             fail(trainer)
         return whole(trainer, *args, **kwargs)
