@@ -100,7 +100,9 @@ def _choose(options: argparse.Namespace) -> int:
     from ..planner.output import show
 
     if options.sync_every:
-        _refuse("sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that")
+        _refuse(
+            "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
+        )
     workload, cluster = asked(options)
     traces = show.tracer(options.model) if options.trace else search.by_formula
     found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)

@@ -25,7 +25,9 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
     return _whole(plans, place, list(advice))
 
 
-def recipe_json(result: Estimate, strategy: str, verdict: str, fits: bool, advice: Sequence[str], given: float | None) -> str:
+def recipe_json(
+    result: Estimate, strategy: str, verdict: str, fits: bool, advice: Sequence[str], given: float | None
+) -> str:
     """Of a recipe: one plan, and what begins the answer in words."""
     plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""} | _numbers(result, given)
     return _whole([plan], 0, list(advice))
