@@ -88,7 +88,7 @@ def _recipe(options: argparse.Namespace) -> int:
         if getattr(options, flag) not in (takes.get("default"), False):
             _refuse(flag, f"{options.model} is estimated as it is", "leave it out, or name the model instead")
     hold_name(options.network, "flag --network")
-    cluster = {name: getattr(options, name) for name in ("hostfile", "gpu") if getattr(options, name)}
+    cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
     money = None if options.tokens == 1e9 else options.tokens, options.price
     return show_recipe(options.model, cluster, hosts, options.trace, options.margin, *money, as_json=options.json)
@@ -96,9 +96,13 @@ def _recipe(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from ..planner.choice import goals, search
+    from ..planner.choice import goals, replicas, search
     from ..planner.output import show
 
+    if options.sync_every:
+        _refuse(
+            "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
+        )
     workload, cluster = asked(options)
     traces = show.tracer(options.model) if options.trace else search.by_formula
     found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)
@@ -114,7 +118,7 @@ def _choose(options: argparse.Namespace) -> int:
         from ..planner.output import plot
 
         plot.write(options.plot, workload, cluster, ranked)
-    advice = [*advice, *show.warnings(options.model, workload)]
+    advice = [*advice, *replicas.for_model(found), *show.warnings(options.model, workload)]
     if options.json:
         from ..planner.output.as_json import answer_json
 

@@ -1,5 +1,6 @@
 """What the planner predicts of a run, beside what its first ten steps gave. Imported at the tenth, and the planner with it."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,8 @@ def _job(run: Run, config: Any, trained: int, gpu: str) -> Job:
     job = job_of_run.job_of_run(
         recipe, run.strategy, run.batch, *sizes, config.to_dict(), gpu, trained=trained, place=place
     )
+    if job.replicas.every > STEPS:  # they have not met yet
+        job = replace(job, replicas=replace(job.replicas, every=math.inf))
     return replace(job, attention=job_of_run.ATTENTION.get(attention_of(config), "flash2"))
 
 

@@ -1,5 +1,6 @@
 """When the callback measures and what of: with a clock, a GPU's counters and ranks that are made up."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from brigade.data.collate import About
 from brigade.distributed import ranks
 from brigade.planner.choice import job_of_run
+from brigade.planner.choice.job import Job, Replicas
 from brigade.planner.costs import hardware
+from brigade.planner.models.find_model import named_shape
 from brigade.training import compare_with_plan, planned
 from brigade.training import throughput as meters
 
@@ -149,3 +152,16 @@ def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended)
     usual, largest = planned._as_seen(job, config, seen)
     assert (usual.sequence, largest.sequence, usual.attended) == (1000, 1500, attended)
     assert (usual.labelled, largest.labelled) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("every, counted", [(5, 5), (50, math.inf)])
+def test_a_round_that_no_measured_step_ends_is_not_promised(monkeypatch, every, counted):
+    found = Job(named_shape("qwen3-0.6b"), 128, replicas=Replicas(2, every))
+    monkeypatch.setattr(
+        planned.micro_batch, "recipe_here", lambda *_: SimpleNamespace(model=SimpleNamespace(use_peft=False))
+    )
+    monkeypatch.setattr(planned.preflight, "liger", lambda settings: (False, ""))
+    monkeypatch.setattr(job_of_run, "job_of_run", lambda *_, **__: found)
+    run = SimpleNamespace(settings=None, strategy=None, batch=None, world=SimpleNamespace(size=1, local_size=1))
+    config = SimpleNamespace(to_dict=dict, _attn_implementation="sdpa")
+    assert planned._job(run, config, 0, "H200").replicas == Replicas(2, counted)

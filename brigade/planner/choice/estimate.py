@@ -114,7 +114,8 @@ def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -
     """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
     runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
     device = device or gpu(job.gpu)
-    collectives = COLLECTIVES_GIB * (1 + math.log(job.gpus, 8)) if job.gpus > 1 else 0.0
+    together = job.gpus // job.replicas.count
+    collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
     found, loose = moments(job, traced), job.conventions.fragmentation - 1
     held = max(one.allocated * (1 + loose * (SHORT if one.activations else SHORT_IN_STEP)) for one in found)
     context = (CONTEXT_GIB + collectives) * GIB

@@ -41,13 +41,27 @@ def of_axes(axes: Axes, ranks: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Replicas:
+    """Worlds of ranks that train by themselves and meet every `every` steps (docs/local-training.md). A Job's ranks are of one.
+
+    count: how many there are, 1 where nothing is averaged; precision, fragments, outer: as a recipe's keys say them
+    """
+
+    count: int = 1
+    every: float = 1
+    precision: str = "fp32"
+    fragments: int = 1
+    outer: str = "average"
+
+
+@dataclass(frozen=True)
 class Job:
     """One training configuration.
 
     engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
     sequence: tokens of a row; attended: mean length of the sample that a token sees (packing), 0 for the whole row
     labelled: share of the tokens that have logits: with padding_free those alone that a label follows
-    data, tensor, pipeline, context, expert: ranks of each kind of parallelism
+    data, tensor, pipeline, context, expert: ranks of each kind of parallelism, in one of the `replicas`
     ours: these go as in train.py. Tensor parallelism by Transformers' plans: norms, router and what stands between blocks are
         whole on each rank, and mostly logits (costs/stages.py). Stages are cut by cost. Context parallelism is Ulysses', which
         exchanges heads. Else as in Megatron and torchtitan: all is divided, stages evenly, keys and values go round a ring
@@ -107,6 +121,7 @@ class Job:
     gpu: str = "H100 80GB"
     node_size: int = 8
     link: str = ""
+    replicas: Replicas = Replicas()
 
     def __post_init__(self) -> None:
         for name in ("sequence", "micro_batch", "accumulation", *RANKS, "virtual", "every", "node_size"):
@@ -141,7 +156,7 @@ class Job:
 
     @property
     def gpus(self) -> int:
-        return self.data * self.tensor * self.pipeline * self.context
+        return self.data * self.tensor * self.pipeline * self.context * self.replicas.count
 
     @property
     def nodes(self) -> int:
@@ -154,7 +169,7 @@ class Job:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.micro_batch * self.sequence * self.accumulation * self.data
+        return self.micro_batch * self.sequence * self.accumulation * self.data * self.replicas.count
 
     @property
     def shard_ranks(self) -> int:

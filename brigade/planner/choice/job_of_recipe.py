@@ -100,7 +100,7 @@ def job_of(
     ranks, node = sum(hosts.values()), max(hosts.values())
     size, kind = settings.place("global_batch_size"), kind or cluster.gpu or "H100 80GB"
     strategy = strategy or strategy_of(settings)
-    shares = strategy.axes.data(ranks)
+    shares, ranks = strategy.axes.data(ranks), ranks // strategy.replicas
     batch = batch_arithmetic(training, shares, size)
     try:
         if training.per_device_train_batch_size == "auto":
@@ -126,6 +126,7 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
         least = {"per_device_train_batch_size": 1} if training.per_device_train_batch_size == "auto" else {}
         shares, size = strategy.axes.data(ranks), settings.place("global_batch_size")
         batch = batch_arithmetic(training.model_copy(update=least), shares, size)
+        ranks //= strategy.replicas
         found = estimate(job_of_run(settings.recipe, strategy, batch, ranks, node, config, device.kind, place=place))
     except (UserError, NotCovered):
         return None

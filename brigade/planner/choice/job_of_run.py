@@ -16,7 +16,7 @@ from ..models.find_model import described
 from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, Loss, of_axes, of_method
+from .job import Job, Loss, Replicas, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -53,6 +53,7 @@ def job_of_run(
 ) -> Job:
     """What `recipe` asks of `ranks` GPUs of the kind `gpu`, `node_size` on each host. Rows count as full: max_length tokens.
 
+    ranks: of each replica, where several train by themselves
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
     them where that is known, else counted
     Raises NotCovered for what the formulas do not know.
@@ -92,9 +93,17 @@ def job_of_run(
         targets=targets or ALL,
         optimizer=training.optim,
         link=recipe.cluster.network or "",
+        replicas=_replicas(training, strategy.replicas),
         **of_method(method_of(model)),
         **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
     )
+
+
+def _replicas(training: TrainingSection, count: int) -> Replicas:
+    if count == 1:
+        return Replicas()
+    every = training.sync_every or 1
+    return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
 
 
 def _loss(training: TrainingSection) -> Loss:
@@ -139,7 +148,6 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
     hook = training.ddp_comm_hook if ranks > 1 else "none"
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
-        "they do not know replicas that meet every so many steps (sync_every)": strategy.replicas > 1,
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they do not know MLPs in tiles": training.tiled_mlp,
@@ -220,6 +228,7 @@ def record(job: Job) -> dict[str, Any]:
     family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
     family.pop("defaults", None)  # what a config leaves out; the shape has it all
     values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
+    values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
     return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
 
 
@@ -229,6 +238,7 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
         shape = dict(values["shape"])
         shape["family"] = Family(**shape.get("family", {}))
         known: dict[str, Any] = dict(values) | {"shape": ModelShape(**shape)}
+        known["replicas"] = Replicas(**known.get("replicas", {}))
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({error})"

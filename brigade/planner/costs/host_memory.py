@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..choice.estimate import intervals
 from ..choice.job import Job
 from .engines import OPTIMIZER_BYTES
+from .replicas import held, written
 from .stages import gathered_bytes, stages
 
 # Resident, of one rank: Python, torch with CUDA's libraries, Transformers (benchmarks/data/host_memory.csv).
@@ -58,7 +59,10 @@ def host(job: Job) -> Host:
     shards = weights if job.offload == "all" else 0.0
     swapped = (states + 4) * share + weights if job.offload == "nvme" else 0.0
     return Host(
-        resident(ranks, copied, shards), resident(ranks, 0.0, offloaded + shards), checkpoint(job, trained), swapped
+        resident(ranks, copied, shards),
+        resident(ranks, 0.0, offloaded + shards) + held(job),
+        job.replicas.count * checkpoint(job, trained) + written(job),
+        swapped,
     )
 
 

@@ -1,7 +1,7 @@
 """Time of an optimizer step, in parts, by formula. Seconds."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ..choice.job import Job
 from ..models.adapter_costs import NORM_MOVED, linears
@@ -10,6 +10,7 @@ from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
 from .memory import exchanged_width, operations
 from .network import CALL_LATENCY, Links, links
+from .replicas import synchronising
 from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_experts, stages, vocabulary_divisors
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
@@ -35,6 +36,7 @@ class StepTime:
     compute: products, attention and what lies between; launches: waiting for Python where kernels are short
     inside, across: communication inside a node and between nodes that nothing hides; bubble: a pipeline's
     offload: states and weights on their way to the host's memory and back, and the host's own optimizer step
+    synchronising: a step's share of a round's end, where replicas meet every so many steps
     """
 
     compute: float
@@ -44,6 +46,7 @@ class StepTime:
     bubble: float
     optimizer: float
     offload: float
+    synchronising: float = 0.0
 
     @property
     def total(self) -> float:
@@ -154,7 +157,8 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     outside = (tensor if around_across else 0.0) + sends + (shared if across else 0.0)
     offload = _offload(job, g, stepped, psi, compute)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
-    return StepTime(*(part / g.efficiency for part in whole))
+    found = StepTime(*(part / g.efficiency for part in whole))
+    return replace(found, synchronising=synchronising(job, g, found.total))
 
 
 def _tensor(job: Job, net: Links) -> tuple[float, bool]:

@@ -25,10 +25,12 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
     return _whole(plans, place, list(advice))
 
 
-def recipe_json(result: Estimate, strategy: str, verdict: str, fits: bool, given: float | None) -> str:
-    """Of a recipe: one plan."""
+def recipe_json(
+    result: Estimate, strategy: str, verdict: str, fits: bool, advice: Sequence[str], given: float | None
+) -> str:
+    """Of a recipe: one plan, and what begins the answer in words."""
     plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""} | _numbers(result, given)
-    return _whole([plan], 0, [])
+    return _whole([plan], 0, list(advice))
 
 
 def _whole(plans: list[dict[str, Any]], chosen: int | None, advice: list[str]) -> str:
@@ -53,6 +55,8 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "stages": job.pipeline,
         "experts": job.expert,
         "data": job.data,
+        "replicas": job.replicas.count,
+        "sync_every": job.replicas.every if job.replicas.count > 1 else None,
         "max_length": job.sequence,
         "micro_batch": job.micro_batch,
         "accumulation": job.accumulation,

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ...errors import UserError
 from ...errors.console import billions, figure
-from ..choice import explain, goals, search
+from ..choice import explain, goals, replicas, search
 from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
 from ..choice.search import Candidate, Cluster, Workload
@@ -191,6 +191,8 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
+    if job.replicas.count > 1:
+        say("replicas", replicas.described(result))
     if not result.gpu.seen:
         say(
             "",

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from ...errors.console import counted, figure
 from ...recipe import flags
-from ..choice import goals
+from ..choice import goals, replicas
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import Cluster, refusal
 from ..costs.memory import GIB
 from ..costs.states import held_states
 from . import header
 from .as_json import recipe_json
-from .show import describe, formula_and_trace, recomputes, say, tracer, trained
+from .show import describe, formula_and_trace, recomputes, say, tracer, trained, wrapped
 
 # How a recipe's config.json relates to the published one (models.yaml).
 CONFIGS = {
@@ -26,7 +26,7 @@ CONFIGS = {
 
 def show_recipe(
     path: str,
-    cluster: Mapping[str, str],
+    cluster: Mapping[str, object],
     hosts: Cluster,
     trace: bool,
     margin: float,
@@ -39,7 +39,7 @@ def show_recipe(
     tokens: to train on, None for what its max_steps take, else a billion; price: US dollars for an hour of a GPU
     cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
     """
-    words = [word for key, value in cluster.items() for word in (f"--{key}", value)]
+    words = [word for key, value in cluster.items() for word in (f"--{key}", str(value))]
     plan = RecipePlan(flags.load(["--recipe", path, *words]), hosts.link)
     result, recipe = plan.estimate, plan.settings.recipe
     job, whole = result.job, result.gpu.memory_gib
@@ -53,9 +53,11 @@ def show_recipe(
     else:
         found = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
     good = spare >= 0 and not refused
+    advice = replicas.for_recipe(plan)
     if as_json:
-        print(recipe_json(result, plan.strategy_name, found, good, price))
+        print(recipe_json(result, plan.strategy_name, found, good, advice, price))
         return 0 if good else 1
+    print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
     training = recipe.training
     own = float(training.max_steps * job.tokens_per_step) if training.max_steps > 0 else None
     trained(job, recipe.model.lora_modules_to_save)
@@ -96,10 +98,11 @@ def describe_recipe(plan: RecipePlan) -> None:
     if job.gpus > 1:
         each += f" each, {device.peer_gb_s:.0f} GB/s between two of a host"
     say("hardware", f"{plan.cluster}: {each}")
-    size, axes = job.micro_batch * job.accumulation * job.data, plan.strategy.axes
+    shares, axes = job.data * job.replicas.count, plan.strategy.axes
+    size = job.micro_batch * job.accumulation * shares
     what = f"packs of {recipe.data.max_length:,} tokens" if recipe.data.packing else "sequences"
-    shares = counted(job.data, "data-parallel rank" if axes else "GPU")
-    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {shares}"]
+    over = counted(shares, "data-parallel rank" if axes else "GPU")
+    ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {over}"]
     if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):
         ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
     say("batch", " = ".join([f"{size} {what}", *ways]))
