@@ -22,7 +22,6 @@ from benchmarks import local_steps_tables, network, network_tables, pages
 from benchmarks.local_steps_tables import FILES, LOOKS, RATES, REAL, tables, timed_as
 from benchmarks.network import MICRO_BATCH, flags_for
 from benchmarks.pages import RESULTS, Row
-from brigade.training.local_steps import OVERLAP
 from testbed.cluster import Cluster
 from testbed.needs import require
 from testing.command_line import as_flags
@@ -70,11 +69,15 @@ METHODS = {
 # ---- runs of train.py --------------------------------------------------------------------------------------------
 def timed_job(hosts: int, name: str) -> dict[str, Any]:
     """Whole rounds at each rate."""
+    from brigade.training.local_steps import OVERLAP
+
     of = METHODS[name]
     warm_up, measured = max(WARM_UP, of.every), of.rounds * of.every
-    # In the last steps of a run no fragment is sent: they come after what is measured.
-    steps = warm_up + len(RATES) * (1 + measured) + (OVERLAP if of.every > 1 else 0)
-    return _job(hosts, name, steps, 8, [], rates=RATES, warm_up=warm_up, measured=measured)
+    # A fragment is on its way for OVERLAP steps. None is when the rate changes, and what was sent before is not measured. In the
+    # last OVERLAP steps of a run no fragment is sent: they come after what is measured.
+    dropped, last = (OVERLAP, OVERLAP) if of.every > 1 else (1, 0)
+    steps = warm_up + len(RATES) * (dropped + measured) + last
+    return _job(hosts, name, steps, 8, [], rates=RATES, warm_up=warm_up, dropped=dropped, measured=measured)
 
 
 def learning_job(hosts: int, name: str, rate: str | None = None) -> dict[str, Any]:

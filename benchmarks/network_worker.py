@@ -31,13 +31,16 @@ def sent(card: str = "eth0") -> tuple[int, int]:
 
 
 class Blocks(TrainerCallback):
-    """After `warm_up` steps, one block of 1 + measured steps for each of `rates`; steps after the last block go uncounted.
+    """After `warm_up` steps, one block of dropped + measured steps for each of `rates`; steps after the last block go uncounted.
 
     wanted: on the rank that asks for rates, the file to write them into; whoever throttles the hosts removes it
     """
 
-    def __init__(self, rates: list[str | None], warm_up: int, measured: int, wanted: Path | None) -> None:
-        self.rates, self.warm_up, self.length, self.wanted = rates, warm_up, 1 + measured, wanted
+    def __init__(
+        self, rates: list[str | None], warm_up: int, measured: int, wanted: Path | None, dropped: int = 1
+    ) -> None:
+        self.rates, self.warm_up, self.wanted = rates, warm_up, wanted
+        self.dropped, self.length = dropped, dropped + measured
         self.ends: list[tuple[float, int, int]] = []  # of each step: time, bytes and packets that this host has sent
         self.began, self.evaluating = 0.0, 0.0  # when the first step did; seconds that evaluations have taken since
         self.trained: list[float] = []  # at each evaluation: seconds since then without those
@@ -70,12 +73,12 @@ class Blocks(TrainerCallback):
         self._ask(None)  # what follows is not measured
 
     def results(self) -> list[dict[str, Any]]:
-        """Per block the seconds of each step but the first, and bytes and packets per step and host, also as each rank's host
-        counted them; a collective."""
+        """Per block the seconds of each measured step, and bytes and packets per step and host, also as each rank's host counted
+        them; a collective."""
         found = []
         for block in range(len(self.rates)):
             first = self.warm_up + block * self.length
-            ends = self.ends[first : first + self.length]
+            ends = self.ends[first + self.dropped - 1 : first + self.length]
             seconds = [after[0] - before[0] for before, after in itertools.pairwise(ends)]
             steps = len(seconds)
             by_rank = ranks.gather_all([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
@@ -87,9 +90,8 @@ class Blocks(TrainerCallback):
 def main(folder: Path) -> None:
     world, results = world_from_environment(), []
     for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):
-        blocks = Blocks(
-            job["rates"], job["warm_up"], job["measured"], folder / "wanted" if world.is_main_rank else None
-        )
+        wanted = folder / "wanted" if world.is_main_rank else None
+        blocks = Blocks(job["rates"], job["warm_up"], job["measured"], wanted, job.get("dropped", 1))
         flags = [*job["flags"], "--output_dir", str(folder / "outputs" / str(number))]
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main(flags, callbacks=(blocks,))
