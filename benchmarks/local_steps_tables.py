@@ -79,11 +79,9 @@ def draw() -> None:
     times, losses, clock = _times(), pages.read(RESULTS / FILES["losses"]), pages.read(RESULTS / FILES["clock"])
 
     def over(rows: list[Row], hosts: str, rate: str, column: str, scale: float = 1) -> Curves:
-        """What a step takes of `column`, times steps."""
+        each = {method: float(row[column]) for (of, method, at), row in times.items() if (of, at) == (hosts, rate)}
         return {
-            method: _curve(
-                of, [scale * int(row["step"]) * float(times[hosts, timed_as(method), rate][column]) for row in of]
-            )
+            method: _curve(of, [scale * x for x in until(of, each[timed_as(method)], each["DDP"])])
             for method, of in _by_method(rows, hosts).items()
         }
 
@@ -96,6 +94,16 @@ def draw() -> None:
         f"{NAMES[PLACED]}: the same losses, at measured seconds per step": placed,
     }
     _picture(pages.DOCS / "local-training-time.png", "seconds of training on 2 hosts", panels)
+
+
+def until(rows: list[Row], each: float, whole: float) -> list[float]:
+    """What a method takes up to each of its evaluations, if a step takes `each`.
+
+    whole: what a step of DDP takes. PowerSGD's first tenth of all steps is plain DDP (brigade/training/gradient_compression.py)
+    """
+    steps = [int(row["step"]) for row in rows]
+    plain = round(steps[-1] / 10) if "PowerSGD" in rows[0]["method"] else 0
+    return [each * step + (whole - each) * min(step, plain) for step in steps]
 
 
 def _curve(rows: list[Row], x: list[float]) -> tuple[list[float], list[float]]:
@@ -115,6 +123,7 @@ def _picture(path: Path, label: str, panels: dict[str, Curves]) -> None:
             if method in curves:
                 axis.plot(*curves[method], color=colour, marker=marker, markersize=5, label=method)
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set_title(title, loc="left", fontsize=11)
         axis.set_xlabel(label)
         axis.grid(color="#e5e5e5")
