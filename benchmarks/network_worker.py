@@ -31,14 +31,19 @@ def sent(card: str = "eth0") -> tuple[int, int]:
 
 
 class Blocks(TrainerCallback):
-    """After `warm_up` steps, one block of 1 + measured steps for each of `rates`.
+    """After `warm_up` steps, one block of dropped + measured steps for each of `rates`; steps after the last block go uncounted.
 
     wanted: on the rank that asks for rates, the file to write them into; whoever throttles the hosts removes it
     """
 
-    def __init__(self, rates: list[str | None], warm_up: int, measured: int, wanted: Path | None) -> None:
-        self.rates, self.warm_up, self.length, self.wanted = rates, warm_up, 1 + measured, wanted
+    def __init__(
+        self, rates: list[str | None], warm_up: int, measured: int, wanted: Path | None, dropped: int = 1
+    ) -> None:
+        self.rates, self.warm_up, self.wanted = rates, warm_up, wanted
+        self.dropped, self.length = dropped, dropped + measured
         self.ends: list[tuple[float, int, int]] = []  # of each step: time, bytes and packets that this host has sent
+        self.began, self.evaluating = 0.0, 0.0  # when the first step did; seconds that evaluations have taken since
+        self.trained: list[float] = []  # at each evaluation: seconds since then without those
 
     def _ask(self, rate: str | None) -> None:
         ranks.gather_all(None)
@@ -52,22 +57,28 @@ class Blocks(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         block, place = divmod(state.global_step - self.warm_up, self.length)
-        if block >= 0 and place == 0:
+        if 0 <= block < len(self.rates) and place == 0:
             self._ask(self.rates[block])
+        if state.global_step == 0:
+            self.began, self.evaluating = time.perf_counter(), 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.ends.append((time.perf_counter(), *sent()))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        self.evaluating += metrics["eval_runtime"]
+        self.trained.append(time.perf_counter() - self.began - self.evaluating if state.global_step else 0.0)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._ask(None)  # what follows is not measured
 
     def results(self) -> list[dict[str, Any]]:
-        """Per block the seconds of each step but the first, and bytes and packets per step and host, also as each rank's host
-        counted them; a collective."""
+        """Per block the seconds of each measured step, and bytes and packets per step and host, also as each rank's host counted
+        them; a collective."""
         found = []
         for block in range(len(self.rates)):
             first = self.warm_up + block * self.length
-            ends = self.ends[first : first + self.length]
+            ends = self.ends[first + self.dropped - 1 : first + self.length]
             seconds = [after[0] - before[0] for before, after in itertools.pairwise(ends)]
             steps = len(seconds)
             by_rank = ranks.gather_all([(ends[-1][place] - ends[0][place]) / steps for place in (1, 2)])
@@ -79,9 +90,8 @@ class Blocks(TrainerCallback):
 def main(folder: Path) -> None:
     world, results = world_from_environment(), []
     for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):
-        blocks = Blocks(
-            job["rates"], job["warm_up"], job["measured"], folder / "wanted" if world.is_main_rank else None
-        )
+        wanted = folder / "wanted" if world.is_main_rank else None
+        blocks = Blocks(job["rates"], job["warm_up"], job["measured"], wanted, job.get("dropped", 1))
         flags = [*job["flags"], "--output_dir", str(folder / "outputs" / str(number))]
         with contextlib.redirect_stdout(io.StringIO()):
             trainer = train.main(flags, callbacks=(blocks,))
@@ -94,7 +104,10 @@ def main(folder: Path) -> None:
                 "blocks": blocks.results(),
                 "compression": compression,
                 "held_out": [entry["eval_loss"] for entry in evaluations],
-                "evaluations": [[entry["step"], entry["eval_loss"]] for entry in evaluations],
+                "evaluations": [
+                    [entry["step"], entry["eval_loss"], seconds]
+                    for entry, seconds in zip(evaluations, blocks.trained, strict=True)
+                ],
             }
         )
         ranks.whole_again()
