@@ -181,6 +181,7 @@ def test_foreach_kernels_copy_the_second_moments_in_the_step(engine, each):
     assert step.allocated - moments(fused)[-1].allocated == pytest.approx(each / 5 * LLAMA_8B.parameters)
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_keeps_the_logits_and_nothing_else_as_wide():
     """Two bytes of bf16 logits; their gradient takes two more (LOGIT_BYTES: online)."""
     loss = torch.compile(lambda logits, labels: torch.nn.functional.cross_entropy(logits.float(), labels))

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
 SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
 
 
+@pytest.mark.slow
 def test_the_questions_are_answered_as_the_page_says():
     assert len(questions.QUESTIONS) == 20 and questions.main(["--check"]) == 0
     answers = re.findall(r"\n    \$ .*\n    \S", questions.PAGE.read_text())

@@ -172,6 +172,7 @@ def test_a_file_that_is_shipped_is_taken_and_recipes_of_ours_share_theirs(tmp_pa
     assert place(tmp_path / "elsewhere", False) == tmp_path / "ds_configs" / "zero1_pp4.json"
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_page_is_what_its_command_says(capsys, monkeypatch, every_axis):
     monkeypatch.chdir(ROOT)
     found = choosing.answer(choosing.ROWS["Qwen3 235B A22B"], choosing.COLUMNS["16 hosts"])

@@ -180,6 +180,7 @@ def on_a_terminal(home, *flags):
     return process.wait(60), shown.decode()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_there_is_a_progress_bar_and_colour(home):
     code, shown = on_a_terminal(home, str(home / "full.yaml"))
     assert code == 0, shown

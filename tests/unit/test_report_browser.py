@@ -153,6 +153,7 @@ def test_each_part_has_a_name_and_each_chart_a_table(browser, written):
     assert len(tables) == FIGURES - 1 and all(tables)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_steps_open_at_once(browser, tmp_path):
     run = write_run(tmp_path / "long", steps=1_000)
     lines = (run / "events.jsonl").read_text().splitlines()
