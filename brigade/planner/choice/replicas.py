@@ -16,12 +16,12 @@ from .job_of_recipe import RecipePlan, job_of
 
 def for_recipe(plan: RecipePlan) -> list[str]:
     """One sentence at most."""
-    training, cluster = plan.settings.recipe.training, plan.settings.recipe.cluster
+    training = plan.settings.recipe.training
     longest = training.max_steps if training.max_steps > 0 else max(CONSTANTS["every"])
 
     def with_replicas() -> Estimate | None:
         changed = training.model_copy(update={"sync_every": CONSTANTS["every"][0]})
-        recipe = plan.settings.recipe.model_copy(update={"training": changed, "cluster": cluster})
+        recipe = plan.settings.recipe.model_copy(update={"training": changed})
         try:
             return estimate(job_of(replace(plan.settings, recipe=recipe), plan.link))
         except UserError:  # it does not go with this recipe (strategy/replicas.py)
@@ -44,7 +44,7 @@ def for_model(found: Answer) -> list[str]:
             inside = answer(one_host, replace(cluster, nodes=1)).winner
         except UserError:  # the host's batch does not divide over its GPUs
             return None
-        return inside and estimate(replace(inside.estimate.job, replicas=Replicas(cluster.nodes)))
+        return estimate(replace(inside.estimate.job, replicas=Replicas(cluster.nodes))) if inside else None
 
     return _advice(winner.estimate, winner.name, with_replicas) if winner else []
 
