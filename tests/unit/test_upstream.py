@@ -152,7 +152,7 @@ def test_every_private_name_of_the_upstream_room_is_looked_for_above():
     trees = [parsed(path) for path in UPSTREAM.rglob("*.py")]
     known = {name for names in DEFINED.values() for name in names} | OF_GLOO | OF_PYTHON
     ours = set().union(*map(own, trees)) - known
-    assert set().union(*map(touched, trees)) - ours <= known
+    assert set().union(*map(touched, trees)) - ours - OF_PYTHON <= known
 
 
 @pytest.mark.parametrize(
