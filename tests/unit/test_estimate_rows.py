@@ -11,8 +11,8 @@ from benchmarks.published import table
 from benchmarks.published.rows import job_of_row
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import estimate
+from brigade.planner.choice.job import EAGER, FUSED
 from brigade.planner.costs.states import held_states
-from brigade.planner.models.layer import EAGER, FUSED
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Estimate:
 
 def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
-    values = {part.name: getattr(of, part.name) / unit for part in fields(of)}
+    values = {name: value / unit for name, value in vars(of).items()}
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 

@@ -31,8 +31,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if candidate.refused:
         return candidate.refused
     if not candidate.fits:
-        parts = {name: getattr(result.memory, name) for name in result.memory.__dataclass_fields__}
-        largest, kept = max(parts, key=lambda name: parts[name]), candidate.margin * result.gpu.memory_gib
+        parts = vars(result.memory)
+        largest, kept = max(parts, key=parts.__getitem__), candidate.margin * result.gpu.memory_gib
         if result.fits:
             return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
         lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
@@ -60,7 +60,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         "for Python to launch kernels": result.time.launches,
         "in the optimizer": result.time.optimizer,
     }
-    most = max(waits, key=lambda name: waits[name])
+    most = max(waits, key=waits.__getitem__)
     ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
     longer = f"{ratio:.1f}x the time" if ratio >= 2 else f"{ratio - 1:.0%} more time"
     share = waits[most] / candidate.seconds

@@ -117,17 +117,12 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
 
     None where it may, where no formula covers it, and where the recipe names no GPU.
     """
-    training, cluster = settings.recipe.training, settings.recipe.cluster
-    if cluster.gpu is None:
+    if settings.recipe.cluster.gpu is None:
         return None
-    ranks, node, device = sum(hosts.values()), max(hosts.values()), gpu(cluster.gpu)
+    device = gpu(settings.recipe.cluster.gpu)
     try:
-        config, place, _ = named_config(settings.recipe.model.model_name_or_path)
-        least = {"per_device_train_batch_size": 1} if training.per_device_train_batch_size == "auto" else {}
-        shares, size = strategy.axes.data(ranks), settings.place("global_batch_size")
-        batch = batch_arithmetic(training.model_copy(update=least), shares, size)
-        found = estimate(job_of_run(settings.recipe, strategy, batch, ranks, node, config, device.kind, place=place))
-    except (UserError, NotCovered):
+        found = estimate(job_of(settings, strategy=strategy, slots=hosts))
+    except UserError:
         return None
     if found.fits:
         return None

@@ -13,10 +13,9 @@ from ...strategy.axes import NAMES
 from ..costs.hardware import Gpu
 from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
 from ..models.find_model import described
-from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, Loss, of_axes, of_method
+from .job import EAGER, FUSED, Attention, Job, Loss, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -233,10 +232,3 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({error})"
         raise UserError(place, problem, "run the recipe once more") from None
-
-
-def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
-    """`job` with what its rows were: `tokens` of a micro-batch on one rank, the mean length that they attend to, the share with
-    logits."""
-    row = max(1, round(tokens * job.context / job.micro_batch))
-    return replace(job, sequence=row, attended=attended, labelled=labelled)

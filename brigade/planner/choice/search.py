@@ -14,11 +14,10 @@ from ...strategy.axis_rules import problem as misfit
 from ..costs.hardware import Gpu, gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
-from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
 from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
-from .job import Job, Loss, of_axes, of_method
+from .job import EAGER, FUSED, Job, Kernels, Loss, of_axes, of_method
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 

@@ -1,7 +1,8 @@
 """Model states in bytes per rank, by formula. docs/states.md compares them with what is measured."""
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..choice.job import Job
@@ -21,7 +22,7 @@ class StateBytesPerRank:
 
     @property
     def total(self) -> float:
-        return self.parameters + self.gradients + self.optimizer
+        return sum(vars(self).values())
 
 
 def model_states(
@@ -103,7 +104,7 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
 
 
 def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
-    return StateBytesPerRank(*(getattr(one, part.name) + getattr(other, part.name) for part in fields(one)))
+    return StateBytesPerRank(*map(operator.add, vars(one).values(), vars(other).values()))
 
 
 def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:

@@ -3,7 +3,7 @@
 import html
 import io
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -62,7 +62,7 @@ def parts(candidate: Candidate) -> dict[str, float]:
     "context, reserve": CUDA's context, NCCL's buffers, and what torch's allocator holds unused
     """
     result = candidate.estimate
-    inside = {part.name: getattr(result.memory, part.name) / GIB for part in fields(result.memory)}
+    inside = {name: value / GIB for name, value in vars(result.memory).items()}
     return inside | {"context, reserve": result.device_gib - result.allocated_gib}
 
 
