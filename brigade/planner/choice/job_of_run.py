@@ -9,7 +9,7 @@ from ...recipe.batch import Batch
 from ...recipe.method import method_of
 from ...recipe.schema import Recipe, TrainingSection
 from ...strategy import Strategy
-from ...strategy.axes import NAMES
+from ...strategy.axes import NAMES, Axes
 from ..costs.hardware import Gpu
 from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
 from ..models.find_model import described
@@ -62,7 +62,9 @@ def job_of_run(
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
         raise NotCovered(f"{error.place}: {error.problem}") from None
-    _check_axes(recipe, strategy, shape)
+    spread = _engine(strategy, node_size)
+    if strategy.axes:
+        _check_axes(recipe, strategy.axes, shape, spread)
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
     if adapters and not targets:
@@ -92,7 +94,7 @@ def job_of_run(
         optimizer=training.optim,
         link=recipe.cluster.network or "",
         **of_method(method_of(model)),
-        **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
+        **spread | of_axes(strategy.axes, ranks),
     )
 
 
@@ -151,18 +153,12 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
         raise NotCovered(f"the formulas do not cover this run: {reason}")
 
 
-def _check_axes(recipe: Recipe, strategy: Strategy, shape: ModelShape) -> None:
-    """Raises NotCovered for what no formula covers of axes besides data parallelism."""
-    axes, zero = strategy.axes, (strategy.ds_config or {}).get("zero_optimization", {})
-    if not axes:
-        return
-    offloads = any(
-        (zero.get(f"offload_{block}") or {}).get("device", "none") != "none" for block in ("optimizer", "param")
-    )
+def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[str, Any]) -> None:
+    """Raises NotCovered for what no formula covers of axes besides data parallelism. spread: of _engine()"""
     lacking = {
-        "offload": offloads,
+        "offload": spread.get("offload"),
         "zbv": axes.chosen_schedule == "zbv",
-        "ZeRO++": zero.get("zero_hpz_partition_size", 1) != 1 or zero.get("zero_quantized_weights"),
+        "ZeRO++": spread.get("hpz") or spread.get("quantised"),
         "DoRA": recipe.model.use_dora,
         "weights in four bits": recipe.model.load_in_4bit,
         "queries, keys and values in one matrix": axes.tensor > 1

@@ -143,12 +143,6 @@ def usual_share(generation: str, without: str = "") -> float:
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
 
 
-def peak_tflops(device_name: str) -> float | None:
-    """Dense bf16 peak of a device by the name its driver gives, or None for an unknown one."""
-    found = gpu_of_device(device_name)
-    return found.bf16_tflops if found else None
-
-
 def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:
     """Model FLOPs of forward and backward for one token of full fine-tuning: 6 N + 12 L h s.
 
@@ -161,5 +155,5 @@ def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_len
 
 def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
     """Model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
-    peak = peak_tflops(device_name)
-    return None if peak is None else 100 * tokens_per_second_per_device * flops_per_token / (peak * 1e12)
+    device = gpu_of_device(device_name)
+    return 100 * tokens_per_second_per_device * flops_per_token / (device.bf16_tflops * 1e12) if device else None

@@ -143,11 +143,6 @@ def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytes
     return StateBytesPerRank(weight / over[0], held, moments * trained / over[2]), held
 
 
-def held_states(job: Job) -> StateBytesPerRank:
-    """What one rank holds of the model in the optimizer's step, on the first stage of a pipeline."""
-    return stage_states(job, stages(job)[0])[0]
-
-
-def gradient_bytes(job: Job) -> float:
-    """Of one rank until the optimizer's step, on the first stage of a pipeline."""
-    return stage_states(job, stages(job)[0])[1]
+def first_stage_states(job: Job) -> tuple[StateBytesPerRank, float]:
+    """stage_states() of the first stage of a pipeline, or of all where there is none."""
+    return stage_states(job, stages(job)[0])
