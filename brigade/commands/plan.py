@@ -96,11 +96,11 @@ def _recipe(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from ..planner.choice import goals, search
+    from ..planner.choice import goals
     from ..planner.output import show
 
     workload, cluster = asked(options)
-    traces = show.tracer(options.model) if options.trace else search.by_formula
+    traces = show.tracer(options.model) if options.trace else None
     found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
@@ -127,7 +127,7 @@ def _choose(options: argparse.Namespace) -> int:
         print(show.nothing_fits(workload, cluster, ranked, traces))
         return 1
     show.describe(winner.estimate, options.tokens, options.price)
-    if options.trace:
+    if traces:
         show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
     if not options.liger:
         show.with_liger(workload, cluster, winner)

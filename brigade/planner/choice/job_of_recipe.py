@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...cluster import World
 from ...errors import UserError
+from ...errors.tables import table
 from ...hostfile import read_hostfile
 from ...recipe import flags
 from ...recipe.batch import batch_arithmetic
@@ -50,8 +49,8 @@ class PublishedModel:
 @functools.cache
 def published_models() -> dict[str, PublishedModel]:
     """Folder of recipes/ -> its model."""
-    text = Path(__file__).with_name("models.yaml").read_text()
-    return {name: PublishedModel(**entry) for name, entry in yaml.safe_load(text).items()}
+    entries = table(Path(__file__).with_name("models.yaml"))
+    return {name: PublishedModel(**entry) for name, entry in entries.items()}
 
 
 def published_model(name: str) -> PublishedModel:

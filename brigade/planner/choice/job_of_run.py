@@ -57,7 +57,7 @@ def job_of_run(
     Raises NotCovered for what the formulas do not know.
     """
     training, model = recipe.training, recipe.model
-    _check(recipe, strategy, ranks)
+    _check(recipe, strategy, ranks, trained)
     try:
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
@@ -67,14 +67,7 @@ def job_of_run(
         _check_axes(recipe, strategy.axes, shape, spread)
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
-    if adapters and not targets:
-        raise NotCovered("the formulas count adapters on attention's projections, the MLP or all linear layers")
-    if adapters and model.lora_target_parameters:
-        raise NotCovered("the formulas count no adapters on fused experts")
     if adapters and not trained:
-        if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
-            known = " and ".join(ENDS)
-            raise NotCovered(f"the formulas count {known} that are trained whole beside adapters, not {other[0]}")
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
@@ -132,9 +125,10 @@ def largest_fit(
     return 1, f"the least; the planner counts {filled}, which may not fit"
 
 
-def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
-    """Raises NotCovered for what no formula covers."""
-    training = recipe.training
+def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:
+    """Raises NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
+    training, model = recipe.training, recipe.model
+    beside = [name for name in model.lora_modules_to_save if name not in ENDS]
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
     half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
     hook = training.ddp_comm_hook if ranks > 1 else "none"
@@ -149,6 +143,15 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
         "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
+    of_adapters = {
+        "they count those on attention's projections, the MLP or all linear layers": not targets_of(
+            model.lora_target_modules
+        ),
+        "they count none on fused experts": model.lora_target_parameters,
+        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
+        and not trained,
+    }
+    lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
     if reason := next((reason for reason, holds in lacking.items() if holds), None):
         raise NotCovered(f"the formulas do not cover this run: {reason}")
 
