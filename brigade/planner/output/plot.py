@@ -100,10 +100,8 @@ class Picture:
             f"{workload.batch} sequences of {workload.length:,} tokens per step, "
             f"{counted(cluster.nodes, 'node')} of {cluster.node_size} x {cluster.gpu}{between}",
         )
-        memory, seconds = (
-            intervals()["memory"],
-            intervals()[of_time(ranked[0].estimate.job, ranked[0].estimate.gpu.seen)],
-        )
+        best = ranked[0].estimate
+        memory, seconds = intervals()["memory"], intervals()[of_time(best.job, best.gpu.seen)]
         accuracy = (
             f"By formula, not measured. 80 % intervals: torch allocates {memory[0]:g} to {memory[1]:g} times as much, "
             f"a step takes {seconds[0]:g} to {seconds[1]:g} times as long."
