@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from brigade.errors.tables import table
 from brigade.planner.choice.estimate import of_time
 from brigade.planner.costs import calibration, hardware
 
@@ -189,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     sustained = fit(runs())
     hold(hardware.CATALOGUE, catalogue(sustained))
     if not options.check:  # the page's estimates are with what hardware.yaml says now
-        for remembered in (hardware._published, _estimate):
+        for remembered in (table, _estimate):
             remembered.cache_clear()
     hold(INTERVALS, intervals())
     hold(PAGE, filled(PAGE.read_text(), tables()))

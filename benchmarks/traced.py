@@ -14,10 +14,9 @@ from typing import Any
 from benchmarks import pages
 from benchmarks.pages import DOCS, Row, markdown
 from brigade.model.config_json import read_config
-from brigade.planner.choice.job import Job
+from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.memory import activation_bytes, logit_bytes
 from brigade.planner.models.find_model import known_config
-from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape_from_config import shape_of
 from brigade.planner.models.trace import versions
 from brigade.planner.models.trace_settings import settings_of

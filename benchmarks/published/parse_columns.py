@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from brigade.planner.choice.job import Checkpointing
-from brigade.planner.models.layer import FUSED, Attention, Kernels
+from brigade.planner.choice.job import FUSED, Attention, Checkpointing, Kernels
 
 T = TypeVar("T")
 Words = tuple[tuple[str, T], ...]

@@ -12,7 +12,7 @@ from typing import Any
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import Estimate, estimate
 from brigade.planner.costs.memory import GIB
-from brigade.planner.costs.states import gradient_bytes
+from brigade.planner.costs.states import first_stage_states
 
 from .parse_columns import Inexpressible
 from .rows import as_published, job_of_row
@@ -80,7 +80,7 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
 
 def reserved_gib(result: Estimate) -> float:
     """torch.cuda.max_memory_reserved on a card with room: blocks of gradients that were freed stay with the allocator."""
-    freed = 0.0 if result.memory.gradients else gradient_bytes(result.job) / GIB
+    freed = 0.0 if result.memory.gradients else first_stage_states(result.job)[1] / GIB
     return (result.allocated_gib + freed) * result.job.conventions.fragmentation
 
 

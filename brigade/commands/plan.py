@@ -96,7 +96,7 @@ def _recipe(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> int:
     """The strategies side by side, and the one to take."""
-    from ..planner.choice import goals, replicas, search
+    from ..planner.choice import goals, replicas
     from ..planner.output import show
 
     if options.sync_every:
@@ -104,7 +104,7 @@ def _choose(options: argparse.Namespace) -> int:
             "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
         )
     workload, cluster = asked(options)
-    traces = show.tracer(options.model) if options.trace else search.by_formula
+    traces = show.tracer(options.model) if options.trace else None
     found, advice = goals.pick(goals.answer(workload, cluster, traces), options.goal, options.deadline, options.tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
@@ -131,7 +131,7 @@ def _choose(options: argparse.Namespace) -> int:
         print(show.nothing_fits(workload, cluster, ranked, traces))
         return 1
     show.describe(winner.estimate, options.tokens, options.price)
-    if options.trace:
+    if traces:
         show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
     if not options.liger:
         show.with_liger(workload, cluster, winner)

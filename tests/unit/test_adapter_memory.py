@@ -5,8 +5,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from brigade.planner.choice.job import Job
 from brigade.planner.models.adapter_costs import adapter_bytes, linears, targets_of, trained_parameters
-from brigade.planner.models.layer import EAGER
 from brigade.planner.models.shape_from_config import shape_of
 
 SIZES = {
@@ -58,7 +58,8 @@ def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters, mod
         kind: saved(family, 3, kind, modules, dora) - saved(family, 2, kind, modules, dora) for kind in (None, adapters)
     }
     shape, targets = shape_of(family(**SIZES).to_dict(), "config.json"), targets_of(modules)
-    more = adapter_bytes(shape, EAGER, targets, moe=False, copies=adapters == "fp32", dropout=False, dora=dora)
+    engine = "fsdp2" if adapters == "fp32" else "zero"
+    more = adapter_bytes(Job(shape, TOKENS, method="lora", engine=engine, targets=targets, dora=dora), moe=False)
     more += 2 * RANK * len(list(linears(shape, targets)))
     assert layer[adapters] - layer[None] == pytest.approx(more, abs=(0.013 if dora else 0.01) * layer[None])
 

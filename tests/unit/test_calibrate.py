@@ -130,7 +130,7 @@ def test_a_users_own_gpu_and_words_stay(file, ran):
     file.write_text(theirs + "factors:\n  My GPU:\n    efficiency: {factor: 2, runs: {/gone: 2}}\n# the end\n")
     job = replace(INSIDE, gpu="My GPU")
     assert hardware.gpu_of_device("My GPU").efficiency == 2 and hardware.gpu("my-gpu").memory_gib == 20
-    assert hardware.peak_tflops("My GPU") == 10 and hardware.gpu(KIND).efficiency == 1
+    assert hardware.gpu_of_device("My GPU").bf16_tflops == 10 and hardware.gpu(KIND).efficiency == 1
     assert seconds(job) == pytest.approx(step(job) / 2)
     calibrate.calibrate([ran("one", job, step(job)), ran("two", INSIDE, step(INSIDE))], file)
     assert file.read_text().startswith(theirs + "# the end\nfactors:\n")
@@ -143,7 +143,7 @@ def test_a_users_own_gpu_and_words_stay(file, ran):
 def test_an_entry_of_the_same_name_goes_before_the_catalogues(file):
     file.parent.mkdir()
     file.write_text(yaml.safe_dump({"gpus": {KIND: OWN | {"driver": "NVIDIA H100 80GB HBM3"}}}))
-    assert hardware.gpu(KIND).memory_gib == 20 and hardware.peak_tflops("NVIDIA H100 80GB HBM3") == 10
+    assert hardware.gpu(KIND).memory_gib == 20 and hardware.gpu_of_device("NVIDIA H100 80GB HBM3").bf16_tflops == 10
 
 
 # ---- mistakes ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate
-from brigade.planner.choice.job import Job
+from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.engines import ENGINES, LOGIT_BYTES
 from brigade.planner.costs.hardware import catalogue, gpu
 from brigade.planner.costs.host_memory import PROCESS, host
@@ -20,7 +20,6 @@ from brigade.planner.costs.stages import stage_layers
 from brigade.planner.costs.states import model_states
 from brigade.planner.costs.step_time import step_time
 from brigade.planner.models.find_model import described, named_shape
-from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape import FAMILIES, ModelShape
 from brigade.planner.models.shape_from_config import shape_of
 

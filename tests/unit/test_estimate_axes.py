@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.published import traffic
 from brigade.engines import pipeline_schedule
 from brigade.planner.choice.job import Job, of_axes
-from brigade.planner.choice.job_of_run import NotCovered, as_seen, job_of_run, largest_fit, record
+from brigade.planner.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
 from brigade.planner.costs.engines import SCHEDULES
 from brigade.planner.costs.hardware import gpu
 from brigade.planner.costs.host_memory import host
@@ -28,6 +28,7 @@ from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.strategy import Strategy
 from brigade.strategy.axes import Axes
+from brigade.training.planned import as_seen
 
 ROOT = Path(__file__).parents[2]
 LLAMA, LLAMA_70B, TIED, MOE = (

@@ -4,7 +4,7 @@ import pytest
 
 from brigade.errors import UserError
 from brigade.planner.costs import calibration
-from brigade.planner.costs.hardware import catalogue, flops_per_token, gpu, mfu, peak_tflops
+from brigade.planner.costs.hardware import catalogue, flops_per_token, gpu, gpu_of_device, mfu
 
 
 # Names as torch.cuda.get_device_name() gives them.
@@ -18,14 +18,14 @@ from brigade.planner.costs.hardware import catalogue, flops_per_token, gpu, mfu,
     ("NVIDIA H20", 148), ("NVIDIA H800", 989), ("AMD Instinct MI300X", 1307), ("NVIDIA GeForce RTX 5090", 209.5),
 ])  # fmt: skip
 def test_known_names(name, tflops):
-    assert peak_tflops(name) == tflops
+    assert gpu_of_device(name).bf16_tflops == tflops
 
 
 @pytest.mark.parametrize("name", [
     "", "cpu", "Tesla P100-PCIE-16GB", "NVIDIA H20Z", "NVIDIA GeForce RTX 4080", "h100", "NVIDIA H100",
 ])  # fmt: skip
 def test_unknown_names(name):
-    assert peak_tflops(name) is None and mfu(1000.0, 1e9, name) is None
+    assert gpu_of_device(name) is None and mfu(1000.0, 1e9, name) is None
 
 
 @pytest.mark.parametrize("name", [
@@ -36,7 +36,7 @@ def test_unknown_names(name):
     "NVIDIA H200 NVL",  # 835
 ])  # fmt: skip
 def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
-    assert peak_tflops(name) is None
+    assert gpu_of_device(name) is None
 
 
 def test_every_entry_has_numbers_and_source():

@@ -181,8 +181,8 @@ def test_slow_networks_and_the_cpus_adam_are_named():
 
 def test_what_no_gpu_has_tried_is_an_estimate_only():
     ranked, winner = chosen_for("llama-3.1-70b", Cluster("H100 80GB", 8, 4))
-    only = {candidate.choice.name: candidate for candidate in ranked if candidate.choice.only}
-    assert only.keys() == {"ZeRO++"} and winner and not winner.choice.only
+    only = {candidate.choice.name: candidate for candidate in ranked if candidate.choice.why_only}
+    assert only.keys() == {"ZeRO++"} and winner and not winner.choice.why_only
     assert all(reason(candidate, winner).startswith("estimate only") for candidate in only.values() if candidate.fits)
 
 
@@ -230,7 +230,7 @@ def test_what_may_not_fit_is_not_chosen_where_something_does():
     assert (
         winner is None
         or winner.estimate.safe
-        or not any(c.estimate.safe for c in ranked if c.fits and not c.choice.only)
+        or not any(c.estimate.safe for c in ranked if c.fits and not c.choice.why_only)
     )
 
 

@@ -11,18 +11,18 @@ from transformers import AutoConfig
 from brigade.cluster import World
 from brigade.model.config_json import read_config
 from brigade.model.location import check_beside, load_config
-from brigade.planner.choice import job_of_run, margins
+from brigade.planner.choice import job_of_run
 from brigade.planner.choice.estimate import estimate
+from brigade.planner.choice.job import EAGER, FUSED
 from brigade.planner.costs import hardware
 from brigade.planner.costs.engines import ENGINES
 from brigade.planner.models.adapter_costs import lora_parameters
-from brigade.planner.models.layer import EAGER, FUSED
 from brigade.planner.models.shape_from_config import shape_of
 from brigade.recipe.batch import Batch, batch_arithmetic
 from brigade.recipe.files import REPOSITORY
 from brigade.run import directory as runs_on_disk
 from brigade.strategy import Strategy
-from brigade.training import micro_batch
+from brigade.training import micro_batch, planned
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
 BATCH = Batch(64, 2, 2, 16, 1e-5)
@@ -200,7 +200,7 @@ def test_nor_does_an_unknown_architecture(load):
     ],
 )
 def test_a_job_survives_run_yaml(job, changes):
-    made = job_of_run.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
+    made = planned.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
     assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here") == made
 
 
@@ -212,12 +212,12 @@ def test_a_record_of_another_version(mistake):
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
-PREDICTED = margins.Prediction(39.8, (36, 44), 2.2, (1.9, 2.6))
+PREDICTED = planned.Prediction(39.8, (36, 44), 2.2, (1.9, 2.6))
 TIME = "2.31 s per step (estimated 2.20, 80 % interval 1.90 to 2.60)"
 
 
 def told(memory=41.2, seconds=2.31, data=0.0, predicted=PREDICTED, reason=""):
-    return margins.report(predicted, margins.Measured(10, 4, seconds, data, memory), reason)
+    return planned.report(predicted, planned.Measured(10, 4, seconds, data, memory), reason)
 
 
 def test_one_line_where_it_came_as_predicted():
@@ -245,13 +245,13 @@ def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_prediction_the_re
 
 
 def test_memory_is_that_of_the_largest_micro_batch(job):
-    usual = job_of_run.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
-    largest = job_of_run.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
+    usual = planned.as_seen(job(FSDP2), tokens=2048, attended=512, labelled=0.5)
+    largest = planned.as_seen(usual, tokens=4096, attended=512, labelled=0.5)
     device = hardware.gpu("H100 80GB")
-    both, small = margins.predict(usual, largest, device), margins.predict(usual, usual, device)
+    both, small = planned.predict(usual, largest, device), planned.predict(usual, usual, device)
     assert both.step_time == small.step_time and both.allocated_gib > small.allocated_gib
     assert both.allocated_between[0] < both.allocated_gib < both.allocated_between[1]
-    entry = margins.entry(both, margins.Measured(10, 4, 2.0, 0.1, 50.0), device)
+    entry = planned.entry(both, planned.Measured(10, 4, 2.0, 0.1, 50.0), device)
     assert entry["measured"]["allocated_gib"] == 50.0 and entry["predicted"]["step_time"] == pytest.approx(
         both.step_time, 1e-4
     )
@@ -259,10 +259,10 @@ def test_memory_is_that_of_the_largest_micro_batch(job):
 
 
 def test_logits_without_a_label_cost_nothing(job):
-    whole = job_of_run.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
+    whole = planned.as_seen(job(FSDP2), tokens=4096, attended=512, labelled=1.0)
     some = replace(whole, labelled=0.25)
     device = hardware.gpu("H100 80GB")
-    assert margins.predict(some, some, device).step_time < margins.predict(whole, whole, device).step_time
+    assert planned.predict(some, some, device).step_time < planned.predict(whole, whole, device).step_time
 
 
 # ---- the config.json beside a recipe -----------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import estimate
-from brigade.planner.choice.job import Job
+from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.memory import activation_bytes, logit_bytes
 from brigade.planner.models import shape_from_code, stand_ins, traced_model
 from brigade.planner.models.adapter_costs import lora_parameters
 from brigade.planner.models.find_model import described
-from brigade.planner.models.layer import FUSED
 from brigade.planner.models.shape import FAMILIES
 from brigade.planner.models.shape_from_config import shape_of
 from brigade.planner.models.trace import trace

@@ -2,12 +2,11 @@
 
 import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...errors.tables import table
 from ..costs.hardware import Gpu, flops_per_token, gpu
 from ..costs.memory import GIB, Memory, moments
 from ..costs.step_time import StepTime, step_time
@@ -92,7 +91,7 @@ class Estimate:
 
 def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     """`weights 15.26, gradients 0.93`: the figures from `least` up, in units of `unit`."""
-    values = {part.name: getattr(of, part.name) / unit for part in fields(of)}
+    values = {name: value / unit for name, value in vars(of).items()}
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
@@ -104,10 +103,9 @@ def of_time(job: Job, seen: bool = True) -> str:
     return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
 
 
-@functools.cache
 def intervals() -> dict[str, Any]:
     """Factors between which 80 % of measured rows lie; written by benchmarks/planner.py from rows left out of every fit."""
-    return yaml.safe_load(Path(__file__).with_name("intervals.yaml").read_text())
+    return table(Path(__file__).with_name("intervals.yaml"))
 
 
 def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -> Estimate:

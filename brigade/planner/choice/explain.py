@@ -8,7 +8,7 @@ from ...errors.console import figure
 from ..costs.memory import GIB
 from ..costs.network import links
 from ..costs.step_time import cpu_adam_seconds
-from .search import NEAR, Candidate, Cluster, Traces, Workload, by_formula, candidates, chosen
+from .search import NEAR, Candidate, Cluster, Traces, Workload, candidates, chosen
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"
@@ -31,13 +31,13 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if candidate.refused:
         return candidate.refused
     if not candidate.fits:
-        parts = {name: getattr(result.memory, name) for name in result.memory.__dataclass_fields__}
-        largest, kept = max(parts, key=lambda name: parts[name]), candidate.margin * result.gpu.memory_gib
+        parts = vars(result.memory)
+        largest, kept = max(parts, key=parts.__getitem__), candidate.margin * result.gpu.memory_gib
         if result.fits:
             return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
         lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
         return f"out of memory by {lacks}, and {kept:.1f} of margin: {largest} take {parts[largest] / GIB:.0f}"
-    if candidate.choice.only:
+    if candidate.choice.why_only:
         against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
     assert winner is not None  # what fits and can be run was there to choose from
@@ -60,7 +60,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         "for Python to launch kernels": result.time.launches,
         "in the optimizer": result.time.optimizer,
     }
-    most = max(waits, key=lambda name: waits[name])
+    most = max(waits, key=waits.__getitem__)
     ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
     longer = f"{ratio:.1f}x the time" if ratio >= 2 else f"{ratio - 1:.0%} more time"
     share = waits[most] / candidate.seconds
@@ -84,7 +84,7 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 
 
-def smallest_change(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> str:
+def smallest_change(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> str:
     """What is the least to change where nothing fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA; "" if
     none of them does."""
     clusters = {}

@@ -1,17 +1,14 @@
 """Which size of a cluster serves a goal, what it costs, and what would train the same tokens sooner or cheaper."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ...errors.tables import table
 from ..models.adapter_costs import trained_parameters
-from .search import Candidate, Cluster, Traces, Workload, by_formula, candidates, chosen
+from .search import Candidate, Cluster, Traces, Workload, candidates, chosen
 
 SOONER, CHEAPER, LARGER, LIGHTER = 1.03, 0.8, 1.15, 2.0  # from which gain on another way is worth a sentence
 BILLION = 1e9
@@ -43,7 +40,7 @@ class Answer:
         return f"{hosts} with {gpus}"
 
 
-def answer(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> Answer:
+def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> Answer:
     ranked = candidates(workload, cluster, traces)
     return Answer(workload, cluster, ranked, chosen(ranked))
 
@@ -115,16 +112,11 @@ def _against(one: Answer, other: Answer) -> str:
 
 
 # ---- money -------------------------------------------------------------------------------------------------------
-@functools.cache
-def _prices() -> dict[str, Any]:
-    return yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text())
-
-
 def price(kind: str, given: float | None = None) -> tuple[float, str]:
     """(US dollars for an hour of that kind of GPU, where that stands); (0, "") where nobody says."""
     if given is not None:
         return given, "--price"
-    known = _prices()
+    known = table(Path(__file__).with_name("prices.yaml"))
     return (known["usd"][kind], known["listed"]) if kind in known["usd"] else (0.0, "")
 
 

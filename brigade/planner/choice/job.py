@@ -7,9 +7,12 @@ from ...errors import UserError
 from ...recipe.method import METHODS
 from ...strategy.axes import Axes
 from ..costs.engines import ENGINES, SCHEDULES, Engine, Schedule
-from ..models.layer import EAGER, Attention, Kernels
 from ..models.shape import ModelShape
 
+Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
+EAGER: Kernels = frozenset()
+FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
+Attention = Literal["eager", "flash1", "flash2", "flash3"]
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
 Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused", "tiled"]
@@ -183,6 +186,11 @@ class Job:
     def adapter_copies(self) -> bool:
         """Whether adapters are in fp32 and read copies: brigade/model/adapters.py, and PEFT by itself, but under DeepSpeed."""
         return self.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16")
+
+    @property
+    def one_kernel_norm(self) -> bool:
+        """Whether a norm is one kernel, which keeps its input itself and no fp32 copy."""
+        return "norm" in self.kernels or self.shape.family.layer_norm
 
     @property
     def autocast(self) -> bool:

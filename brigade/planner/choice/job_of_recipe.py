@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...cluster import World
 from ...errors import UserError
+from ...errors.tables import table
 from ...hostfile import read_hostfile
 from ...recipe import flags
 from ...recipe.batch import batch_arithmetic
@@ -50,8 +49,8 @@ class PublishedModel:
 @functools.cache
 def published_models() -> dict[str, PublishedModel]:
     """Folder of recipes/ -> its model."""
-    text = Path(__file__).with_name("models.yaml").read_text()
-    return {name: PublishedModel(**entry) for name, entry in yaml.safe_load(text).items()}
+    entries = table(Path(__file__).with_name("models.yaml"))
+    return {name: PublishedModel(**entry) for name, entry in entries.items()}
 
 
 def published_model(name: str) -> PublishedModel:
@@ -117,18 +116,12 @@ def too_large(settings: Settings, strategy: Strategy, hosts: dict[str, int]) -> 
 
     None where it may, where no formula covers it, and where the recipe names no GPU.
     """
-    training, cluster = settings.recipe.training, settings.recipe.cluster
-    if cluster.gpu is None:
+    if settings.recipe.cluster.gpu is None:
         return None
-    ranks, node, device = sum(hosts.values()), max(hosts.values()), gpu(cluster.gpu)
+    device = gpu(settings.recipe.cluster.gpu)
     try:
-        config, place, _ = named_config(settings.recipe.model.model_name_or_path)
-        least = {"per_device_train_batch_size": 1} if training.per_device_train_batch_size == "auto" else {}
-        shares, size = strategy.axes.data(ranks), settings.place("global_batch_size")
-        batch = batch_arithmetic(training.model_copy(update=least), shares, size)
-        ranks //= strategy.replicas
-        found = estimate(job_of_run(settings.recipe, strategy, batch, ranks, node, config, device.kind, place=place))
-    except (UserError, NotCovered):
+        found = estimate(job_of(settings, strategy=strategy, slots=hosts))
+    except UserError:
         return None
     if found.fits:
         return None

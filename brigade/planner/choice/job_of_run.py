@@ -9,14 +9,13 @@ from ...recipe.batch import Batch
 from ...recipe.method import method_of
 from ...recipe.schema import Recipe, TrainingSection
 from ...strategy import Strategy
-from ...strategy.axes import NAMES
+from ...strategy.axes import NAMES, Axes
 from ..costs.hardware import Gpu
 from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
 from ..models.find_model import described
-from ..models.layer import EAGER, FUSED, Attention
 from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import Job, Loss, Replicas, of_axes, of_method
+from .job import EAGER, FUSED, Attention, Job, Loss, Replicas, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -59,22 +58,17 @@ def job_of_run(
     Raises NotCovered for what the formulas do not know.
     """
     training, model = recipe.training, recipe.model
-    _check(recipe, strategy, ranks)
+    _check(recipe, strategy, ranks, trained)
     try:
         shape = described(config, place, model.model_name_or_path.rstrip("/").rpartition("/")[2])
     except UserError as error:
         raise NotCovered(f"{error.place}: {error.problem}") from None
-    _check_axes(recipe, strategy, shape)
+    spread = _engine(strategy, node_size)
+    if strategy.axes:
+        _check_axes(recipe, strategy.axes, shape, spread)
     adapters = model.use_peft
     targets = targets_of(model.lora_target_modules)
-    if adapters and not targets:
-        raise NotCovered("the formulas count adapters on attention's projections, the MLP or all linear layers")
-    if adapters and model.lora_target_parameters:
-        raise NotCovered("the formulas count no adapters on fused experts")
     if adapters and not trained:
-        if other := [name for name in model.lora_modules_to_save if name not in ENDS]:
-            known = " and ".join(ENDS)
-            raise NotCovered(f"the formulas count {known} that are trained whole beside adapters, not {other[0]}")
         trained = trained_parameters(shape, model.lora_r, model.lora_modules_to_save, targets, model.use_dora)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
@@ -95,7 +89,7 @@ def job_of_run(
         link=recipe.cluster.network or "",
         replicas=_replicas(training, strategy.replicas),
         **of_method(method_of(model)),
-        **_engine(strategy, node_size) | of_axes(strategy.axes, ranks),
+        **spread | of_axes(strategy.axes, ranks),
     )
 
 
@@ -140,9 +134,10 @@ def largest_fit(
     return 1, f"the least; the planner counts {filled}, which may not fit"
 
 
-def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
-    """Raises NotCovered for what no formula covers."""
-    training = recipe.training
+def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:
+    """Raises NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
+    training, model = recipe.training, recipe.model
+    beside = [name for name in model.lora_modules_to_save if name not in ENDS]
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
     half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
     hook = training.ddp_comm_hook if ranks > 1 else "none"
@@ -156,22 +151,25 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int) -> None:
         "they know no FSDP2 that offloads": strategy.fsdp.get("cpu_offload"),
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
+    of_adapters = {
+        "they count those on attention's projections, the MLP or all linear layers": not targets_of(
+            model.lora_target_modules
+        ),
+        "they count none on fused experts": model.lora_target_parameters,
+        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
+        and not trained,
+    }
+    lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
     if reason := next((reason for reason, holds in lacking.items() if holds), None):
         raise NotCovered(f"the formulas do not cover this run: {reason}")
 
 
-def _check_axes(recipe: Recipe, strategy: Strategy, shape: ModelShape) -> None:
-    """Raises NotCovered for what no formula covers of axes besides data parallelism."""
-    axes, zero = strategy.axes, (strategy.ds_config or {}).get("zero_optimization", {})
-    if not axes:
-        return
-    offloads = any(
-        (zero.get(f"offload_{block}") or {}).get("device", "none") != "none" for block in ("optimizer", "param")
-    )
+def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Mapping[str, Any]) -> None:
+    """Raises NotCovered for what no formula covers of axes besides data parallelism. spread: of _engine()"""
     lacking = {
-        "offload": offloads,
+        "offload": spread.get("offload"),
         "zbv": axes.chosen_schedule == "zbv",
-        "ZeRO++": zero.get("zero_hpz_partition_size", 1) != 1 or zero.get("zero_quantized_weights"),
+        "ZeRO++": spread.get("hpz") or spread.get("quantised"),
         "DoRA": recipe.model.use_dora,
         "weights in four bits": recipe.model.load_in_4bit,
         "queries, keys and values in one matrix": axes.tensor > 1
@@ -243,10 +241,3 @@ def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({error})"
         raise UserError(place, problem, "run the recipe once more") from None
-
-
-def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job:
-    """`job` with what its rows were: `tokens` of a micro-batch on one rank, the mean length that they attend to, the share with
-    logits."""
-    row = max(1, round(tokens * job.context / job.micro_batch))
-    return replace(job, sequence=row, attended=attended, labelled=labelled)

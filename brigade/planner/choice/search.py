@@ -14,11 +14,10 @@ from ...strategy.axis_rules import problem as misfit
 from ..costs.hardware import Gpu, gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
-from ..models.layer import EAGER, FUSED, Kernels
 from ..models.shape import ModelShape
 from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
-from .job import Job, Loss, of_axes, of_method
+from .job import EAGER, FUSED, Job, Kernels, Loss, of_axes, of_method
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 
@@ -34,10 +33,6 @@ LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, th
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
 
 Traces = Callable[[Job], Trace | None]
-
-
-def by_formula(job: Job) -> None:
-    """No trace of any job."""
 
 
 # Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Tensor:
@@ -148,7 +143,7 @@ def taken(workload: Workload, choice: Choice, names: str) -> bool:
     plain ones do (tests/ranks/test_compile.py), a loss in tiles where one rank has the whole head."""
     compiled, liger = names == "torch.compile", names == "Liger"
     if compiled and (
-        workload.method != "full" or workload.shape.experts or choice.only or choice.offload or choice.axes
+        workload.method != "full" or workload.shape.experts or choice.why_only or choice.offload or choice.axes
     ):
         return False
     if KERNELS[names][1] == "tiled" and {"tensor", "stages"} & set(choice.axes):
@@ -260,7 +255,7 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
     return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))
 
 
-def candidates(workload: Workload, cluster: Cluster, traces: Traces = by_formula) -> list[Candidate]:
+def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> list[Candidate]:
     """Each strategy's best: the fastest configuration that fits, at its interval's upper end if there is one, or where none
     does the one that lacks least. Best first.
 
@@ -284,19 +279,18 @@ def _order(candidate: Candidate) -> tuple[bool, float]:
     return not candidate.fits, candidate.seconds if candidate.fits else -candidate.estimate.spare_gib
 
 
-def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces) -> list[Candidate]:
+def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | None) -> list[Candidate]:
     device, best = gpu(cluster.gpu), []
     for choice in workload.choices:
         if not possible(workload, cluster, choice):
             continue
         told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(
-                choice, names, estimate(job, device, traces(job)), workload.margin, refusal(job, cluster, device), told
-            )
+            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told)
             for names in workload.kernels
             if taken(workload, choice, names)
             for job in jobs(workload, cluster, choice, names)
+            for result in [estimate(job, device, traces(job) if traces else None)]
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
@@ -323,7 +317,7 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), it is for
     what fits in no other way with the usual optimizer; else it is weighed like the others.
     """
-    fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.only]
+    fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
     elsewhere = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload]
     fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
     fitting = safest(fitting)

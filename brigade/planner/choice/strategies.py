@@ -50,12 +50,8 @@ class Choice:
         return f"zero{self.stage}" if self.engine == "zero" else "hsdp" if self.file == "hsdp" else self.engine
 
     @property
-    def only(self) -> bool:
-        """Estimated, but not chosen."""
-        return bool(self.why_only)
-
-    @property
     def why_only(self) -> str:
+        """Why it is estimated, but not chosen; "" for what is."""
         return "it rounds what it sends, which no GPU has tried here" if self.quantised else ""
 
     def named(self, axes: Axes) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...errors import UserError, did_you_mean
+from ...errors.tables import table
 from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
@@ -65,14 +64,9 @@ class Gpu:
         return 1e12 * known.get(kernel, known.get("flash2", ATTENTION_SHARE * self.matmul_tflops))
 
 
-@functools.cache
-def _published() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load(CATALOGUE.read_text())["gpus"]
-
-
 def catalogue() -> dict[str, dict[str, Any]]:
     """Kind of GPU -> what the user's own file says of it, or hardware.yaml. Raises UserError where the file is broken."""
-    published, own = _published(), calibration.gpus()
+    published, own = table(CATALOGUE)["gpus"], calibration.gpus()
     # A network is the cluster's, and no figure of the card: a user's own card of a known name keeps what is usual.
     own = {kind: {"node_gbit": published.get(kind, {}).get("node_gbit", 100)} | entry for kind, entry in own.items()}
     return own | {kind: entry for kind, entry in published.items() if kind not in own}
@@ -133,7 +127,7 @@ def usual_share(generation: str, without: str = "") -> float:
     """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its
     generation's fitted cards, or the least of all where there are none. without: a kind to leave out, with its chip's"""
     shares: dict[str, set[float]] = {}
-    fitted = {kind: entry for kind, entry in _published().items() if "sustained" in entry}
+    fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
     for entry in fitted.values():
         share = (
             entry["sustained"] * entry.get("matmul_tflops", MATMUL_SHARE * entry["bf16_tflops"]) / entry["bf16_tflops"]
@@ -141,12 +135,6 @@ def usual_share(generation: str, without: str = "") -> float:
         if not without or entry["sustained"] != fitted[without]["sustained"]:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
-
-
-def peak_tflops(device_name: str) -> float | None:
-    """Dense bf16 peak of a device by the name its driver gives, or None for an unknown one."""
-    found = gpu_of_device(device_name)
-    return found.bf16_tflops if found else None
 
 
 def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:
@@ -161,5 +149,5 @@ def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_len
 
 def mfu(tokens_per_second_per_device: float, flops_per_token: float, device_name: str) -> float | None:
     """Model FLOPs utilisation in percent of the device's dense bf16 peak, or None where the peak is not known."""
-    peak = peak_tflops(device_name)
-    return None if peak is None else 100 * tokens_per_second_per_device * flops_per_token / (peak * 1e12)
+    device = gpu_of_device(device_name)
+    return 100 * tokens_per_second_per_device * flops_per_token / (device.bf16_tflops * 1e12) if device else None

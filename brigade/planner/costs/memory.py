@@ -7,12 +7,11 @@ the stages of a pipeline.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..choice.job import Job
-from ..models.adapter_costs import NORM_STANDS, adapter_bytes, adapter_op, all_linears
-from ..models.layer import Op, layer_ops, one_kernel
+from ..models.adapter_costs import NORM_STANDS, adapter_bytes, all_linears
+from ..models.layer import layer_ops
 from ..models.trace_settings import Trace
 from .engines import LOGIT_BYTES
 from .stages import NF4, Stage, experts_whole, logits_divisor, stages
@@ -42,7 +41,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """What torch.cuda.max_memory_allocated would say."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+        return sum(vars(self).values())
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
@@ -59,45 +58,13 @@ def micro_batches_in_flight(job: Job, place: int) -> float:
     return min(2 * (p - 1 - place) + (v - 1) * p + 1, v * job.accumulation) / v
 
 
-def operations(job: Job, moe: bool) -> Iterator[Op]:
-    """Of one of the job's layers, with what its adapters do, and exchanging heads."""
-    adapters = None
-    if job.ours and job.context > 1:
-        # Queries, keys, values and the output are copied to be sent, and the output is kept as it came and as it went; ranks
-        # that share a head of keys and values have a copy each (Jacobs et al. 2023, arXiv 2309.14509, section 3).
-        s = job.shape
-        moved, copies = 4 * exchanged_width(job), max(1.0, job.context / s.kv_heads) - 1
-        kept = 2 * s.query_width + 2 * s.key_value_width * copies
-        yield Op("exchange", "pointwise", moved=moved, moved_back=moved, kept=kept)
-    if job.method != "full":
-        copies, dropout = job.adapter_copies, job.adapter_dropout
-        adapters = adapter_op(job.shape, job.targets, moe=moe, copies=copies, dropout=dropout, dora=job.dora)
-    yield from layer_ops(
-        job.shape,
-        job.kernels,
-        job.attention,
-        job.scored,
-        moe=moe,
-        repeat_kv=job.repeat_kv,
-        dropout=job.dropout,
-        autocast=job.autocast,
-        adapters=adapters,
-    )
-
-
-def exchanged_width(job: Job) -> float:
-    """Elements per token that go through the exchanges of heads before and after attention."""
-    s = job.shape
-    return 2 * s.query_width + s.key_value_width * max(1.0, job.context / s.kv_heads)
-
-
 def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
     """Bytes per token (that one rank keeps of a layer, that the layer's backward pass needs at its peak beyond them).
 
     What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
     """
     kept = freed = peak = 0.0
-    pairs = [(op, job.tensor if op.split or job.sequence_parallel else 1) for op in operations(job, moe)]
+    pairs = [(op, job.tensor if op.split or job.sequence_parallel else 1) for op in layer_ops(job, moe)]
     for op, share in pairs:
         if not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
             kept += op.kept / (1 if op.gathered and job.conventions.keep_gathered else share)
@@ -123,7 +90,7 @@ def activation_bytes(job: Job) -> tuple[float, float]:
     if job.checkpointing == "full":
         kept = boundary / job.every + whole * (1 - 1 / job.every)
         # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
-        shared = boundary if one_kernel(s.family, job.kernels) or job.autocast else 0.0
+        shared = boundary if job.one_kernel_norm or job.autocast else 0.0
         return (0.0 if job.offload_activations else kept), whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         return (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + 2 * s.ffn) * t / job.tensor, whole / 2 + back
@@ -132,14 +99,10 @@ def activation_bytes(job: Job) -> tuple[float, float]:
 
 def adapters_keep(job: Job) -> float:
     """What a layer keeps more, mean over layers, with frozen weights and adapters; neither a trace nor layer_ops() has it."""
-    s, copies, dropout = job.shape, job.adapter_copies, job.adapter_dropout
     if job.method == "full":
         return 0.0
-    more = (
-        count * adapter_bytes(s, job.kernels, job.targets, moe=moe, copies=copies, dropout=dropout, dora=job.dora)
-        for moe, count in s.kinds
-    )
-    return sum(more) * job.tokens / s.layers / job.tensor
+    more = sum(count * adapter_bytes(job, moe) for moe, count in job.shape.kinds)
+    return more * job.tokens / job.shape.layers / job.tensor
 
 
 def norm_bytes(job: Job) -> float:
@@ -153,7 +116,7 @@ def norm_bytes(job: Job) -> float:
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
     s, t, loss = job.shape, job.tokens, str(job.loss)
-    norm = 2 if one_kernel(s.family, job.kernels) else 6  # bytes of its input, as in a layer
+    norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)

@@ -1,7 +1,8 @@
 """Model states in bytes per rank, by formula. docs/states.md compares them with what is measured."""
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..choice.job import Job
@@ -21,7 +22,7 @@ class StateBytesPerRank:
 
     @property
     def total(self) -> float:
-        return self.parameters + self.gradients + self.optimizer
+        return sum(vars(self).values())
 
 
 def model_states(
@@ -103,7 +104,7 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
 
 
 def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
-    return StateBytesPerRank(*(getattr(one, part.name) + getattr(other, part.name) for part in fields(one)))
+    return StateBytesPerRank(*map(operator.add, vars(one).values(), vars(other).values()))
 
 
 def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
@@ -142,11 +143,6 @@ def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytes
     return StateBytesPerRank(weight / over[0], held, moments * trained / over[2]), held
 
 
-def held_states(job: Job) -> StateBytesPerRank:
-    """What one rank holds of the model in the optimizer's step, on the first stage of a pipeline."""
-    return stage_states(job, stages(job)[0])[0]
-
-
-def gradient_bytes(job: Job) -> float:
-    """Of one rank until the optimizer's step, on the first stage of a pipeline."""
-    return stage_states(job, stages(job)[0])[1]
+def first_stage_states(job: Job) -> tuple[StateBytesPerRank, float]:
+    """stage_states() of the first stage of a pipeline, or of all where there is none."""
+    return stage_states(job, stages(job)[0])

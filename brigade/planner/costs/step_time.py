@@ -1,14 +1,13 @@
 """Time of an optimizer step, in parts, by formula. Seconds."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from ..choice.job import Job
 from ..models.adapter_costs import NORM_MOVED, linears
-from ..models.layer import Op
+from ..models.layer import Op, exchanged_width, layer_ops
 from .engines import LOGIT_BYTES
 from .hardware import Gpu, gpu
-from .memory import exchanged_width, operations
 from .network import CALL_LATENCY, Links, links
 from .replicas import synchronising
 from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_experts, stages, vocabulary_divisors
@@ -50,7 +49,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, part.name) for part in fields(self))
+        return sum(vars(self).values())
 
 
 def product_seconds(g: Gpu, rows: float, inner: float, outer: float, fp8: str = "", groups: float = 1) -> float:
@@ -98,7 +97,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
     """(forward, backward with what is computed again, share of the forward pass that is) of a layer and micro-batch."""
     s, stream = job.shape, g.stream_rate
-    both = [(op, *op_seconds(job, g, op)) for op in operations(job, moe)]
+    both = [(op, *op_seconds(job, g, op)) for op in layer_ops(job, moe)]
     forward, backward = sum(one for _, one, _ in both), sum(one for _, _, one in both)
     if job.dora:
         weights = sum(inner * outer for _, inner, outer in linears(s, job.targets, moe=moe))

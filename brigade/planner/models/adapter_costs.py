@@ -6,7 +6,7 @@ one adapter, and experts have none (docs/methods.md).
 
 from collections.abc import Collection, Iterator
 
-from .layer import Kernels, Op
+from ..choice.job import Job
 from .shape import ModelShape
 
 ALL = "qkvom"
@@ -72,27 +72,18 @@ def trained_parameters(
 NORM_MOVED, NORM_STANDS = {False: 14, True: 36}, {False: 6, True: 18}
 
 
-def adapter_bytes(
-    shape: ModelShape,
-    kernels: Kernels,
-    targets: str = ALL,
-    *,
-    moe: bool,
-    copies: bool,
-    dropout: bool,
-    dora: bool = False,
-) -> float:
-    """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the targets.
+def adapter_bytes(job: Job, moe: bool) -> float:
+    """What a layer keeps more (or less) per token where its weights are frozen and adapters lie on the job's targets.
 
     A frozen norm does not keep what its weight multiplies, a frozen linear layer without adapter not what it reads. Adapters in
-    bf16 read what their linear layers read.
-    copies: each adapter reads a copy of its own: PEFT casts its input to fp32 where adapters are (_cast_input_dtype), and
-        autocast back; dropout: and it drops from one, which takes a byte of mask besides
-    dora: keeps what the linear layer and its adapter give, for the gradient of their magnitudes
+    bf16 read what their linear layers read. In fp32 each has a copy of its own: PEFT casts its input (_cast_input_dtype), and
+    autocast back. An adapter that drops has a copy too, and a byte of mask. DoRA keeps what the linear layer and its adapter
+    give, for the gradient of their magnitudes.
     """
+    shape, targets, dropout = job.shape, job.targets, job.adapter_dropout
     h, family, top = shape.hidden, shape.family, shape.top_k
     less = 0.0
-    if "norm" not in kernels and not family.layer_norm:
+    if not job.one_kernel_norm:
         queries = (shape.query_width + shape.key_value_width / 2) * family.qk_norm
         less += (4 if family.fp32_norm else 2) * (2 * h + queries)
     if not set(targets) & set("qkv"):
@@ -105,23 +96,22 @@ def adapter_bytes(
     inputs = sum(inner for _, inner, _ in read)
     # What a copy replaces; attention keeps its own output in any case.
     shared = sum({name: inner for name, inner, _ in read if name != "attention"}.values())
-    more = 2 * (inputs - shared) if copies or dropout else 0
-    return more + inputs * dropout + 4 * dora * sum(outer for _, _, outer in read) - less
+    more = 2 * (inputs - shared) if job.adapter_copies or dropout else 0
+    return more + inputs * dropout + 4 * job.dora * sum(outer for _, _, outer in read) - less
 
 
-def adapter_op(
-    shape: ModelShape, targets: str = ALL, *, moe: bool, copies: bool, dropout: bool, dora: bool = False
-) -> Op:
-    """What adapters read and write between a layer's products, in two bytes per element: eager kernels all, as PEFT runs them.
+def adapter_traffic(job: Job, moe: bool) -> tuple[float, float]:
+    """Bytes per token (forward, backward) that adapters read and write between a layer's products, by eager kernels, as PEFT runs
+    them, with activations in two bytes.
 
     Of what each reads: A reads it (2); a copy is cast to fp32 and back (12), dropped from (9 in fp32, 5 in bf16, its mask among
     them). Of what each gives: B writes it (2), it is scaled (4) and added to the layer's own output (6). Backward, gradients take
     the same ways, and are added up where several adapters read one thing. DoRA multiplies both results by magnitudes, scales
     and adds them up, in fp32 where adapters are.
     """
-    read = list(linears(shape, targets, moe=moe))
+    copies = job.adapter_copies
+    read = list(linears(job.shape, job.targets, moe=moe))
     inner, outer = float(sum(i for _, i, _ in read)), float(sum(o for _, _, o in read))
-    between = 12 * copies + (9 if copies else 5) * dropout
-    given, back = ((50, 46) if copies else (26, 30)) if dora else (12, 8)
-    moved, moved_back = (2 + between) * inner + given * outer, (8 + between) * inner + back * outer
-    return Op("adapters", "pointwise", moved=moved, moved_back=moved_back)
+    between = 12 * copies + (9 if copies else 5) * job.adapter_dropout
+    given, back = ((50, 46) if copies else (26, 30)) if job.dora else (12, 8)
+    return (2 + between) * inner + given * outer, (8 + between) * inner + back * outer

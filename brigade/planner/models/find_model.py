@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, did_you_mean
+from ...errors import UserError, did_you_mean, first_line
 from ...model.config_json import read_config
 from ...model.hub import hub_is_away
 from ...recipe.files import REPOSITORY
@@ -49,7 +49,7 @@ def config_of(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
-        why = away or (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        why = away or first_line(error, 120)
         cure = "name a folder with a config.json, or check name, network and HF_TOKEN"
         raise UserError(place, f"{none}, and the Hub does not give its config.json: {why}", cure) from None
 

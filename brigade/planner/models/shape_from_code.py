@@ -24,31 +24,22 @@ NOT_ATTENTION = re.compile(r"linear_att|mamba|recurrent|conv|rwkv|ssm|retention|
 class MeasuredShape(ModelShape):
     """A ModelShape whose parameters were counted. Means over the layers of a kind where they differ.
 
-    total: of the model; ends: embeddings; output: the head where it is not the embedding
-    dense, moe: of one layer without experts, and of one with, less its experts; each: of one expert
     adapted: widths in and out of the decoder's linear layers that adapters fit, summed: what one rank of adapters has
     """
 
-    total: int = 0
-    ends: int = 0
-    output: int = 0
-    dense: int = 0
-    moe: int = 0
-    each: int = 0
+    parameters: int = 0
+    embedding: int = 0
+    head: int = 0
+    dense_layer: int = 0
+    moe_base: int = 0
+    expert: int = 0
     adapted: int = 0
-
-    embedding = property(lambda self: self.ends)
-    head = property(lambda self: self.output)
-    dense_layer = property(lambda self: self.dense)
-    moe_base = property(lambda self: self.moe)
-    expert = property(lambda self: self.each)
-    parameters = property(lambda self: self.total)
 
     @property
     def final_norm(self) -> int:
         """What is neither embedding, head nor layer."""
-        layers = self.dense_layers * self.dense + self.moe_layers * (self.moe + self.experts * self.each)
-        return self.total - self.ends - self.output - layers
+        layers = self.dense_layers * self.dense_layer + self.moe_layers * self.moe_layer
+        return self.parameters - self.embedding - self.head - layers
 
 
 def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape:
@@ -121,12 +112,12 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         window=window,
         windowed_layers=windowed,
         family=family,
-        total=sum(p.numel() for p in model.parameters()),
-        ends=sum(embeddings.values()),
-        output=0 if tied else sum(p.numel() for p in output.parameters()),
-        dense=sum(one["all"] for one in dense) // max(len(dense), 1),
-        moe=sum(one["all"] - one["in_experts"] for one in moe) // max(len(moe), 1),
-        each=each,
+        parameters=sum(p.numel() for p in model.parameters()),
+        embedding=sum(embeddings.values()),
+        head=0 if tied else sum(p.numel() for p in output.parameters()),
+        dense_layer=sum(one["all"] for one in dense) // max(len(dense), 1),
+        moe_base=sum(one["all"] - one["in_experts"] for one in moe) // max(len(moe), 1),
+        expert=each,
         adapted=sum(sum(found) for name, found in widths.items() if name.rpartition(".")[2] not in taken),
     )
 

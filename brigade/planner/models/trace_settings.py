@@ -1,12 +1,8 @@
 """What a trace of a model is asked (trace.py), and what it answers. Bytes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .layer import Attention, Kernels
-
-if TYPE_CHECKING:
-    from ..choice.job import Job
+from ..choice.job import EAGER, Attention, Job, Kernels
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,7 @@ class TraceSettings:
     autocast: bool = False
     checkpointing: bool = False
     attention: Attention = "flash2"
-    kernels: Kernels = frozenset()
+    kernels: Kernels = EAGER
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Trace:
         return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)
 
 
-def settings_of(job: "Job") -> TraceSettings | None:
+def settings_of(job: Job) -> TraceSettings | None:
     """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
     split = job.tensor * job.pipeline * job.context * job.expert > 1
     if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:

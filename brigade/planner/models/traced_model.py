@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ... import upstream
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ...model.config_json import check_causal
 from .stand_ins import FLASH, fuse, register_flash
 from .trace_settings import Trace, TraceSettings
@@ -98,7 +98,7 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
     except UserError:
         raise
     except Exception as error:
-        problem = f"Transformers {__version__} cannot build it: {_first_line(error)}"
+        problem = f"Transformers {__version__} cannot build it: {first_line(error)}"
         raise UserError(place, problem, "check the config.json") from error
 
 
@@ -124,7 +124,7 @@ def measure(config: Mapping[str, Any], settings: TraceSettings) -> Trace:
     except UserError:
         raise
     except Exception as error:
-        place, problem = f"model_type {config.get('model_type')!r}", f"its code cannot be traced: {_first_line(error)}"
+        place, problem = f"model_type {config.get('model_type')!r}", f"its code cannot be traced: {first_line(error)}"
         raise UserError(place, problem, "plan without --trace") from error
 
 
@@ -211,7 +211,3 @@ class _Marks:
     def _returned(self, gradient: Any) -> None:
         self.loss = self._live.peak
         self._live.reset()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ..choice.estimate import Estimate
@@ -68,12 +67,12 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "card_gib": result.gpu.memory_gib,
         "allocated_gib": result.allocated_gib,
         "allocated_gib_interval": list(result.memory_interval()),
-        "memory_gib": {name: value / GIB for name, value in asdict(result.memory).items()},
+        "memory_gib": {name: value / GIB for name, value in vars(result.memory).items()},
         "host_gib": max(needs.loading, needs.training) / GIB,
         "checkpoint_gb": needs.checkpoint / 1e9,
         "step_seconds": result.time.total,
         "step_seconds_interval": list(result.time_interval()),
-        "seconds": asdict(result.time),
+        "seconds": vars(result.time),
         "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
         "mfu_percent": result.mfu if job.method == "full" else None,
         "days_per_billion_tokens": result.days,

@@ -3,12 +3,12 @@
 import html
 import io
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,25 +31,7 @@ PARTS = {"weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#009E73", "
 LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#56B4E9", "P"),
          ("#777777", "X"))  # fmt: skip
 INK, QUIET, GRID = "#1c1d21", "#696b74", "#dcdde2"  # in HTML the page's own, light or dark
-STYLE = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    "axes.edgecolor": QUIET,
-    "axes.facecolor": "none",
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "font.size": 10,
-    "font.family": "DejaVu Sans",
-    "axes.titlesize": 11,
-    "ytick.labelsize": 9,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "plan",
-}
+STYLE = Path(__file__).with_name("plan.mplstyle")
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------------------
@@ -62,7 +44,7 @@ def parts(candidate: Candidate) -> dict[str, float]:
     "context, reserve": CUDA's context, NCCL's buffers, and what torch's allocator holds unused
     """
     result = candidate.estimate
-    inside = {part.name: getattr(result.memory, part.name) / GIB for part in fields(result.memory)}
+    inside = {name: value / GIB for name, value in vars(result.memory).items()}
     return inside | {"context, reserve": result.device_gib - result.allocated_gib}
 
 
@@ -85,11 +67,7 @@ def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lin
 
 
 def verdict(candidate: Candidate) -> str:
-    if candidate.fits:
-        return ""
-    if not candidate.refused:
-        return ", does not fit"
-    return ", host too small"
+    return "" if candidate.fits else ", host too small" if candidate.refused else ", does not fit"
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
@@ -102,7 +80,7 @@ def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candida
         raise UserError("flag --plot", f"{path} exists already", "name another file, or remove that one")
     if not path.parent.is_dir():
         raise UserError("flag --plot", f"there is no folder {path.parent}", "make it, or name a file in another one")
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+    with matplotlib.style.context(STYLE):
         picture = Picture(workload, cluster, ranked)
         if path.suffix == ".png":
             picture.figure.savefig(path, dpi=130)
@@ -122,10 +100,8 @@ class Picture:
             f"{workload.batch} sequences of {workload.length:,} tokens per step, "
             f"{counted(cluster.nodes, 'node')} of {cluster.node_size} x {cluster.gpu}{between}",
         )
-        memory, seconds = (
-            intervals()["memory"],
-            intervals()[of_time(ranked[0].estimate.job, ranked[0].estimate.gpu.seen)],
-        )
+        best = ranked[0].estimate
+        memory, seconds = intervals()["memory"], intervals()[of_time(best.job, best.gpu.seen)]
         accuracy = (
             f"By formula, not measured. 80 % intervals: torch allocates {memory[0]:g} to {memory[1]:g} times as much, "
             f"a step takes {seconds[0]:g} to {seconds[1]:g} times as long."

@@ -115,9 +115,9 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
         )
 
 
-def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], traces: search.Traces) -> str:
+def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], traces: search.Traces | None) -> str:
     """What to do then."""
-    if all(candidate.choice.only for candidate in ranked):
+    if all(candidate.choice.why_only for candidate in ranked):
         return "train.py runs none of these. Leave --strategy out to see what it runs."
     if change := explain.smallest_change(workload, cluster, traces):
         return f"Nothing that train.py runs fits. The smallest change that does: {change}."

@@ -10,7 +10,7 @@ from ..choice import goals, replicas
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import Cluster, refusal
 from ..costs.memory import GIB
-from ..costs.states import held_states
+from ..costs.states import first_stage_states
 from . import header
 from .as_json import recipe_json
 from .show import describe, formula_and_trace, recomputes, say, tracer, trained, wrapped
@@ -84,7 +84,7 @@ def describe_recipe(plan: RecipePlan) -> None:
     revision = f" at revision {recipe.model.revision}" if recipe.model.revision else ""
     published = " (the published number)" if model.published else ""
     beside = f", {job.trained:,} trained beside them" if job.trained else ""
-    states = f"{held_states(job).total / GIB:.1f} GiB of model states on each GPU"
+    states = f"{first_stage_states(job)[0].total / GIB:.1f} GiB of model states on each GPU"
     say("model", f"{model.hub}{revision}: {job.shape.parameters:,} parameters{published}{beside}, {states}")
     if model.config:
         say("", f"{BESIDE} beside the recipe: {CONFIGS[model.config]}")

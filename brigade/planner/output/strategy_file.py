@@ -10,6 +10,7 @@ import yaml
 from ...hostfile import read_hostfile
 from ...recipe.files import REPOSITORY, find
 from ...strategy.axis_keys import as_mesh, with_axes
+from ..choice.job_of_recipe import here
 from ..choice.search import Candidate
 from ..choice.strategies import SHORT
 
@@ -62,21 +63,17 @@ def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str
         "accelerate_configs", f"{file or 'ddp'}_{sizes}_{job.nodes}x{job.node_size}.yaml", folder, ours(folder)
     )
     mesh = {f"parallelism_config_{key}": size for key, size in _mesh(candidate).items()}
-    named = str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
     text = ACCELERATE.format(
         name=candidate.name,
-        path=named,
+        path=here(path),
         recipe=recipe,
         kind="FSDP" if file else "MULTI_GPU",
         nodes=job.nodes,
         ranks=job.gpus,
         host=_first_host(hostfile) if job.nodes > 1 else "127.0.0.1",
     )
-    return StrategyFile(
-        "accelerate_config",
-        path,
-        text + FSDP * bool(file) + yaml.safe_dump({"parallelism_config": mesh}, sort_keys=False),
-    )
+    text += FSDP * bool(file) + yaml.safe_dump({"parallelism_config": mesh}, sort_keys=False)
+    return StrategyFile("accelerate_config", path, text)
 
 
 def ours(folder: Path) -> bool:
@@ -85,14 +82,16 @@ def ours(folder: Path) -> bool:
 
 
 def as_document(candidate: Candidate) -> dict[str, Any]:
-    """The same as an accelerate config that a recipe holds itself; where DeepSpeed shards, it names a ds_config of ours."""
+    """A candidate's strategy as an accelerate config that a recipe holds itself; where DeepSpeed shards, it names a ds_config of
+    ours."""
     file = candidate.choice.file
     said: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
     if file.endswith(".json"):
         said = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
     elif file:
         said = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
-    return said | {"parallelism_config": _mesh(candidate)}
+    mesh = _mesh(candidate)
+    return said | ({"parallelism_config": mesh} if mesh else {})
 
 
 def _mesh(candidate: Candidate) -> dict[str, Any]:

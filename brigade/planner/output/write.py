@@ -95,17 +95,11 @@ def body(
 def strategy_keys(candidate: Candidate) -> dict[str, Any]:
     """Keys of a recipe's `cluster:` that name the strategy: a file of ours, or where none fits the cluster what it would say."""
     job, file = candidate.estimate.job, candidate.choice.file
-    if job.axes:
-        return {"accelerate_config": as_document(candidate)}
-    if file not in ("fsdp2", "hsdp"):
+    if not job.axes and file not in ("fsdp2", "hsdp"):
         return {"ds_config": file or None}
     path = f"accelerate_configs/{file}_{job.nodes}x{job.node_size}.yaml"
-    if (REPOSITORY / path).is_file():
-        return {"accelerate_config": path}
-    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
-    if file == "hsdp":
-        document["parallelism_config"] = {"dp_replicate_size": job.nodes, "dp_shard_size": job.node_size}
-    return {"accelerate_config": document}
+    shipped = not job.axes and (REPOSITORY / path).is_file()
+    return {"accelerate_config": path if shipped else as_document(candidate)}
 
 
 def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
@@ -136,37 +130,35 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
         file = None
     strategy = {file.key: here(file.path)} if file else strategy_keys(candidate)
     text = body(candidate, workload, source, hostfile, strategy, rope)
-    beside, published = path.with_name(BESIDE), config.read_bytes()
-    there = path.exists()
-    if beside.exists() and beside.read_bytes() != published:
-        raise _in_the_way(beside, f"name another folder: --write {path.parent}-2/")
-    shared = file and file.path.parent != path.parent.resolve()  # with other recipes, and taken as it is
-    if file and file.path.exists() and not shared and file.path.read_text() != file.text:
-        raise _in_the_way(file.path, f"name another folder: --write {path.parent}-2/")
+    there, files = path.exists(), {path.with_name(BESIDE): config.read_bytes()}
+    if file and not (
+        file.path.exists() and file.path.parent != path.parent.resolve()
+    ):  # else shared, and taken as it is
+        files[file.path] = file.text.encode()
+    for name, content in files.items():
+        if name.exists() and name.read_bytes() != content:
+            raise _in_the_way(name, f"name another folder: --write {path.parent}-2/")
     if there and (not path.is_file() or replaced(path.read_text(), "") != text):
         raise _in_the_way(path, f"remove it, or name another file: --write {path.with_name(f'{path.stem}-2.yaml')}")
     with tempfile.TemporaryDirectory() as folder:  # the header is made from what a run would read
-        draft = Path(folder) / path.name
-        drafted = text
-        if file and not file.path.exists():
-            draft.with_name(file.path.name).write_text(file.text, encoding="utf-8")
+        draft, drafted = Path(folder) / path.name, text
+        for name, content in files.items():
+            draft.with_name(name.name).write_bytes(content)
+        if file and file.path in files:
             drafted = text.replace(here(file.path), str(draft.with_name(file.path.name)))
         draft.write_text(drafted, encoding="utf-8")
-        draft.with_name(BESIDE).write_bytes(published)
         text = header(load_plan(draft, job.link, path)) + text
+    missing = {name: content for name, content in files.items() if not name.exists()}
+    if not there:
+        missing = {path: text.encode()} | missing
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(published)
-        more = {file.path: file.text} if file and not file.path.exists() else {}
-        for named, said in more.items():
-            named.write_text(said, encoding="utf-8")
-        if there:
-            return []
-        path.write_text(text, encoding="utf-8")
+        for name, content in missing.items():
+            name.write_bytes(content)
     except OSError as error:
         problem = f"it cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another folder with --write") from None
-    return [path, beside, *more]
+    return list(missing)
 
 
 def _in_the_way(path: Path, cure: str) -> UserError:
