@@ -53,6 +53,8 @@ class Coordinator:
                         break
                     replica = what["replica"]
                     self._greet(replica, what, writer)
+                if self.lines.get(replica) is not writer:
+                    break
                 self.heard[replica] = time.monotonic()
                 self._take(replica, what)
                 self.settle()
@@ -62,11 +64,18 @@ class Coordinator:
         writer.close()
 
     def _greet(self, replica: int, what: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        theirs = what.get("last") or {"seq": -1}
+        left_behind = replica not in self.members or theirs["seq"] < self.last["seq"] - 1
+        if what["members"] and left_behind and theirs["seq"] <= self.last["seq"]:
+            # Its place may be another process's by now, whose line stays.
+            writer.write(
+                json.dumps({"refused": "the others went on without it, as nothing was heard of it"}).encode() + b"\n"
+            )
+            return
         self.lines[replica] = writer
         self.gone.pop(replica, None)
         self.said.pop(replica, None)
         self.joining.pop(replica, None)
-        theirs = what.get("last") or {"seq": -1}
         if theirs["seq"] > self.last["seq"]:  # this coordinator is younger than the run
             self.last, self.members = theirs, [each for each in what["members"] if each not in self.joining]
             until = time.monotonic() + self.patience
@@ -74,8 +83,6 @@ class Coordinator:
         elif not what["members"] and replica in self.members:  # it died and has begun anew
             self._remove(replica)
             self._say_who_is_lost([replica])
-        elif what["members"] and replica not in self.members:
-            self._send(replica, {"refused": "the others went on without it, as nothing was heard of it"})
 
     def _take(self, replica: int, what: dict[str, Any]) -> None:
         if "leave" in what:

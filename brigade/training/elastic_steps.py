@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..data.moving_batches import MovingBatches
-from ..distributed import heartbeat
+from ..distributed import heartbeat, ranks
 from ..errors.console import counted
 from ..run import events
 from . import hand_over
@@ -68,12 +68,14 @@ class ElasticSteps(LocalSteps):
 
     def _hand_over(self, source: int, to: list[int]) -> None:
         if self.peers.replica == source:
-            tokens = self.trainer.tokens_before + self.trainer.meter.tokens_ever + self.of_others
-            data = hand_over.pack(self.trainer, self.outer, tokens)
+            own = self.trainer.meter.tokens_ever + self.of_others
+            tokens = self.trainer.tokens_before + sum(ranks.gather(own))
+            data = hand_over.pack(self.trainer, self.outer, {"tokens": tokens, "missed": self.missed})
             for each in to:
                 self.peers.send(each, data)
         elif self.peers.replica in to:
-            self.trainer.tokens_before = hand_over.unpack(self.trainer, self.outer, self.peers.receive(source))
+            counts = hand_over.unpack(self.trainer, self.outer, self.peers.receive(source))
+            self.trainer.tokens_before, self.missed = counts["tokens"], counts["missed"]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """At the beginning of a round let in who waits."""
@@ -88,6 +90,7 @@ class ElasticSteps(LocalSteps):
                 self._hand_over(next(each for each in self.peers.members if each not in came), came)
             except RuntimeError:
                 self.peers.built = []
+                return
         self._tell("joins", came, "it takes over weights, optimizer states and place from the others")
 
     # ---- rounds ----------------------------------------------------------------------------------------------------

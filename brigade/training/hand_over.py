@@ -21,9 +21,9 @@ REACHED = (
 )
 
 
-def pack(trainer: Any, outer: Any, tokens: int) -> bytes:
+def pack(trainer: Any, outer: Any, counts: dict[str, int]) -> bytes:
     """Of this rank, for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule, loss scale
-    and place in the run. tokens: that all replicas have trained"""
+    and place in the run. counts: of the whole run so far"""
     data = io.BytesIO()
     scaler = trainer.accelerator.scaler
     kept = {
@@ -34,15 +34,15 @@ def pack(trainer: Any, outer: Any, tokens: int) -> bytes:
         "scaler": scaler.state_dict() if scaler is not None else None,
         "scale": float(trainer.deepspeed.optimizer.loss_scaler.cur_scale) if _is_fp16_by_deepspeed(trainer) else None,
         "state": {key: getattr(trainer.state, key) for key in REACHED},
-        "tokens": tokens,
+        "counts": counts,
     }
     torch.save(kept, data)
     return data.getvalue()
 
 
 @torch.no_grad()
-def unpack(trainer: Any, outer: Any, data: bytes) -> int:
-    """Take it over; returns the tokens. A collective of the replica."""
+def unpack(trainer: Any, outer: Any, data: bytes) -> dict[str, int]:
+    """Take it over; returns the counts. A collective of the replica."""
     kept = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     outer.last, outer.momentum = kept["last"], kept["momentum"]
     for key, value in kept["state"].items():
@@ -57,7 +57,7 @@ def unpack(trainer: Any, outer: Any, data: bytes) -> int:
     for number, values in enumerate(outer.last):
         outer.write(number, values)
     outer.spread()
-    return kept["tokens"]
+    return kept["counts"]
 
 
 def _is_fp16_by_deepspeed(trainer: Any) -> bool:

@@ -43,7 +43,7 @@ class LocalSteps(TrainerCallback):
         self.sent: _Sent | None = None
         self.met_at, self.own = 0, True
         self.rounds = Rounds(self.every)
-        self.of_others = 0  # tokens of this rank's peers, up to the last synchronisation
+        self.of_others = self.told = 0  # tokens of this rank's peers, and of its own, up to the last synchronisation
 
     @property
     def speaks(self) -> bool:
@@ -144,11 +144,13 @@ class LocalSteps(TrainerCallback):
         wishes = self.waiting | {wish for wish in WAITS if getattr(control, wish)}
         self.waiting = set()
         with heartbeat.within(heartbeat.SYNCHRONISING):
-            said = self.peers.gather((wishes, stopping.by, stopping.number, self.trainer.meter.tokens_ever))
+            tokens = self.trainer.meter.tokens_ever - self.told
+            said = self.peers.gather((wishes, stopping.by, stopping.number, tokens))
         for wish in {wish for wishes, *_ in said for wish in wishes}:
             setattr(control, wish, True)
         stopping.take(*next(((by, number) for _, by, number, _ in said if by), ("", 0)))
-        self.of_others = sum(tokens for *_, tokens in said) - self.trainer.meter.tokens_ever
+        self.of_others += sum(each for *_, each in said) - tokens
+        self.told += tokens
 
     def complete(self, logs: dict[str, float]) -> None:
         """Of a step in which the replicas have met, the log has the mean loss over all of them, and their speed together; of the

@@ -42,10 +42,11 @@ def _place_in_run(trainer: Any) -> dict[str, Any]:
     """What a checkpoint's manifest says of its place in the run."""
     step, world = trainer.state.global_step, trainer.world
     samples = step * trainer.run.batch.global_size
+    tokens = trainer.meter.tokens_ever + (trainer.local_steps.of_others if trainer.local_steps else 0)
     return {
         "step": step,
         "samples": samples,
-        "tokens": trainer.tokens_before + sum(ranks.gather_all(trainer.meter.tokens_ever)),
+        "tokens": trainer.tokens_before + sum(ranks.gather(tokens)),
         **({"replica": world.replica} if trainer.local_steps else {}),
         "position": {"epoch": trainer.state.epoch, "sample": samples},
         "world": {"ranks": world.size, "hosts": list(dict.fromkeys(ranks.gather(world.host)))},

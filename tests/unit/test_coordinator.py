@@ -138,6 +138,24 @@ def test_who_was_silent_and_comes_back_has_to_begin_anew(three, clock):
     assert "refused" in replicas[2].got[-1]
 
 
+def test_a_process_that_was_given_up_does_not_take_its_successors_place(three, clock):
+    """Its host was cut off, and a new one was started meanwhile."""
+    meeting, (first, old, third) = three
+    is_silent(old, [first, old, third], meeting, clock)
+    again = Replica(1)
+    again.hello(meeting)
+    again.says(meeting, join={"step": 0})
+    for each in (first, third):
+        each.says(meeting, seq=1, payload="")
+    for each in (first, third):
+        each.says(meeting, seq=2, payload=None, admits=True)
+    old.hello(meeting)
+    assert "refused" in old.got[-1] and meeting.lines[1] is again
+    for each in (first, third, again):
+        each.says(meeting, seq=3, payload="")
+    assert again.last["seq"] == 3 and again.members == [0, 1, 2]
+
+
 def test_a_newcomer_joins_where_the_others_admit_it(three, clock):
     meeting, replicas = three
     again = Replica(1)
