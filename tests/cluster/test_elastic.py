@@ -1,0 +1,51 @@
+"""`launch --elastic` on real hosts: one is switched off, and joins the others again when it is on."""
+
+import json
+import sys
+import time
+
+from .conftest import PATIENCE
+
+EVERY, STEPS = 10, 300
+FLAGS = (
+    f"--sync_every {EVERY} --max_steps {STEPS} --max_length 64 --global_batch_size 6 --per_device_train_batch_size 2"
+)
+FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 300 --save_steps 300 --logging_steps 10 --warmup_steps 5"
+
+
+def told(run):
+    file = run / "events.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def last_step(run):
+    return max((event["step"] for event in told(run) if event["event"] == "step"), default=0)
+
+
+def test_a_host_that_is_switched_off_costs_the_others_nothing_and_joins_again(cluster_of_three):
+    cluster, folder = cluster_of_three, cluster_of_three.shared / "elastic"
+    folder.mkdir()
+    run, hostfile = folder / "run", cluster.hostfile(1)
+    where = f"--hostfile {hostfile} --launcher torchrun --no_check --output_dir {run} --log_dir {folder / 'logs'}"
+    how = "--elastic --restart_pause 1 --restarts 20 --silence 8"
+    command = f"-m brigade launch recipes/tiny/full.yaml {how} {where} {FLAGS}"
+    with (folder / "said").open("wb") as out:
+        launch = cluster["node1"].popen([sys.executable, *command.split()], stdout=out, stderr=out, OMP_NUM_THREADS="1")
+    deadline = time.monotonic() + PATIENCE
+    while last_step(run) < 30:
+        assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
+        time.sleep(0.1)
+    cluster["node3"].power_off()
+    while not any(event["event"] == "replica_lost" for event in told(run)):
+        assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
+        time.sleep(0.1)
+    cluster["node3"].boot()
+    code, said = launch.wait(PATIENCE), (folder / "said").read_text()
+    assert code == 0, said[-3000:]
+    state = json.loads((run / "trainer_state.json").read_text())
+    losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]
+    assert state["global_step"] == STEPS and losses[-1] < 0.8 * losses[0]
+    changes = [(event["event"], event["replica"]) for event in told(run) if event["event"].startswith("replica_")]
+    assert changes in ([("replica_lost", 2)], [("replica_lost", 2), ("replica_joins", 2)]), changes
+    assert (run / "model.safetensors").is_file() and f"of {6 * STEPS:,} samples were the share" in said
