@@ -45,8 +45,6 @@ def _by_method(rows: list[Row], hosts: str) -> dict[str, list[Row]]:
 
 # ---- tables ------------------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
-    if not (RESULTS / FILES["times"]).exists():
-        return {}  # times have not been measured yet: the page keeps what it has
     times, losses = _times(), pages.read(RESULTS / FILES["losses"])
     counted = [row for row in times.values() if row["rate"] == COUNTED]
     worst = max(

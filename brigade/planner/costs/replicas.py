@@ -36,7 +36,7 @@ def sent(job: Job) -> float:
 def round_seconds(job: Job, g: Gpu) -> tuple[float, float]:
     """(seconds in which a round's weights cross the network, seconds of all else that all ranks wait for at its end)."""
     n, own = job.replicas.count, part(job)
-    line = links(g, job.link, job.node_size).node * g.efficiency
+    line = links(g, job.link, job.node_size).node * CONSTANTS["exchanges"]
     socket = 2 * (n - 1) / n * own * CONSTANTS["width"][job.replicas.precision] / CONSTANTS["socket"]
     # One all-to-all; the means; what the replicas wish and what they log, each a gather of sizes and one of values.
     hops = CONSTANTS["hop"] * (1 + 5 * (n - 1)) * (job.nodes > 1)
