@@ -79,7 +79,7 @@ def test_constants_are_those_of_what_runs():
 def test_a_round_s_end_is_shared_by_its_steps_and_fragments_hide_it():
     card = gpu("H100 80GB")
     network, beside = round_seconds(job(), card)
-    assert network == pytest.approx(8 * sent(job()) / (0.2e9 * 0.85))
+    assert network == pytest.approx(8 * sent(job()) / (0.2e9 * 0.85 * 0.6))
     assert synchronising(job(every=20), card, 1.0) == pytest.approx((network + beside) / 20)
     assert synchronising(job(every=math.inf), card, 1.0) == synchronising(job(count=1), card, 1.0) == 0
     in_four = job(every=20, fragments=4)  # each has five steps to cross
