@@ -31,7 +31,7 @@ RESULTS = pages.RESULTS / "elastic.csv"
 PAGE = DOCS / "local-training.md"
 HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 EVERY = 10  # steps of a round
-STEPS, LONG = 400, 5000
+STEPS, LONGER, LONG = 400, 1500, 3000
 FLAGS = (
     f"--sync_every {EVERY} --max_length 64 --global_batch_size 12 --per_device_train_batch_size 4 --learning_rate 1e-3"
 )
@@ -131,11 +131,12 @@ def random_kills(run: Run) -> int:
 FAULTS: dict[str, tuple[int, Callable[[Run], Any] | None]] = {
     "nothing": (STEPS, None),
     "a replica is killed": (STEPS, kill),
-    "a host comes up late": (STEPS, boot),
     "the coordinator is killed": (STEPS, kill_coordinator),
     "a link is cut for 20 s": (STEPS, cut_link),
     "a replica at half speed": (STEPS, half_speed),
-    "nothing, longer": (LONG, None),
+    "nothing, in a longer run": (LONGER, None),
+    "a host comes up late": (LONGER, boot),
+    "nothing, in the longest": (LONG, None),
     f"random kills for {MINUTES} minutes": (LONG, random_kills),
 }
 
