@@ -19,9 +19,10 @@ from typing import Any
 
 from ..checkpoint.layout import BY_ELEMENT
 from ..cluster import ELASTIC
+from ..distributed import stop
 from ..distributed.launched import PR_SET_PDEATHSIG
 from ..errors import UserError
-from ..run.directory import SUCCESS
+from ..run.directory import STOPPED, SUCCESS
 from .host_facts import addresses
 from .job import Job
 from .policy import NOT_TWICE
@@ -108,8 +109,8 @@ class Elastic:
             self.codes[number] = code
             if code == 0 or self.over.is_set():
                 return
-            if code == TRY_LATER:
-                self._note(f"replica {number} ({host}) was stopped, and all others with it")
+            if self._all_stopped(number):
+                self._note("all replicas were asked to stop")
                 self.over.set()
                 return
             self.mistaken |= {number} if code == 2 and attempt == 1 else set()
@@ -127,6 +128,15 @@ class Elastic:
                 async with asyncio.timeout(pause):
                     await self.over.wait()
                     return
+
+    def _all_stopped(self, number: int) -> bool:
+        """Whether this one's end was the end of all: they were stopped, or whoever wrote the file `stop` wants that."""
+        with suppress(OSError, ValueError):
+            by = json.loads((self._output(number) / STOPPED).read_text())["by"]
+            if self.codes[number] == TRY_LATER and by.startswith(stop.name(0)):
+                return True
+        codes = [self.codes.get(each) for each in range(self.count)]
+        return codes == [TRY_LATER] * self.count and not self.children
 
     async def _attempt(self, number: int, host: str, attempt: int) -> int:
         """A launch of this replica; its exit code."""

@@ -4,6 +4,7 @@ A replica joins at the beginning of a round. It takes over weights, optimizer st
 there. Who is lost costs its own steps since the last synchronisation; they are counted as samples that nobody has trained on.
 """
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,12 @@ class ElasticSteps(LocalSteps):
             self.missed += away * steps * rows // self.trainer.world.replicas
             if lost := [each for each in before if each not in self.there]:
                 self._tell("lost", lost, f"the others go on without its last {counted(steps, 'step')}")
+
+    def _is_for_all(self, by: str, number: int, said: list[Any]) -> bool:
+        """A launch that ends what is left of its replica sends SIGTERM; a user's launch sends it to all. Ctrl-C and the file `stop`
+        are a user's."""
+        asked = sum(1 for _, each, *_ in said if each)
+        return not by or number in (0, signal.SIGINT) or 2 * asked > len(said)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         finished = state.global_step >= state.max_steps or not self.trainer.stopping.by

@@ -146,11 +146,16 @@ class LocalSteps(TrainerCallback):
         with heartbeat.within(heartbeat.SYNCHRONISING):
             tokens = self.trainer.meter.tokens_ever - self.told
             said = self.peers.gather((wishes, stopping.by, stopping.number, tokens))
-        for wish in {wish for wishes, *_ in said for wish in wishes}:
+        heard = [(wishes, by, number) for wishes, by, number, _ in said if self._is_for_all(by, number, said)]
+        for wish in wishes.union(*(theirs for theirs, *_ in heard)):
             setattr(control, wish, True)
-        stopping.take(*next(((by, number) for _, by, number, _ in said if by), ("", 0)))
+        stopping.take(*next(((by, number) for _, by, number in heard if by), ("", 0)))
         self.of_others += sum(each for *_, each in said) - tokens
         self.told += tokens
+
+    def _is_for_all(self, by: str, number: int, said: list[Any]) -> bool:
+        """Whether what a replica wishes is the others' to do as well. by, number: of the stop that it was asked for, if any"""
+        return True
 
     def complete(self, logs: dict[str, float]) -> None:
         """Of a step in which the replicas have met, the log has the mean loss over all of them, and their speed together; of the

@@ -64,3 +64,23 @@ def test_who_joins_takes_its_place_in_the_steps_that_are_left():
         joined.set_epoch(0)
         found += list(joined)
     assert found == whole[2 * 2 : (2 + 6) * 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "all_stop"),
+    [
+        ([("", 0), ("SIGTERM to rank 0", 15), ("", 0)], False),
+        ([("SIGTERM to rank 0", 15), ("SIGTERM to rank 0", 15), ("", 0)], True),
+        ([("the file stop", 0), ("", 0), ("", 0)], True),
+        ([("", 0), ("", 0), ("Ctrl-C", 2)], True),
+        ([("SIGTERM to rank 0", 15), ("", 0)], False),
+    ],
+)
+def test_a_stop_of_one_replica_by_its_own_launch_is_not_the_others(asked, all_stop):
+    """A launch whose torchrun was killed ends its rank by SIGTERM; three such ends once stopped a whole run."""
+    from brigade.training.elastic_steps import ElasticSteps
+
+    said = [({"should_training_stop"} if by else set(), by, number, 0) for by, number in asked]
+    judge = ElasticSteps.__new__(ElasticSteps)
+    assert all(judge._is_for_all(by, number, said) for _, by, number, _ in said if by) == all_stop
+    assert judge._is_for_all("", 0, said)
