@@ -109,8 +109,8 @@ class ElasticSteps(LocalSteps):
                 self._tell("lost", lost, f"the others go on without its last {counted(steps, 'step')}")
 
     def _is_for_all(self, by: str, number: int, said: list[Any]) -> bool:
-        """A launch that ends what is left of its replica sends SIGTERM to that alone; a user's wish to stop comes to all. Ctrl-C and the
-        file `stop` are a user's."""
+        """A launch that ends what is left of its replica sends SIGTERM to that alone. A user asks all, or by Ctrl-C or
+        the file `stop`."""
         asked = sum(1 for _, each, *_ in said if each)
         return not by or number in (0, signal.SIGINT) or 2 * asked > len(said)
 
