@@ -8,6 +8,7 @@ import asyncio
 import ctypes
 import json
 import os
+import re
 import secrets
 import signal
 import sys
@@ -33,7 +34,6 @@ from .supervisor import TRY_LATER
 RESTARTS = 10  # of each replica, unless the user gives another number
 ENDING = 120.0  # seconds that the others have when the first has finished the run
 LONGEST_PAUSE = 60.0
-SHORT = 120.0  # seconds: an attempt that lasted longer has trained, and the next pause is the first one again
 TAIL = 3  # lines of a failed replica's launch that are shown
 
 
@@ -69,7 +69,7 @@ class Elastic:
     def __init__(self, job: Job, words: list[str], directory: Path, restarts: int, pause: float, how: dict[str, float]):
         self.job, self.words, self.directory = job, words, directory
         self.restarts, self.pause = restarts, pause
-        self.count, self.began = len(job.hosts), time.monotonic()
+        self.count = len(job.hosts)
         self.meeting: dict[str, Any] = {"token": secrets.token_hex(16), "port": 0, **how}
         self.children: dict[int, asyncio.subprocess.Process] = {}
         self.codes: dict[int, int] = {}  # of each replica's last attempt
@@ -104,7 +104,6 @@ class Elastic:
     async def _replica(self, number: int) -> None:
         host, pause = list(self.job.hosts)[number], self.pause
         for attempt in range(1, self.restarts + 2):
-            began = time.monotonic()
             code = await self._attempt(number, host, attempt)
             self.codes[number] = code
             if code == 0 or self.over.is_set():
@@ -118,7 +117,8 @@ class Elastic:
                 self._note("no replica can begin")
                 self.over.set()
                 return
-            pause = self.pause if time.monotonic() - began > SHORT else min(2 * pause, max(LONGEST_PAUSE, self.pause))
+            longer = min(2 * pause, max(LONGEST_PAUSE, self.pause))
+            pause = self.pause if self._has_trained(number, attempt) else longer
             if attempt > self.restarts:
                 self._note(f"replica {number} ({host}) ended with exit code {code}, and has been started often enough")
                 return
@@ -128,6 +128,11 @@ class Elastic:
                 async with asyncio.timeout(pause):
                     await self.over.wait()
                     return
+
+    def _has_trained(self, number: int, attempt: int) -> bool:
+        """Whether an attempt got as far as a logged step: what ended it then need not be there the next time."""
+        logs = (self.directory / f"replica-{number}" / f"attempt-{attempt}").glob("rank-0*.log")
+        return any(re.search(r"^step \d+/", log.read_text(errors="replace"), re.MULTILINE) for log in logs)
 
     def _all_stopped(self, number: int) -> bool:
         """Whether this one's end was the end of all: they were stopped, or whoever wrote the file `stop` wants that."""
