@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-from .conftest import PATIENCE
+from tests.cluster.conftest import PATIENCE
 
 EVERY, STEPS = 10, 300
 FLAGS = (
