@@ -56,9 +56,7 @@ class World:
         return World(self.rank % size, local_rank, size, inside, self.host, self.launcher, 0, self.rank // size)
 
 
-ELASTIC = (
-    "BRIGADE_ELASTIC"  # what `launch --elastic` tells each replica: its number, how many there are, where they meet
-)
+ELASTIC = "BRIGADE_ELASTIC"  # `launch --elastic` tells each replica its number, how many there are, and where they meet
 # A variable that only one launcher sets, or that one after it too: the first that is there tells.
 _SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
 

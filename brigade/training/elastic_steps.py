@@ -56,10 +56,8 @@ class ElasticSteps(LocalSteps):
             first = [number for number, each in came.items() if each["step"] == furthest]
             if not within and any(came[number]["sums"] != came[first[0]]["sums"] for number in first):
                 raise RuntimeError("the replicas do not begin with the same weights")
-            source, behind = (
-                (within or first)[0],
-                list(came) if within else [each for each in came if each not in first],
-            )
+            source = (within or first)[0]
+            behind = [each for each in came if within or each not in first]
             if behind:
                 self.peers.connect()
                 self._hand_over(source, behind)
@@ -98,9 +96,9 @@ class ElasticSteps(LocalSteps):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         rows = self.trainer.run.batch.global_size
         state.epoch = state.global_step * rows / max(1, len(self.trainer.train_dataset))
-        before, joined = self.there, self.met_at
+        before, met = self.there, self.met_at
         super().on_step_end(args, state, control)
-        if self.met_at == state.global_step and self.met_at != joined:
+        if self.met_at == state.global_step != met:
             self.there = list(self.peers.members)
             away = self.trainer.world.replicas - len(self.there)
             steps = (state.global_step - 1) % self.every + 1

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-STEPS, EVERY = 400, 10
+STEPS, EVERY = 800, 10  # idle, who was killed is back after about 300
 FLAGS = (
     f"--sync_every {EVERY} --max_steps {STEPS} --max_length 64 --global_batch_size 4 --per_device_train_batch_size 2"
 )
