@@ -1,32 +1,101 @@
-"""Which samples a replica of an elastic run sees: those of its place in each step, from the step on at which it came."""
+"""Which samples a replica of an elastic run sees: its share of each step, and at the end the shares that were missed.
 
-from collections.abc import Callable, Iterator
+A share is what one replica takes of one step's samples, written (step, replica). Who is away misses its own. They are trained on
+in further steps after the last one, by whoever is there then.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
+
 from .sampling import FILLER, GlobalBatches, Indices
+
+Share = tuple[int, int]
+
+
+class Shares:
+    """Of a run of so many steps, for this number of replicas. Each replica has the same, for all know who met.
+
+    at: the step at which they met last; begun: the steps whose shares had been given out by then, at most `steps`; due: shares
+    that were missed until then, and are still to be trained on; missed: all shares that ever were
+    """
+
+    def __init__(self, steps: int, replicas: int) -> None:
+        self.steps, self.replicas = steps, replicas
+        self.at = self.begun = self.missed = 0
+        self.due: list[Share] = []
+
+    @property
+    def end(self) -> int:
+        """The step after which nothing is left, as far as is known."""
+        return self.at + self.steps - self.begun + math.ceil(len(self.due) / self.replicas)
+
+    @property
+    def behind(self) -> float:
+        """By how many steps of all replicas the run has trained on less than its number of steps says."""
+        return self.at - self.begun + len(self.due) / self.replicas
+
+    def of(self, step: int, replica: int) -> Share | None:
+        """What this replica takes in a step since the last meeting (from 0, as all steps here); None: nothing."""
+        number = self.begun + step - self.at
+        if number < self.steps:
+            return number, replica
+        place = (number - self.steps) * self.replicas + replica
+        return self.due[place] if place < len(self.due) else None
+
+    def meet(self, step: int, there: Collection[int]) -> None:
+        """These replicas have trained since the last meeting, and meet after so many steps of the run."""
+        away = [replica for replica in range(self.replicas) if replica not in there]
+        lost = [share for each in range(self.at, step) for who in away if (share := self.of(each, who)) is not None]
+        number = self.begun + step - self.at
+        self.due = self.due[max(0, number - self.steps) * self.replicas :] + lost
+        self.at, self.begun, self.missed = step, min(number, self.steps), self.missed + len(lost)
+
+    def state(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in ("steps", "replicas", "at", "begun", "missed", "due")}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """state(), of a run that may have had another length."""
+        self.at, self.begun, self.missed = state["at"], state["begun"], state["missed"]
+        self.due = [(step, replica) for step, replica in state["due"]]
 
 
 class MovingBatches(GlobalBatches):
     """GlobalBatches that begin at the run's step, and go on from one epoch to the next by themselves.
 
-    step: the number of steps that the run has made when this rank takes its first batch
+    step: the number of steps that the run has made when this rank takes its first batch; shares: who takes what
     """
 
-    def __init__(self, *shape: Any, step: Callable[[], int]) -> None:
+    def __init__(self, *shape: Any, step: Callable[[], int], shares: Shares) -> None:
         super().__init__(*shape)
-        self.step, self.next = step, -1
+        self.step, self.shares, self.next = step, shares, -1
+        self.known: tuple[int, np.ndarray] = (-1, np.zeros(0))  # an epoch, and its order
 
     def __iter__(self) -> Iterator[Indices]:
         self.next = self.step() if self.next < 0 else self.next
-        left = self.steps
-        while left:
-            epoch, first = divmod(self.next, self.steps)
+        for _ in range(self.steps):
+            step = self.of_step(self.next)
+            supervised = int(self.supervised[step[step != FILLER]].sum()) if self.supervised is not None else None
+            self.next += 1
+            for micro_batch in step[:, self.rank]:
+                yield Indices(micro_batch.tolist(), supervised)
+
+    def of_step(self, step: int) -> np.ndarray:
+        shares = (self.shares.of(step, replica) for replica in range(self.shares.replicas))
+        return np.concatenate([self._samples(share) for share in shares], axis=1)
+
+    def _samples(self, share: Share | None) -> np.ndarray:
+        """Shape (accumulation, ranks of a replica, micro)."""
+        ranks = self.world_size // self.shares.replicas
+        if share is None:
+            return np.full((self.accumulation, ranks, self.micro), FILLER)
+        (epoch, number), first = divmod(share[0], self.steps), share[1] * ranks
+        if epoch != self.known[0]:
             super().set_epoch(epoch)
-            for step in self.order()[first : first + left]:
-                supervised = int(self.supervised[step[step != FILLER]].sum()) if self.supervised is not None else None
-                self.next, left = self.next + 1, left - 1
-                for micro_batch in step[:, self.rank]:
-                    yield Indices(micro_batch.tolist(), supervised)
+            self.known = epoch, self.order()
+        return self.known[1][number, :, first : first + ranks]
 
     def set_epoch(self, epoch: int) -> None:
         """The step says it."""

@@ -25,6 +25,7 @@ class Job:
     hosts: host -> slots (ranks), in order; the first host is the main one
     hostfile: where they came from, as the user named it, or None (Slurm)
     settings, strategy: what train.py will make of recipe and flags with that many ranks
+    replica: which one of an elastic run this is
     """
 
     recipe: str
@@ -33,6 +34,7 @@ class Job:
     hostfile: str | None
     settings: Settings
     strategy: Strategy
+    replica: int = 0
 
     @property
     def world_size(self) -> int:
@@ -80,7 +82,7 @@ def make(recipe: str, flag_words: list[str], hostfile: str | None, hosts: dict[s
     batch_arithmetic(
         settings.recipe.training, strategy.axes.data(world.of_all_replicas), settings.place("global_batch_size")
     )
-    return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy)
+    return Job(recipe, tuple(flag_words), hosts, hostfile, settings, strategy, world.replica)
 
 
 def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:

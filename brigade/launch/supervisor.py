@@ -108,8 +108,9 @@ class Launch:
         if self.options.check and self.attempt == 1:
             await self.options.check(self.channels, self.name)
         self.before = await self.channels[0].ask("progress", directory=str(self.marker.parent))
-        # Each attempt has a port of its own: a rank of the last one that still looks for the others finds nobody.
-        usual = launchers.DEFAULT_PORT + (self.attempt - 1) % 100
+        # Each attempt has a port of its own: a rank of the last one that still looks for the others finds nobody. So has each
+        # replica of an elastic run: two of them may start at once on one host.
+        usual = launchers.DEFAULT_PORT + (self.attempt - 1 + self.job.replica) % 100
         meeting = await rendezvous.find(self.channels, self.options.master_addr, self.options.master_port, usual)
         order: dict[str, Any] = {"run": self.name, "cwd": cwd, "files": launchers.files(launcher, self.job)}
         self.started, self.judge.since = True, time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ..cluster import World
-from ..distributed import consistency, ranks, stop, supervised
+from ..distributed import consistency, heartbeat, ranks, stop, supervised
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.batch import Batch, length
@@ -226,8 +226,9 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
 
 
 def _occupied(directory: Path) -> bool:
+    """By a run of this replica. What others leave here before it begins is none: their directories and heartbeats."""
     names = (path.name for path in directory.iterdir())
-    return any(name not in (owner.FILE, STARTS) and not name.startswith("replica-") for name in names)
+    return any(name not in (owner.FILE, STARTS, heartbeat.FOLDER) and not name.startswith("replica-") for name in names)
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:

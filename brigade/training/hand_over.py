@@ -21,7 +21,7 @@ REACHED = (
 )
 
 
-def pack(trainer: Any, outer: Any, counts: dict[str, int]) -> bytes:
+def pack(trainer: Any, outer: Any, counts: dict[str, Any]) -> bytes:
     """Of this rank, for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule, loss scale
     and place in the run. counts: of the whole run so far"""
     data = io.BytesIO()
@@ -41,7 +41,7 @@ def pack(trainer: Any, outer: Any, counts: dict[str, int]) -> bytes:
 
 
 @torch.no_grad()
-def unpack(trainer: Any, outer: Any, data: bytes) -> dict[str, int]:
+def unpack(trainer: Any, outer: Any, data: bytes) -> dict[str, Any]:
     """Take it over; returns the counts. A collective of the replica."""
     kept = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     outer.last, outer.momentum = kept["last"], kept["momentum"]

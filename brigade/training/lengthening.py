@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+from ..checkpoint import manifest
 from ..errors import UserError
 from ..run.directory import SUCCESS, Run
 from .schedule import warmup
@@ -26,6 +27,8 @@ def check(run: Run, length: float, checkpoint: Path | None, place: str) -> None:
         raise UserError(str(here), problem, further)
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     done, before = state["global_step"], state["max_steps"]
+    if shares := manifest.recorded(checkpoint).get("shares"):  # an elastic run: it has further steps for missed samples
+        done, before = shares["begun"], shares["steps"]
     if steps == before:
         return
     if done < before:

@@ -56,6 +56,19 @@ class LocalSteps(TrainerCallback):
 
         return GlobalBatches
 
+    def epochs(self, asked: int, *rest: Any) -> tuple[Any, ...]:
+        """Transformers' initial values, of which the first are the epochs that it begins."""
+        return asked, *rest
+
+    @property
+    def samples(self) -> int:
+        """That all replicas together have trained on."""
+        return self.trainer.state.global_step * self.trainer.run.batch.global_size
+
+    def place(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says of it."""
+        return {"replica": self.trainer.world.replica}
+
     def begin(self, checkpoint: str | None) -> None:
         """Once the engine has its weights, before the first step. A collective. Raises RuntimeError where replicas differ."""
         self.outer = Outer(self.trainer)

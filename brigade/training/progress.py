@@ -45,6 +45,7 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         if self.bar is not None:
+            self.bar.total = state.max_steps  # an elastic run's grows
             self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **_):

@@ -147,6 +147,10 @@ class Trainer(EvaluatingTrainer):
         of = self.data_rank, self.run.batch.data_parallel_size
         return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
+    def set_initial_training_values(self, *about: Any) -> Any:
+        values = super().set_initial_training_values(*about)
+        return self.local_steps.epochs(*values) if self.local_steps else values
+
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Loader:
         return self._loader(eval_dataset, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
 

@@ -40,14 +40,14 @@ def _write(trainer: Any, own: Any, folder: Path) -> None:
 
 def _place_in_run(trainer: Any) -> dict[str, Any]:
     """What a checkpoint's manifest says of its place in the run."""
-    step, world = trainer.state.global_step, trainer.world
-    samples = step * trainer.run.batch.global_size
-    tokens = trainer.meter.tokens_ever + (trainer.local_steps.of_others if trainer.local_steps else 0)
+    step, world, local = trainer.state.global_step, trainer.world, trainer.local_steps
+    samples = local.samples if local else step * trainer.run.batch.global_size
+    tokens = trainer.meter.tokens_ever + (local.of_others if local else 0)
     return {
         "step": step,
         "samples": samples,
         "tokens": trainer.tokens_before + sum(ranks.gather(tokens)),
-        **({"replica": world.replica} if trainer.local_steps else {}),
         "position": {"epoch": trainer.state.epoch, "sample": samples},
         "world": {"ranks": world.size, "hosts": list(dict.fromkeys(ranks.gather(world.host)))},
+        **(local.place() if local else {}),
     }

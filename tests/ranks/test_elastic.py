@@ -17,7 +17,8 @@ STEPS, EVERY = 800, 10  # idle, who was killed is back after about 300
 FLAGS = (
     f"--sync_every {EVERY} --max_steps {STEPS} --max_length 64 --global_batch_size 4 --per_device_train_batch_size 2"
 )
-FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 200 --save_steps 200 --logging_steps 10 --warmup_steps 5"
+FLAGS += " --eval_answers 0 --max_eval_samples 16 --eval_steps 200 --save_steps 200 --logging_steps 10"
+FLAGS += " --warmup_steps 5 --lr_scheduler_type linear"
 COORDINATOR, RANK = "brigade.distributed.coordinator", "train.py"
 
 
@@ -67,24 +68,45 @@ def ran(tmp_path_factory):
     return code, (folder / "said").read_text(), output, folder
 
 
-def test_the_run_goes_on_and_ends(ran):
+def events_of(output):
+    return [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+
+
+def further_steps(output):
+    """In which both train on what one has missed."""
+    joined = next(event for event in events_of(output) if event["event"] == "replica_joins")
+    return joined["missed"] // 4
+
+
+def test_the_run_goes_on_and_ends_when_it_has_trained_on_all_samples(ran):
     code, said, output, _ = ran
     assert code == 0, said[-3000:]
     state = json.loads((output / "trainer_state.json").read_text())
-    assert state["global_step"] == STEPS and (output / "model.safetensors").is_file()
+    assert state["global_step"] == STEPS + further_steps(output) and (output / "model.safetensors").is_file()
     losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]
     assert losses[-1] < 0.8 * losses[0]
 
 
 def test_what_was_lost_is_counted_and_who_comes_back_joins(ran):
     _, said, output, _ = ran
-    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-    lost, joined = ([e for e in events if e["event"] == f"replica_{what}"] for what in ("lost", "joins"))
+    lost, joined = ([e for e in events_of(output) if e["event"] == f"replica_{what}"] for what in ("lost", "joins"))
     assert [e["replica"] for e in lost] == [1] and [e["replica"] for e in joined] == [1]
     away = joined[0]["step"] - lost[0]["step"] + EVERY
     assert lost[0]["step"] % EVERY == joined[0]["step"] % EVERY == 0
     missed = away * 4 // 2  # its half of each step's four samples
-    assert joined[0]["missed"] == missed and f"{missed:,} of {4 * STEPS:,} samples" in said
+    assert joined[0]["missed"] == missed and f"{missed:,} of {4 * STEPS:,} samples were missed" in said
+    assert f"the run has {missed // 4} further steps" in said and "still to be trained" not in said
+
+
+def test_the_schedule_waits_for_what_was_missed(ran):
+    """The rate reaches 0 at the last step, not when the undisturbed run would have ended."""
+    *_, output, _ = ran
+    steps = {e["step"]: e for e in events_of(output) if e["event"] == "step" and "learning_rate" in e}
+    last = max(steps)
+    slope = steps[EVERY]["learning_rate"] / (STEPS - EVERY)
+    assert steps[last - EVERY]["learning_rate"] == pytest.approx(EVERY * slope, rel=0.2)
+    assert abs(steps[last]["learning_rate"]) < slope
+    assert steps[STEPS]["learning_rate"] == pytest.approx(further_steps(output) * slope, rel=0.1)
 
 
 def test_a_coordinator_that_dies_is_replaced_and_nobody_is_lost_by_it(ran):
@@ -95,7 +117,10 @@ def test_a_coordinator_that_dies_is_replaced_and_nobody_is_lost_by_it(ran):
 
 def test_both_have_the_same_model_at_the_end(ran):
     *_, output, _ = ran
-    first, second = (folder / f"checkpoint-{STEPS}" / "model.safetensors" for folder in (output, output / "replica-1"))
+    first, second = (
+        folder / f"checkpoint-{STEPS + further_steps(output)}" / "model.safetensors"
+        for folder in (output, output / "replica-1")
+    )
     assert first.read_bytes() == second.read_bytes()
 
 

@@ -7,8 +7,6 @@ import sys
 import pytest
 
 from brigade.cluster import ELASTIC, world_from_environment
-from brigade.data.moving_batches import MovingBatches
-from brigade.data.sampling import GlobalBatches
 from brigade.launch.elastic import without_output
 
 RECIPE = "recipes/tiny/full.yaml"
@@ -48,22 +46,6 @@ def test_each_replica_is_a_world_of_its_own_and_writes_for_itself():
 def test_a_run_keeps_its_one_output_directory_from_its_replicas():
     words = ["--max_steps", "3", "--output_dir", "here", "--seed", "1", "--output_dir=there"]
     assert list(without_output(words)) == ["--max_steps", "3", "--seed", "1"]
-
-
-def test_who_joins_takes_its_place_in_the_steps_that_are_left():
-    """Of the very samples that the run's steps have, over epochs' ends, and whatever the Trainer takes for the epoch."""
-    shape = (10, 1, 2, 1, 2, 7)  # three steps of four samples in an epoch; rank 1 of 2
-    whole = []
-    for epoch in range(3):
-        batches = GlobalBatches(*shape)
-        batches.set_epoch(epoch)
-        whole += list(batches)
-    joined = MovingBatches(*shape, step=lambda: 2)
-    found = []
-    for _ in range(2):
-        joined.set_epoch(0)
-        found += list(joined)
-    assert found == whole[2 * 2 : (2 + 6) * 2]
 
 
 @pytest.mark.parametrize(

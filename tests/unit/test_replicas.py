@@ -221,3 +221,12 @@ def test_top_sees_the_ranks_of_all_replicas(tmp_path):
         "2": "node1",
         "3": "node1",
     }
+
+
+def test_what_other_replicas_leave_in_a_directory_is_no_run(tmp_path):
+    """A replica that began later than the others once found their files there, and refused to begin."""
+    (tmp_path / "replica-1").mkdir()
+    watch_thread.Watch(replica_s_run(ranks(4, 2, 2).part(2), tmp_path / "replica-1")).write()
+    assert [*tmp_path.glob("heartbeats/*")] and not runs._occupied(tmp_path)
+    (tmp_path / "notes").touch()
+    assert runs._occupied(tmp_path)
