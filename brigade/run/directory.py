@@ -225,10 +225,9 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     _write_record(directory, {**recipe, "run": record | kept})
 
 
-def _occupied(directory: Path) -> bool:
-    """By a run of this replica. What others leave here before it begins is none: their directories and heartbeats."""
-    names = (path.name for path in directory.iterdir())
-    return any(name not in (owner.FILE, STARTS, heartbeat.FOLDER) and not name.startswith("replica-") for name in names)
+def _occupied(directory: Path) -> bool:  # by a run of this replica: what others leave here before it begins is none
+    none = owner.FILE, STARTS, heartbeat.FOLDER
+    return any(path.name not in none and not path.name.startswith("replica-") for path in directory.iterdir())
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:
