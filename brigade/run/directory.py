@@ -27,6 +27,7 @@ from . import leftovers, owner
 RECORD = "run.yaml"
 SUCCESS = "success.json"
 STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
+_LOADER, _DUMPER = (getattr(yaml, f"C{kind}", getattr(yaml, kind)) for kind in ("SafeLoader", "SafeDumper"))
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (training/sample_answers.py)
 STARTS = ".starts"  # how often a job has begun at the same step: starts.py
@@ -231,17 +232,16 @@ def _occupied(directory: Path) -> bool:  # by a run of this replica: what others
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:
-    """Add to run.yaml's record what is known only while the run goes on: `ds_config`, what DeepSpeed's engine really runs with
-    once every "auto" is filled; `promise`, predicted and measured figures."""
+    """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `promise`."""
     if run.world.is_main_rank:
-        document = read_yaml(run.directory / RECORD)
+        document = yaml.load((run.directory / RECORD).read_text(), Loader=_LOADER)
         document["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
 
 
 def _write_record(directory: Path, document: dict[str, Any]) -> None:
     text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
-    write_whole(directory / RECORD, text + yaml.safe_dump(document, sort_keys=False, width=120))
+    write_whole(directory / RECORD, text + yaml.dump(document, Dumper=_DUMPER, sort_keys=False, width=120))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from brigade.strategy.axes import Axes
-from testing import axes, resume, runs
+from testing import axes, marks, resume, runs
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
 from testing.train_command import FAULTS, marked, surviving
@@ -30,7 +30,11 @@ SHORT = as_flags(max_steps=6, save_steps=2, eval_steps=6, async_save=False, per_
 LIMIT = 600  # seconds on a busy machine: against hangs
 
 
-@pytest.mark.parametrize("axis", [pytest.param(a, marks=() if a == "pipeline" else pytest.mark.slow) for a in CASES])
+# The others: `make test-matrix`.
+OFTEN = {"pipeline x tensor", "tensor, AutoTP", "sequence", "expert"}
+
+
+@pytest.mark.parametrize("axis", [pytest.param(a, marks=marks.size(a == "pipeline", a in OFTEN)) for a in CASES])
 def test_a_run_whose_rank_is_killed_ends_with_the_losses_of_an_undisturbed_one(axis, tmp_path):
     over, kind, ranks, model = CASES[axis]
     case = {"name": "whole", "flags": [*resume.SHARED, *axes.flags(over, kind), *SHORT], "model": model}

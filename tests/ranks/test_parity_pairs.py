@@ -4,17 +4,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from testing import axes_pairs, parity, runs
+from testing import axes_pairs, marks, parity, runs
 
 CASES = {case["name"]: case for case in (axes_pairs.case(*which) for which in axes_pairs.CASES)}
 # In `make test`: a row in parts, each of them through two stages, whose optimizer states all four ranks share.
 ONCE = {"sequence 2 x pipeline 2-zero1-k2-packed"}
+# In `make test-matrix`: another strategy or accumulation of what others have.
+SELDOM = {
+    "tensor 2 x sequence 2-zero1-k2-plain",
+    "tensor 2 x sequence 2-zero2-k2-plain",
+    "tensor 2 x sequence 2-fsdp2-k1-packed",
+    "tensor 2 x sequence 2-zero3-k4-lora",
+    "sequence 2 x pipeline 2-ddp-k2-plain",
+    "sequence 2 x pipeline 2-zero1-k4-plain",
+}
 STOPPED = {"tensor-fsdp2": (axes_pairs.TENSOR, "fsdp2"), "pipeline-zero1": (axes_pairs.PIPELINE, "zero1")}
 DAMAGED = axes_pairs.case(axes_pairs.PIPELINE, "zero1", 2, name="damaged", damage=True)
 
 
 def marked(name):
-    return pytest.param(name, marks=() if name in ONCE else pytest.mark.slow)
+    return pytest.param(name, marks=marks.size(name in ONCE, name not in SELDOM))
 
 
 @pytest.fixture(scope="module")

@@ -67,11 +67,24 @@ if not HAS_LIBAIO:
     del CASES["zero3_nvme"]
 
 
+def new_in(recipes):
+    """Those that bring something which none before them has: a model with its method, a method or axes with their strategy, tied
+    embeddings with a method. The others differ in what these have too, and are rehearsed in `make test-matrix`."""
+    known, found = set(), set()
+    for path in sorted(recipes, key=lambda path: -len(rehearsed(path))):
+        model, tied, method, *rest, strategy, _, _ = rehearsed(path)
+        facts = {(model, method), (tied, method), (method, strategy), *(one for one in rest if isinstance(one, str))}
+        found |= set() if facts <= known else {path}
+        known |= facts
+    return found
+
+
 ONCE = {"ddp", "zero2", "fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
 
 
 # What test_methods.py, test_compression.py or another case has too: in `make test-matrix`.
 SELDOM = {"fsdp2-lamb", "fsdp2-lars", "ddp-bf16-checkpointing", "zero2-bf16-checkpointing", "ddp-fp16", "ddp-bf16"}
+SELDOM |= set(RECIPES) - new_in(RECIPES)
 
 
 def each(names):

@@ -30,6 +30,7 @@ ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
 # Each pair of strategies goes on once, on four, one or three ranks in turn, and each method. Others: `make test-matrix`.
 FULL = [case.name for case in CARRIED if case.method == "full"]
 OFTEN = {FULL[3 * pair + pair % 3] for pair in range(len(FULL) // 3)} | {c.name for c in CARRIED} - set(FULL)
+OFTEN -= {"LoRA, fsdp2 on 2 to ddp on 3", "QLoRA, zero2 on 2 to fsdp2 on 3"}
 OFTEN |= {
     "full, zero1_tp2_pp2 on 8 to zero1_pp2 on 4",
     "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
@@ -48,6 +49,13 @@ SELDOM = {
     "ddp+bf16",
     "zero3_offload_param",
     "zero1_tp2+lora",
+    "zero3+lora",
+    "fsdp2+qlora",
+    "zero3+best",
+    "zero3_offload",
+    "zero2_tp2",
+    "zero3_tp2+lora",
+    "fsdp2_tp2+best",
 }
 
 
