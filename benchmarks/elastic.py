@@ -165,7 +165,8 @@ def struck(cluster: Cluster, name: str) -> dict[str, Any]:
     missed = max((event.get("missed", 0) for event in events), default=0)
     return {
         "fault": name,
-        "steps": saved["steps"],
+        "steps": steps,
+        "steps_made": saved["steps"],
         "seconds": f"{seconds:.0f}",
         "held_out_loss": f"{saved['held_out_loss']:.4f}",
         "kills": "" if kills is None else kills,
@@ -187,10 +188,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         more, apart = seconds - float(reference["seconds"]), loss / float(reference["held_out_loss"]) - 1
         same = row is reference
         what = row["fault"] + (f" ({row['kills']})" if row["kills"] else "")
-        cells = [what, row["steps"], f"{seconds:.0f} s" + ("" if same else f" ({more:+.0f})")]
+        further = int(row["steps_made"]) - int(row["steps"])
+        cells = [what, row["steps"] + (f" + {further}" if further else ""), f"{seconds:.0f} s" + ("" if same else f" ({more:+.0f})")]
         cells += [f"{loss:.3f}" + ("" if same else f" ({100 * apart:+.1f} %)"), row["lost"], row["joined"]]
-        lines.append([*cells, f"{int(row['missed']):,} of {int(row['samples']):,}"])
-    head = ["what happens", "steps", "time", "held-out loss", "lost", "joined", "samples missed"]
+        lines.append([*cells, f"{int(row['missed']):,} of {int(row['samples']):,} samples"])
+    head = ["what happens", "steps", "time", "held-out loss", "lost", "joined", "trained on later"]
     return markdown(head, lines) + f"\n\nMeasured on: {rows[-1]['machine']}."
 
 
