@@ -246,7 +246,9 @@ def _rank_line(row: RankRow, rows: Iterable[RankRow]) -> tuple[list[str], str]:
     )
     if not words and row.silent > SILENT:
         words = f"silent for {row.silent:.0f} s"
-    slowest = row.slow or (not words and row.step < max(other.step for other in rows) - 1 and "behind")
+    # Where the ranks' own times name nobody, who is behind: hosts are not asked at the same moment, so by more than a step.
+    measured = any(other.slow for other in rows)
+    slowest = row.slow if measured else row.step < max(other.step for other in rows) - 1
     words = words or ("SLOWEST" if slowest else "")
     memory = _memory(gpu.get("memory"), gpu.get("memory_total")) if gpu else _memory(row.memory, None)
     cells = ["", str(row.rank), f"{row.step:,}", row.phase, _number(row.tokens_per_second), _number(row.cpu)]

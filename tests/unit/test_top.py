@@ -130,6 +130,14 @@ def test_a_slow_rank_is_marked_until_the_run_finds_none(watching):
     assert "SLOWEST" not in text and "All ranks move." in text
 
 
+def test_who_was_looked_at_earlier_is_not_the_slowest_where_the_run_has_measured_it(watching):
+    """On a busy machine the slow rank's partner was seen seven steps behind it, and both were marked."""
+    slow = {"event": "slow", "rank": 1, "host": "node2", "score": 0.5, "why": "the others wait for its forward pass"}
+    seen = {"node1": [facts(1.0, [says(0, step=34)])], "node2": [facts(1.0, [says(1, "node2")])]}
+    text = shown(watching(told=[slow], **seen))
+    assert "SLOWEST" in line(text, 1) and "SLOWEST" not in line(text, 0)
+
+
 def test_ranks_of_a_run_at_its_end_have_ended_and_are_no_fault(watching):
     last = [facts(1.0, [says(0, state="gone")])]
     text = shown(watching(told=[{"event": "end"}], node1=last))
