@@ -119,13 +119,14 @@ def _choose(options: argparse.Namespace) -> int:
 
         plot.write(options.plot, workload, cluster, ranked)
     advice = [*advice, *replicas.for_model(found), *show.warnings(options.model, workload)]
+    late = winner and options.deadline and found.hours(options.tokens) > options.deadline
     if options.json:
         from ..planner.output.as_json import answer_json
 
         print(answer_json(found, advice, options.price))
-        return 0 if winner else 1
-    print(*map(show.wrapped, advice), sep="\n", end="\n" * bool(advice))
+        return 0 if winner and not late else 1
     show.trained(ranked[0].estimate.job, workload.whole)
+    print(*map(show.wrapped, advice), sep="\n", end="\n" * bool(advice))
     console().print(show.comparison(workload, cluster, ranked, winner))
     if winner is None:
         print(show.nothing_fits(workload, cluster, ranked, traces))
@@ -140,7 +141,7 @@ def _choose(options: argparse.Namespace) -> int:
 
         written = write.write(winner, workload, options.model, options.write, options.hostfile)
         print("\n".join(f"Wrote {path}" for path in written) or "The recipe is there already, unchanged.")
-    return 0
+    return 1 if late else 0
 
 
 def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":

@@ -67,6 +67,12 @@ def test_every_comment_fits_the_line_and_the_rate_reads_as_others_do(tmp_path):
     assert "lora_modules_to_save" not in text and re.search(r"chat_template: tulu +# of words", text)
 
 
+def test_a_deadline_that_nothing_keeps_is_no_success(capsys):
+    words = ["llama-3.1-8b", "--method", "lora", "--gpu", "H100", "--tokens", "1e9", "--deadline"]
+    assert plan(*words, "0.1") == 1 and "No size of this cluster keeps the deadline of 0.1 h" in capsys.readouterr().out
+    assert plan(*words, "0.1", "--json") == 1 and plan(*words, "1000") == 0
+
+
 def test_what_is_trained_whole_is_one_key_and_said_first(tmp_path, capsys):
     words = ["llama-3.1-8b", "--method", "lora", "--gpu", "H100"]
     assert plan(*words) == 0 and capsys.readouterr().out.startswith("trains 42 M in adapters alone\n")
