@@ -38,9 +38,7 @@ OFTEN = {
     ("flag", "torchrun"),
     ("flag", "deepspeed"),
     ("ds_config, late", "torchrun"),
-    ("ds_config, late", "accelerate"),
     ("device", "deepspeed"),
-    ("data", "deepspeed"),
     ("data", "accelerate"),
 }
 

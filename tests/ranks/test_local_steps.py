@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from testing import local_steps, parity, runs
+from testing import local_steps, marks, parity, runs
 
 TWO = ["ddp", "zero2", "fsdp2"]
 
@@ -22,6 +22,10 @@ def each_step(tmp_path_factory, asked_for):
         if cases:
             found |= runs.run_cases(size, cases, tmp_path_factory.mktemp(f"replicas{size}"))
     return found
+
+
+# In `make test-matrix`: other engines have the same.
+SELDOM = {"ddp inside", "zero2 inside", "ddp inside, streaming", "zero2 inside, streaming"}
 
 
 def marked(size, names, quick):
@@ -50,7 +54,7 @@ QUICK = {"streaming"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+    "name", [pytest.param(name, marks=marks.size(name in QUICK, name not in SELDOM)) for name in CASES]
 )
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
     size, strategy, how = CASES[name]
