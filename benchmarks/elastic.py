@@ -31,7 +31,7 @@ RESULTS = pages.RESULTS / "elastic.csv"
 PAGE = DOCS / "local-training.md"
 HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 EVERY = 10  # steps of a round
-STEPS, LONGER, LONG = 400, 1500, 3000
+STEPS, LONGER, LONG = 400, 1500, 5200  # the last takes longer than MINUTES
 FLAGS = (
     f"--sync_every {EVERY} --max_length 64 --global_batch_size 12 --per_device_train_batch_size 4 --learning_rate 1e-3"
 )
@@ -151,6 +151,8 @@ def struck(cluster: Cluster, name: str) -> dict[str, Any]:
         time.sleep(0.2)
     if strike:
         kills = strike(run)
+    if strike is random_kills and run.process.poll() is not None:
+        raise RuntimeError(f"{name}: the run ended before that; give it more steps than {steps}")
     if code := run.process.wait():
         raise RuntimeError(f"{name}: the run ended with {code}:\n{run.said[-4000:]}")
     seconds = time.monotonic() - run.begun
@@ -189,7 +191,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         same = row is reference
         what = row["fault"] + (f" ({row['kills']})" if row["kills"] else "")
         further = int(row["steps_made"]) - int(row["steps"])
-        cells = [what, row["steps"] + (f" + {further}" if further else ""), f"{seconds:.0f} s" + ("" if same else f" ({more:+.0f})")]
+        cells = [
+            what,
+            row["steps"] + (f" + {further}" if further else ""),
+            f"{seconds:.0f} s" + ("" if same else f" ({more:+.0f})"),
+        ]
         cells += [f"{loss:.3f}" + ("" if same else f" ({100 * apart:+.1f} %)"), row["lost"], row["joined"]]
         lines.append([*cells, f"{int(row['missed']):,} of {int(row['samples']):,} samples"])
     head = ["what happens", "steps", "time", "held-out loss", "lost", "joined", "trained on later"]
