@@ -31,7 +31,7 @@ RESULTS = pages.RESULTS / "elastic.csv"
 PAGE = DOCS / "local-training.md"
 HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 EVERY = 10  # steps of a round
-STEPS, LONGER, LONG = 400, 1500, 5200  # the last takes longer than MINUTES
+STEPS, LONGER, LONG = 400, 1500, 5600  # the last takes longer than MINUTES
 FLAGS = (
     f"--sync_every {EVERY} --max_length 64 --global_batch_size 12 --per_device_train_batch_size 4 --learning_rate 1e-3"
 )
