@@ -45,7 +45,8 @@ def test_a_host_that_is_switched_off_costs_the_others_nothing_and_joins_again(cl
     assert code == 0, said[-3000:]
     state = json.loads((run / "trainer_state.json").read_text())
     losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]
-    assert state["global_step"] == STEPS and losses[-1] < 0.8 * losses[0]
+    assert state["global_step"] > STEPS and losses[-1] < 0.8 * losses[0]
     changes = [(event["event"], event["replica"]) for event in told(run) if event["event"].startswith("replica_")]
     assert changes in ([("replica_lost", 2)], [("replica_lost", 2), ("replica_joins", 2)]), changes
-    assert (run / "model.safetensors").is_file() and f"of {6 * STEPS:,} samples were the share" in said
+    assert (run / "model.safetensors").is_file() and f"of {6 * STEPS:,} samples were missed" in said
+    assert "still to be trained on" not in said
