@@ -287,7 +287,8 @@ def test_a_run_s_axes_are_its_job_s():
     (Strategy("ddp", "ddp", "", axes=Axes(sequence=8)), ["--attn_implementation", "eager"], "eager attention under sequence 8"),
     (Strategy("ddp", "ddp", "", axes=Axes(tensor=5)), [], "and 5 do not 32"),
     (Strategy("ddp", "ddp", ""), ["--tiled_loss", "64"], "tiles of tiled_loss: auto"),
-    (Strategy("ddp", "ddp", ""), ["--tiled_mlp", "auto"], "MLPs in tiles"),
+    (Strategy("ddp", "ddp", ""), ["--tiled_mlp", "64"], "MLPs in tiles of tiled_mlp: auto"),
+    (Strategy("ddp", "ddp", "", axes=Axes(tensor=2)), ["--tiled_mlp", "auto"], "MLPs in tiles under tensor 2"),
 ])  # fmt: skip
 def test_what_no_formula_covers_is_named(strategy, words, said):
     with pytest.raises(NotCovered, match=said):

@@ -77,6 +77,7 @@ class Job:
     trained: parameters with gradients where adapters are trained; 0: all of the model's
     targets: what adapters lie on (adapters.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
+    tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16
     optimizer: a key of states.OPTIMIZER_BYTES
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
@@ -111,6 +112,7 @@ class Job:
     kernels: Kernels = EAGER
     attention: Attention = "flash2"
     loss: Loss = "full"
+    tiled_mlp: bool = False
     fp8: str = ""
     dropout: bool = False
     sequence_parallel: bool = True

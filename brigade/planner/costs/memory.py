@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..choice.job import Job
 from ..models.adapter_costs import NORM_STANDS, adapter_bytes, all_linears
-from ..models.layer import layer_ops
+from ..models.layer import NORM_BACK, layer_ops
 from ..models.trace_settings import Trace
 from .engines import LOGIT_BYTES
 from .stages import NF4, Stage, experts_whole, logits_divisor, stages
@@ -63,14 +63,18 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
 
     What an operation kept is free when its gradients are there, so that a need late in the pass finds room.
     """
-    kept = freed = peak = 0.0
+    kept = freed = peak = inside = 0.0
+    tile = min(1.0, job.shape.hidden / job.tokens)  # share of the tokens that a tile has (engines/tiled.py)
     pairs = [(op, job.tensor if op.split or job.sequence_parallel else 1) for op in layer_ops(job, moe)]
     for op, share in pairs:
-        if not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
+        if op.tiled:
+            inside += op.kept / share
+        elif not (job.checkpointing == "attention" and op.name == "scores"):  # which are computed again
             kept += op.kept / (1 if op.gathered and job.conventions.keep_gathered else share)
     for op, share in reversed(pairs):
-        peak = max(peak, op.back / share - freed)
-        freed += op.kept / share
+        needs = tile * (inside + op.back / share) if op.tiled else op.back / share
+        peak = max(peak, needs - freed)
+        freed += 0.0 if op.tiled else op.kept / share
     return kept, peak
 
 
@@ -120,8 +124,11 @@ def logit_bytes(job: Job) -> float:
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
-    if loss == "tiled":  # the norm's result with its gradient, and the logits of a tile
-        return final_norm + 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
+    if (
+        loss == "tiled"
+    ):  # the norm's result with its gradient, and the logits of a tile; later what the norm's way back needs
+        tile = 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
+        return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * NORM_BACK / norm)
     divisor = logits_divisor(job)
     if divisor > 1 and (job.ours or job.engine == "fsdp2"):
         loss = "parallel"

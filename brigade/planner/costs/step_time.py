@@ -104,7 +104,7 @@ def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
         forward += NORM_MOVED[job.adapter_copies] * weights / job.tensor / stream
     scores = sum(one for op, one, _ in both if op.kind == "attention")
     parts = {"none": 0.0, "attention": scores, "half": (forward - scores) / 2, "full": forward / job.every}
-    again = parts[job.checkpointing]
+    again = parts[job.checkpointing] + sum(one for op, one, _ in both if op.tiled)
     if job.method == "qlora":
         once = DEQUANTISE * (s.moe_layer if moe else s.dense_layer) / job.tensor / stream
         forward, backward = forward + once, backward + once * (1 + again / forward)

@@ -11,12 +11,13 @@ reads, so that the outputs of norm and activation are kept.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..choice.job import Job
 from .adapter_costs import adapter_traffic
 
+NORM_BACK = 16  # bytes per element that an unfused norm's backward pass needs
 Kind = Literal["product", "attention", "pointwise"]
 
 
@@ -32,6 +33,7 @@ class Op:
     split: tensor parallelism divides it by itself (else only sequence parallelism does)
     gathered: under tensor parallelism it is gathered over the ranks before the next product
     experts: how many weights of that shape the tokens are spread over
+    tiled: computed for a tile of tokens at a time, and once more in the backward pass: nothing is kept
     """
 
     name: str
@@ -45,6 +47,7 @@ class Op:
     split: bool = True
     gathered: bool = False
     experts: int = 0
+    tiled: bool = False
 
 
 def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
@@ -58,7 +61,8 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
 
     def norm(number: int) -> Iterator[Op]:
         into_product = number < 2  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product)
+        beside = 2 * h * into_product  # the residual stream's gradient
+        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=beside)
         if into_product:
             yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False, gathered=True)
 
@@ -89,19 +93,22 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
         yield Op("adapters", "pointwise", moved=moved, moved_back=moved_back)
     if family.norms > 1:  # else attention and MLP read the same one side by side
         yield from norm(1)
-    if not moe:
-        yield from _mlp(job, shape.ffn, autocast=job.autocast)
-    else:
-        if shape.shared_ffn:
-            yield from _mlp(job, shape.shared_ffn)
-        experts, top = shape.experts, shape.top_k
-        yield Op("router", "product", 2 * h * experts, (h, experts), kept=4 * experts, split=False)
-        yield from _mlp(job, shape.expert_ffn, top, experts)
-        # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added: autograd keeps
-        # the copies and the outputs, and goes back through the weighted outputs' gradients and what it multiplies them with.
-        yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top, back=6 * h * top)
+    inside = _experts(job) if moe else _mlp(job, shape.ffn, autocast=job.autocast)
+    yield from (replace(op, tiled=True) for op in inside) if job.tiled_mlp else inside
     if family.norms == 4:
         yield from norm(3)
+
+
+def _experts(job: Job) -> Iterator[Op]:
+    """What stands in the place of a mixture's MLP."""
+    h, shape, experts, top = job.shape.hidden, job.shape, job.shape.experts, job.shape.top_k
+    if shape.shared_ffn:
+        yield from _mlp(job, shape.shared_ffn)
+    yield Op("router", "product", 2 * h * experts, (h, experts), kept=4 * experts, split=False)
+    yield from _mlp(job, shape.expert_ffn, top, experts)
+    # Each token's hidden state is copied for each of its experts, and their outputs are weighted and added: autograd keeps the
+    # copies and the outputs, and goes back through the weighted outputs' gradients and what it multiplies them with.
+    yield Op("dispatch", "pointwise", moved=8 * h * top, moved_back=8 * h * top, kept=4 * h * top, back=6 * h * top)
 
 
 def exchanged_width(job: Job) -> float:
@@ -110,16 +117,18 @@ def exchanged_width(job: Job) -> float:
     return 2 * s.query_width + s.key_value_width * max(1.0, job.context / s.kv_heads)
 
 
-def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False) -> Op:
-    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back half as much again.
+def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False, beside: float = 0.0) -> Op:
+    """Unfused: cast 6, square 8, mean 4, scale 8, cast 6 and weight 4 bytes per element; back half as much again, and four
+    tensors in fp32 at once, as traces show (benchmarks/results/long_context.jsonl).
 
-    stream: it reads an fp32 residual stream, and keeps that instead of a copy
+    stream: it reads an fp32 residual stream, and keeps that instead of a copy; beside: bytes that stand meanwhile
     """
     if job.one_kernel_norm:
         kept = (4 if stream else 2) * width
         return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=kept, split=split)
     normalised = 4 if job.shape.family.fp32_norm or stream else 2  # what the weight multiplies
-    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=(4 + normalised) * width, split=split)
+    kept, back = (4 + normalised) * width, NORM_BACK * width + beside
+    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=kept, back=back, split=split)
 
 
 def _attention(job: Job) -> Iterator[Op]:
