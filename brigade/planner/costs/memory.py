@@ -124,9 +124,7 @@ def logit_bytes(job: Job) -> float:
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
     final_norm = norm * s.hidden * t / (job.tensor if job.sequence_parallel else 1)
-    if (
-        loss == "tiled"
-    ):  # the norm's result with its gradient, and the logits of a tile; later what the norm's way back needs
+    if loss == "tiled":  # the norm's result with its gradient and a tile's logits, or what the norm's way back needs
         tile = 4 * s.hidden * t + LOGIT_BYTES["full"] * min(TILE, t * job.labelled * s.vocab)
         return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * NORM_BACK / norm)
     divisor = logits_divisor(job)
