@@ -12,9 +12,9 @@ import train
 from testing import marks, parity, runs
 
 LONGEST = 12  # tokens of an answer, else these are most of the time
-SLOW = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_hpz")
-OFTEN = ("zero2", "zero3", "zero3_offload_param")  # the others in `make test-matrix`
-STRATEGIES = ["ddp", *(pytest.param(name, marks=marks.size(False, name in OFTEN)) for name in SLOW), "fsdp2"]
+SLOW = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_offload_param", "zero3_hpz", "fsdp2")
+OFTEN = ("zero2", "zero3", "zero3_offload_param", "fsdp2")  # the others in `make test-matrix`
+STRATEGIES = ["ddp", *(pytest.param(name, marks=marks.size(False, name in OFTEN)) for name in SLOW)]
 SHORT = ["--optim", "adamw_torch", "--report_to", "tensorboard"]
 # One warm-up step leaves the weights as they are. Then each step moves every weight by about 1, fifty times its size: the
 # held-out loss rises from 7 to hundreds, on whatever machine, and cannot come back.

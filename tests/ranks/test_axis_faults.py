@@ -31,10 +31,10 @@ LIMIT = 600  # seconds on a busy machine: against hangs
 
 
 # The others: `make test-matrix`.
-OFTEN = {"pipeline x tensor", "tensor, AutoTP", "sequence", "expert"}
+OFTEN = {"pipeline", "pipeline x tensor", "tensor, AutoTP", "sequence", "expert"}
 
 
-@pytest.mark.parametrize("axis", [pytest.param(a, marks=marks.size(a == "pipeline", a in OFTEN)) for a in CASES])
+@pytest.mark.parametrize("axis", [pytest.param(a, marks=marks.size(False, a in OFTEN)) for a in CASES])
 def test_a_run_whose_rank_is_killed_ends_with_the_losses_of_an_undisturbed_one(axis, tmp_path):
     over, kind, ranks, model = CASES[axis]
     case = {"name": "whole", "flags": [*resume.SHARED, *axes.flags(over, kind), *SHORT], "model": model}

@@ -31,7 +31,6 @@ ONCE = {
     ("flag", "accelerate"),
     ("ds_config", "python"),
     ("device", "python"),
-    ("data", "torchrun"),
 }  # in `make test`
 # In `make test-all` each launcher has a mistake before and one after the ranks know each other; the rest in `make test-matrix`.
 OFTEN = {
@@ -39,6 +38,7 @@ OFTEN = {
     ("flag", "deepspeed"),
     ("ds_config, late", "torchrun"),
     ("device", "deepspeed"),
+    ("data", "torchrun"),
     ("data", "accelerate"),
 }
 

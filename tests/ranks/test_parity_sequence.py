@@ -9,7 +9,7 @@ from testing import marks, parity, runs
 
 EVERY = {2: list(cases.on(2)), 4: list(cases.on(4))}
 # In `make test`: two engines, packed rows and adapters.
-ONCE = {"ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed", "fsdp2-sp2-w2-k2-lora"}
+ONCE = {"ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed"}
 DAMAGED = cases.case("ddp", 2, 2, 1, name="damaged", damage=True)
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from brigade.__main__ import main
 from testing import axes_experts, marks, resume, runs
 
-ONCE = {"experts over 2 to themselves", "experts over 2 to FSDP2"}  # in `make test`
+ONCE = {"experts over 2 to FSDP2"}  # in `make test`
 # In `make test-matrix`: both sides are in other cases too, or the method is.
 SELDOM = {
     "adapters, DDP to experts over 2",
