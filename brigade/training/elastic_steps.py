@@ -99,7 +99,7 @@ class ElasticSteps(LocalSteps):
 
     def _rate(self, curve: Any, step: int) -> float:
         """A schedule's value at a step: it goes by what has been trained on."""
-        return curve(max(0.0, step - self.shares.behind))
+        return curve(step - self.shares.behind)
 
     def _take_shares(self, saved: dict[str, Any] | None) -> None:
         """Of a checkpoint, whose run may have had other replicas: their shares are none of these."""
@@ -170,7 +170,7 @@ class ElasticSteps(LocalSteps):
             whole, due = self._samples(self.shares.steps * self.shares.replicas), self._samples(len(self.shares.due))
             left = f"; {due:,} of them are still to be trained on" if due else ""
             tqdm.write(
-                f"{self.missed:,} of {whole:,} samples were missed by replicas that were away, and trained on later: the run has "
+                f"{self.missed:,} of {whole:,} samples were missed by replicas that were away, for which the run has "
                 f"{counted(state.max_steps - self.shares.steps, 'further step')}{left}"
             )
         self.peers.leave(finished)

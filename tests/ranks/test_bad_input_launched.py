@@ -39,6 +39,7 @@ OFTEN = {
     ("ds_config, late", "torchrun"),
     ("device", "deepspeed"),
     ("data", "torchrun"),
+    ("data", "deepspeed"),
     ("data", "accelerate"),
 }
 
