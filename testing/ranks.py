@@ -105,7 +105,10 @@ def _import_all() -> None:
 
 
 def _group(job: dict[str, Any]) -> int:
-    """The exit code of the first rank that fails, else 0."""
+    """The exit code of the first rank that fails, else 0.
+
+    A rank that was killed is the cause also where another that missed it was seen to end first.
+    """
     port = _free_port()
     children = {os.fork() or _rank(job, rank, port): rank for rank in range(job["ranks"])}
     everybody, code, deadline, killed = list(children), 0, time.monotonic() + job["timeout"], False
@@ -114,7 +117,9 @@ def _group(job: dict[str, Any]) -> int:
         if pid in children:
             del children[pid]
             left = os.waitstatus_to_exitcode(status)
-            if left and not code:
+            if code and left == -signal.SIGKILL and not killed:
+                code = left
+            elif left and not code:
                 code, deadline = left, time.monotonic() + GRACE
                 _signal(children, signal.SIGTERM)
         elif time.monotonic() > deadline and not killed:
