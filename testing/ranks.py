@@ -8,8 +8,10 @@ torchrun's variables in its environment. What torchrun itself does is the busine
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -79,29 +81,33 @@ def serve() -> None:
         print(json.dumps({"code": _group(json.loads(line))}), file=answers, flush=True)
 
 
+# What a run imports late, or needs under some strategies alone; and all rooms of ours that a run enters.
+LATE = (
+    "bitsandbytes datasets peft pytorch_optimizer train deepspeed.comm.mori deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops deepspeed.runtime.superoffload.superoffload_stage3 deepspeed.utils.pin_memory",
+    "deepspeed.runtime.zero.muon.muon_optimizer distutils.ccompiler distutils.sysconfig numpy.ctypeslib",
+    "pydantic.type_adapter rich.console rich.table tensorboard.compat.proto torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.checkpoint.state_dict torch.distributed.fsdp torch.profiler._cupti_monitor torch.utils.cpp_extension",
+    "torch.utils.serialization torch.utils.tensorboard transformers.generation transformers.integrations.deepspeed",
+    "transformers.models.llama.modeling_llama",
+)
+OURS = "checkpoint data distributed engines errors model planner run setup strategy training upstream"
+
+
 def _import_all() -> None:
-    import bitsandbytes  # noqa: F401
     import cpuinfo
-    import datasets  # noqa: F401
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-    import peft  # noqa: F401
-    import pytorch_optimizer  # noqa: F401
-    import tensorboard.compat.proto  # noqa: F401
-    import torch.distributed.fsdp
-    import torch.utils.cpp_extension
-    import torch.utils.tensorboard  # noqa: F401
-    import transformers.generation
-    import transformers.integrations.deepspeed
-    import transformers.models.llama.modeling_llama  # noqa: F401
+    from deepspeed.utils import nvtx
+    from transformers import conversion_mapping
 
-    import brigade.model.adapters
-    import brigade.training.summary
-    import brigade.training.trainer
     import brigade.upstream.cpu_facts
-    import train  # noqa: F401
 
+    ours = pkgutil.walk_packages(brigade.__path__, "brigade.")
+    for name in [*" ".join(LATE).split(), *(each.name for each in ours if each.name.split(".")[1] in OURS.split())]:
+        importlib.import_module(name)
     brigade.upstream.cpu_facts.ask_once()
     cpuinfo.get_cpu_info()  # for all ranks
+    conversion_mapping.get_checkpoint_conversion_mapping("llama")  # compiles the 900 patterns of all models
+    nvtx.enable_nvtx = False  # marks for a GPU's profiler, around a thousand calls of each step
 
 
 def _group(job: dict[str, Any]) -> int:
@@ -162,6 +168,9 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> NoReturn:
             LOCAL_RANK=str(rank),
             WORLD_SIZE=str(size),
             LOCAL_WORLD_SIZE=str(size),
+            LOCAL_SIZE=str(
+                size
+            ),  # else DeepSpeed looks for numactl at each gradient (accelerator/cpu_accelerator.py: device_count)
             GROUP_RANK="0",
             GROUP_WORLD_SIZE="1",
             MASTER_ADDR="127.0.0.1",

@@ -26,7 +26,6 @@ from ..distributed import ranks
 from ..distributed.board import Board, board
 from ..errors import UserError
 from ..errors.disk import of_disk
-from ..recipe.files import read_yaml
 from ..run import directory as runs
 from ..run import events
 from ..run.leftovers import REPLACED, SAVING
@@ -94,7 +93,7 @@ class Saving:
             sources = {name: (stage / name).open("rb", buffering=0) for name in mine}
             for name in mine:
                 (stage / name).unlink()
-        base = {"base": self.run.base, "run": read_yaml(self.run.directory / runs.RECORD) if self._closes else None}
+        base = {"base": self.run.base, "run": runs.written(self.run.directory) if self._closes else None}
         key = f"brigade/checkpoint-{next(_saves)}"
         self._job = _Job(step, key, stage, sources, document | base, best, began, in_memory=in_memory)
         self._job.blocked = self.blocked = time.perf_counter() - began

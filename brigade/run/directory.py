@@ -231,11 +231,14 @@ def _occupied(directory: Path) -> bool:  # by a run of this replica: what others
     return any(path.name not in none and not path.name.startswith("replica-") for path in directory.iterdir())
 
 
+def written(directory: Path) -> dict[str, Any]:  # run.yaml, as this process wrote it
+    return yaml.load((directory / RECORD).read_text(), Loader=_LOADER)  # type: ignore[no-any-return]
+
+
 def add_to_record(run: Run, key: str, value: Any) -> None:
     """Add to run.yaml's record what is known only while the run goes on: `ds_config` with every "auto" filled; `promise`."""
     if run.world.is_main_rank:
-        document = yaml.load((run.directory / RECORD).read_text(), Loader=_LOADER)
-        document["run"][key] = json.loads(json.dumps(value, default=str))
+        (document := written(run.directory))["run"][key] = json.loads(json.dumps(value, default=str))
         _write_record(run.directory, document)
 
 

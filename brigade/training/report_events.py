@@ -6,9 +6,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..recipe.files import read_yaml
 from ..run import events
-from ..run.directory import RECORD, Run
+from ..run.directory import Run, written
 
 
 class ReportEvents(TrainerCallback):
@@ -25,10 +24,8 @@ class ReportEvents(TrainerCallback):
         self.writer = threading.Thread(target=self._write, daemon=True)
         self.writer.start()
         line = {"event": "started", "step": step, "steps": state.max_steps, "strategy": run.strategy.name}
-        hosts = read_yaml(run.directory / RECORD)["run"]["hosts"]
-        line |= {"checkpoint": f"checkpoint-{step}" if step else None, "hosts": hosts}
-        line["ranks"] = run.world.size * run.strategy.replicas
-        self.lines.put(line)
+        line |= {"checkpoint": f"checkpoint-{step}" if step else None, "ranks": run.world.size * run.strategy.replicas}
+        self.lines.put(line | {"hosts": written(run.directory)["run"]["hosts"]})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
