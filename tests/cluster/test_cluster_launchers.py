@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from testing import marks
 from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, STEPS, losses
 from tests.ranks import test_launchers as on_one_host
 
@@ -87,7 +88,11 @@ def forwarded(cluster):
     file.unlink()
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+# Another way to name the same ranks, and one of three launchers with several axes: in `make test-matrix`.
+SELDOM = {"deepspeed-exclude", "deepspeed-numbers", "accelerate-3d"}
+
+
+@pytest.mark.parametrize("name", marks.each(LAUNCHES, SELDOM))
 def test_command_on_two_hosts(name, cluster, forwarded, single):
     launch, output = LAUNCHES[name], cluster.shared / f"command-{name}"  # test_launch.py has directories, too
     line = " ".join([launch.line, *SHORT, "--output_dir", str(output)])

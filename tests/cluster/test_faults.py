@@ -4,12 +4,22 @@ any host."""
 import pytest
 
 from testbed.faults import FAULTS, misses, provoke
+from testing import marks
 
 LIMIT = 60.0  # seconds from the fault to the last process's end, on a busy machine; benchmarks/faults.py measures them
 TO_THE_END = 180.0  # where the run starts again and trains to its last step
 
+# What tests/ranks has on one host (test_saving.py, test_hanging.py), or another fault has but for its place: `make test-matrix`.
+SELDOM = {
+    "checkpoint-truncated",
+    "checkpoint-missing",
+    "raises-among-others",
+    "killed-in-optimizer",
+    "sigterm-launcher",
+}
 
-@pytest.mark.parametrize("name", FAULTS)
+
+@pytest.mark.parametrize("name", marks.each(FAULTS, SELDOM))
 def test_fault(request, name):
     fault = FAULTS[name]
     cluster = request.getfixturevalue("cluster" if fault.hosts == 2 else "cluster_of_three")

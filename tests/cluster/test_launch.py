@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from brigade.checkpoint import manifest
+from testing import marks
 from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, losses
 from tests.unit.hosts.asking import SECRET
 
@@ -40,7 +41,7 @@ def decoys(cluster):
         host.run("ip link del docker0")
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", marks.each(LAUNCHES, {"torchrun from elsewhere"}))
 def test_each_launcher_trains_as_one_process_does(cluster, request, single, name):
     slots, flags, strategy = LAUNCHES[name]
     launcher = name.split()[0]
