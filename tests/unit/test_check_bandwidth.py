@@ -1,0 +1,207 @@
+"""The speed of collectives: what a sweep is held against, who hangs or is slow in it, and what it means for a recipe."""
+
+import asyncio
+import re
+
+import pytest
+import yaml
+
+from brigade.__main__ import main
+from brigade.check import meaning, network, sweep
+from brigade.check.bandwidth import Sweep, floor, of_inside, of_sweep
+from brigade.check.hosts import Recorded, Wanted
+from brigade.check.run import judge
+from brigade.errors import UserError
+from brigade.launch.job import make
+from tests.unit.test_check_network import met
+
+ROWS = [[name, payload, payload / 1e9] for name in sweep.BUS for payload in (2**20, 2**26)]
+SERVE = {"port": 1, "free": 2, "links": {}, "fabric": 0.0}
+
+
+def recorded(names=("node1", "node2"), gpus=0, slots=1, faults=None, **answers):
+    """Hosts that met and swept."""
+    swept = {host: {"figures": ROWS, "device": "CPU", "error": ""} for host in names} | (faults or {})
+    way = {"peer": "10.0.0.1", "own": "10.0.0.9", "interface": "eth0"}
+    known = {
+        "network.serve": dict.fromkeys(names, SERVE),
+        "network.way": {
+            host: {"node1": way | {"own": f"10.0.0.{number + 1}"}} for number, host in enumerate(names) if number
+        },
+        "network.send": {host: {"gbit": 1.0, "busy": 0.1} for host in names},
+        "collectives.sweep": {host: facts for host, facts in swept.items() if facts},
+    }
+    hello = {"gpus": gpus, "addresses": {"10.0.0.1": "eth0"}}
+    return Recorded(Wanted(dict.fromkeys(names, slots)), known | answers, dict.fromkeys(names, hello))
+
+
+def results(name, hosts):
+    from brigade.check.registry import checks
+
+    check = next(check for check in checks() if check.name == name)
+    return {result.host: result for result in asyncio.run(judge(check, hosts))}
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    assert sweep.bus_bandwidth("all_reduce", 10**9, 1.0, 8) == pytest.approx(1.75e9)
+    assert sweep.bus_bandwidth("all_gather", 10**9, 1.0, 8) == pytest.approx(0.875e9)
+
+
+def test_sound_hosts_are_green_and_hand_on_what_was_measured():
+    hosts = recorded(names=("node1", "node2", "node3"))
+    assert {result.level for result in results("pairs", hosts).values()} == {"green"}
+    found = results("collectives", hosts)
+    assert {result.value for result in found.values()} == {"all-reduce 1.33 GB/s, gloo"}
+    assert hosts.wanted.measured["network"].rate == pytest.approx(2 / 3, rel=1e-3)
+    said = results("waiting", hosts)["node1"]
+    assert said.level == "green"
+    assert re.fullmatch(r"ZeRO-3 waits \d+%, [\w-]+ \d+%", said.value)
+    assert "by the planner: qwen3-8b, full fine-tuning" in hosts.wanted.measured["meaning"]
+
+
+def test_one_host_has_nothing_to_exchange():
+    hosts = recorded(names=("node1",))
+    for name in ("pairs", "every pair", "collectives", "GPUs of a host", "waiting"):
+        assert results(name, hosts)["node1"].level in ("green", "grey")
+
+
+def test_a_host_that_nobody_meets_is_named():
+    hosts = recorded(names=("node1", "node2", "node3"))
+    hosts.answers["network.way"]["node3"] = {"node1": {"error": "no answer within 3 s"}}
+    found = results("collectives", hosts)
+    assert found["node3"].level == "red"
+    assert found["node3"].problem == "it cannot connect to node1 on port 1: no answer within 3 s"
+    assert found["node1"].level == found["node2"].level == "grey"
+    for host in ("node2", "node3"):
+        hosts.answers["network.way"][host] = {"node1": {"error": "no answer within 3 s"}}
+    assert results("collectives", hosts)["node1"].level == "red"
+
+
+def test_a_host_that_hangs_in_a_collective_is_named():
+    error = {"figures": [], "device": "CPU", "error": "RuntimeError: Connection closed by peer [10.0.0.3]:4711"}
+    names = ("node1", "node2", "node3")
+    hosts = recorded(names, faults={"node1": error, "node2": error, "node3": None})
+    found = results("collectives", hosts)  # its process gave no answer
+    assert [found[host].level for host in names] == ["grey", "grey", "red"]
+    hosts = recorded(
+        names, faults={"node1": error, "node2": error, "node3": error | {"error": "RuntimeError: timed out"}}
+    )
+    found = results("collectives", hosts)  # the others name its address
+    assert [found[host].level for host in names] == ["grey", "grey", "red"]
+    assert "10.0.0.3" in found["node3"].problem
+
+
+def test_pairs_that_do_not_reach_each_other_spare_the_collectives():
+    hosts = recorded(names=("node1", "node2", "node3"))
+    hosts.answers["network.send"]["node2"] = {"error": "no answer within 3 s"}
+    assert results("pairs", hosts)["node2"].level == "red"
+    assert {result.level for result in results("collectives", hosts).values()} == {"grey"}
+
+
+def of(device, seconds, ranks=16, hosts=2):
+    return Sweep("nccl", ranks, hosts, device, [("all_reduce", 2**30, seconds)])
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds", "level"),
+    [
+        ("NVIDIA H100 80GB HBM3", 0.004, "green"),  # 503 GB/s
+        ("NVIDIA H100 80GB HBM3", 0.008, "yellow"),  # 252
+        ("NVIDIA H100 80GB HBM3", 0.02, "red"),
+        ("NVIDIA A100-SXM4-80GB", 0.008, "green"),  # of 185
+        ("NVIDIA GeForce RTX 4090", 0.008, "green"),  # no floor: a share of the fabric's speed
+    ],
+)
+def test_gpus_on_a_fabric_are_held_against_the_floor_of_their_kind(device, seconds, level):
+    assert of_sweep("node1", of(device, seconds), met(["node1"], fabric=3200.0)).level == level
+
+
+def test_nvlink_has_floors_too_and_a_host_is_held_against_the_others():
+    assert floor("NVIDIA H100 PCIe", "inside") == {}
+    h100 = "NVIDIA H100 80GB HBM3"
+    assert of_inside("node1", of(h100, 0.004, 8, 1), 470.0).level == "green"
+    assert of_inside("node1", of(h100, 0.006, 8, 1), 313.0).level == "yellow"
+    assert of_inside("node1", of("NVIDIA L40S", 0.1, 8, 1), 60.0).level == "red"
+
+
+def test_a_slow_card_of_the_fabric_is_found_by_pairs_over_nccl():
+    names = ("node1", "node2", "node3")
+    rate = {name: 40.0 if name == "node2" else 3000.0 for name in names}
+    faults = {
+        host: {
+            "figures": ROWS,
+            "device": "NVIDIA H100 80GB HBM3",
+            "error": "",
+            "received": [[number, min(rate[other], rate[host])] for number, other in enumerate(names) if other != host],
+        }
+        for host in names
+    }
+    found = results("pairs by NCCL", recorded(names, gpus=8, slots=8, faults=faults))
+    assert [found[host].level for host in names] == ["green", "red", "green"]
+    assert "ibstat" in found["node2"].cure
+    assert {one.level for one in results("pairs by NCCL", recorded(names)).values()} == {"grey"}
+
+
+def test_nvlink_of_each_host_by_itself():
+    rows = {"figures": [["all_reduce", 2**30, 0.004]], "device": "NVIDIA H100 80GB HBM3", "error": ""}
+    hosts = recorded(
+        gpus=8, slots=8, faults={"node1": rows, "node2": rows | {"figures": [["all_reduce", 2**30, 0.02]]}}
+    )
+    found = results("GPUs of a host", hosts)
+    assert (found["node1"].level, found["node2"].level) == ("green", "red")
+
+
+# ---- what it means -----------------------------------------------------------------------------------------------
+def test_the_recipes_strategy_waits_less_on_a_faster_network():
+    job = make("recipes/llama-3.1-8b/full.yaml", [], "hostfiles/2x8")
+    wanted = Wanted(job.hosts, job)
+    shares = {}
+    for seconds in (0.01, 0.1, 10.0):
+        rows = [(name, 2**30, seconds) for name in sweep.BUS]
+        said = meaning.say(wanted, Sweep("nccl", 16, 2, "NVIDIA H100 80GB HBM3", rows))
+        shares[seconds] = said.share
+        assert re.search(r"at this bandwidth \(.* GB/s\) \S+ waits \d+% of each step; ", said.sentence)
+        assert "on 16 H100 80GB" in said.sentence
+    assert shares[0.01] < shares[0.1] < shares[10.0]
+    assert shares[10.0] > 0.9
+
+
+def test_a_measured_bandwidth_goes_into_the_users_file_beside_what_is_there(tmp_path):
+    file = tmp_path / "calibration.yaml"
+    file.write_text("# mine\nfactors:\n  H100 80GB:\n    efficiency: {factor: 0.9, runs: {/data/one: 0.9}}\n")
+    wanted = Wanted({"a": 8, "b": 8})
+    rows = [(name, 2**30, 0.01) for name in sweep.BUS]
+    for seconds in (0.01, 0.02):  # the second time takes the first one's place
+        rows = [(name, 2**30, seconds) for name in sweep.BUS]
+        lines = meaning.calibrate(wanted, Sweep("nccl", 16, 2, "NVIDIA H100 80GB HBM3", rows), file)
+    assert "H100 80GB: network" in lines[0]
+    found = yaml.safe_load(file.read_text())["factors"]["H100 80GB"]
+    assert file.read_text().startswith("# mine\n")
+    assert found["efficiency"] == {"factor": 0.9, "runs": {"/data/one": 0.9}}
+    assert list(found["network"]["runs"]) == ["check of a ... b, 2 hosts"]
+    # 3200 Gbit/s of an H100's host, of which 85 % are supposed; measured: the gathers' 15/16 of a GiB in 0.02 s
+    assert found["network"]["factor"] == pytest.approx(15 / 16 * 2**30 / 0.02 / (400e9 * 0.85), rel=1e-3)
+
+
+def test_nothing_is_written_of_what_no_gpu_measured(tmp_path):
+    rows = [(name, 2**20, 0.01) for name in sweep.BUS]
+    for measured in (None, Sweep("gloo", 2, 2, "CPU", rows)):
+        with pytest.raises(UserError, match="calibrate"):
+            meaning.calibrate(Wanted({"a": 1, "b": 1}), measured, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    words = ["check", "--hostfile", str(tmp_path / "hosts"), "--calibrate"]
+    assert main([*words, "--quick"]) == 2
+    assert "--quick measures no bandwidth" in capsys.readouterr().err
+    monkeypatch.setenv("BRIGADE_CALIBRATION", "")
+    assert main(words) == 2
+    assert "there is no file to keep factors in" in capsys.readouterr().err
+
+
+def test_all_checks_of_the_network_say_what_they_read():
+    assert all("Threshold" in check.__doc__ or "As pairs" in check.__doc__ for check in (
+        network.pairs, network.every_pair, network.pairs_by_nccl, network.collectives, network.inside, network.waiting,
+    ))  # fmt: skip
