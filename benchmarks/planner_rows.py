@@ -135,7 +135,9 @@ def fit(training: Iterable[Run]) -> dict[str, float]:
     for run in training:
         if run.fits_speed and run.chip:
             by_chip[run.chip].append(run)
-    return {chip: _root(members) for chip, members in by_chip.items() if len(members) >= 3}
+    chosen = {chip: [run for run in members if not run.job.fp8] for chip, members in by_chip.items()}
+    chosen = {chip: few if len(few) >= 3 else by_chip[chip] for chip, few in chosen.items()}
+    return {chip: _root(members) for chip, members in chosen.items() if len(members) >= 3}
 
 
 def _root(members: list[Run]) -> float:

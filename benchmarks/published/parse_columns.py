@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from brigade.planner.choice.job import FUSED, Attention, Checkpointing, Kernels
+from brigade.planner.choice.job import FUSED, Attention, Checkpointing, Kernels, Loss
 
 T = TypeVar("T")
 Words = tuple[tuple[str, T], ...]
@@ -25,12 +25,15 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
      "its framework is none whose states and kernels are known here"),
     (("kernels", "notes"), r"unpacked|\bpadded\b|dynamic padding", "samples are padded, and their lengths are not given"),
     (("strategy", "kernels"), r"\bmics\b", "MiCS is not modelled"),
+    (("strategy", "kernels"), r"zenflow", "states that are stepped later are not modelled"),
+    (("strategy", "kernels"), r"async\w*[ -]?tp\b", "tensor parallelism behind products is not modelled"),
+    (("kernels",), r"(float8|fp8) eager", "products in FP8 that nothing fuses are not modelled"),
     (("task", "strategy", "kernels"), r"\b(q?dora|adalora|lora[-+]fa|ia3|reft|vera|prefix|prompt.tuning|badam|lisa)\b",
      "of adapters, LoRA alone is modelled"),
     (("task", "strategy", "kernels"), r"\b(galore|q-galore|apollo|lomo)\b", "its optimizer is not modelled"),
     (("task",), r"\b(dpo|ppo|grpo|rlhf|kto|orpo|simpo|reward|distil\w*|inference|generation)\b",
      "it does more than a forward and a backward pass of one model"),
-    (("strategy", "kernels", "notes"), r"tiled.?mlp|mlp.{0,12}tiles|ring.?(flash.?)?att\w*|cp.?offload", "it is not modelled"),
+    (("strategy", "kernels", "notes"), r"ring.?(flash.?)?att\w*|cp.?offload", "it is not modelled"),
     (("notes",), r"(optimizer|param\w*|weights?|cpu|nvme|activations?)[ -]*offload|offload\w* (the )?(optimizer|param|weights)",
      "its notes say what its columns leave out"),
     (("precision",), r"fp4|int8|\b8.?bit", "of products, those in 16 bits and in FP8 are modelled"),
@@ -52,12 +55,18 @@ PRECISIONS: Words[str] = (
 )  # fmt: skip
 ATTENTIONS: Words[Attention] = (
     (r"(no|without|w/o) (flash|fa)|eager.?att|att\w*[ =:_-]*eager|naive attention|vanilla attention", "eager"),
+    (r"flash.?(attn|attention)?.?v?4|\bfa.?4", "flash4"),
     (r"flash.?(attn|attention)?.?v?3|\bfa.?3", "flash3"), (r"flash.?(attn|attention)?.?v?1\b|\bfa.?1|xformers|triton", "flash1"),
-    (r"flash|\bfa.?2|sdpa|flex", "flash2"),
+    (r"flash|\bfa.?2|sdpa|flex|varlen", "flash2"),
 )  # fmt: skip
-FUSED_LOSS = r"liger|fused.?(linear|ce\b|cross)|\bflce|cut.?(cross|ce\b)|\bcce\b"
+# What computes the loss: with the head in one kernel, with it in tiles (TRL: chunked_nll), in tiles, by one kernel over logits.
+LOSSES: Words[Loss] = (
+    (r"liger|fused.?linear|\bflce|cut.?(cross|ce\b)|\bcce\b", "fused"),
+    (r"chunk\w*.?nll|chunk\w* loss (incl\w*|with) (the )?(lm.?)?head|tiled.?(loss|logits|ce\b|cross)", "tiled"),
+    (r"chunk", "chunked"), (r"fused.?(ce\b|cross)", "kernel"),
+)  # fmt: skip
 FUSED_KERNELS: Words[Kernels] = (
-    (r"compile|liger", FUSED), (r"fused.?(rms)?norm|apex", frozenset(("norm",))),
+    (r"compile", FUSED | {"experts"}), (r"liger", FUSED), (r"fused.?(rms)?norm|apex", frozenset(("norm",))),
     (r"fused.?(rope|rotary)", frozenset(("rotary",))), (r"fused.?(swiglu|geglu|mlp)", frozenset(("mlp",))),
 )  # fmt: skip
 CHECKPOINTED: Words[Checkpointing] = (

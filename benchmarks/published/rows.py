@@ -17,7 +17,7 @@ from brigade.planner.models.shape import FAMILIES, LLAMA, Family, ModelShape
 from .parse_columns import (
     ATTENTIONS,
     FUSED_KERNELS,
-    FUSED_LOSS,
+    LOSSES,
     Inexpressible,
     adapters_of,
     checkpointing_of,
@@ -58,8 +58,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
     ("", {}),  # whatever runs on Transformers: the strategy says the engine
 ]  # fmt: skip
-# How products in FP8 are scaled: in blocks, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
-SCALED = ((r"mx", "mx"), (r"float8", "torch"))
+# How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
+SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 # Architectures of models that a table describes by their widths alone.
 BY_NAME: list[tuple[str, Family]] = [
     ("mpt", FAMILIES["mpt"]), ("neox|pythia", FAMILIES["gpt_neox"]),
@@ -207,7 +207,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     precision, method = precision_of(row), method_of(row)
     fused = native or traits["engine"] == "zero" or re.search(FUSED_BY_DEFAULT, framework)
     optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
-    if precision == "pure" and not native and not (method != "full" and re.search(TRANSFORMERS, framework)):
+    own = native and traits["engine"] != "fsdp2"
+    if precision == "pure" and not own and not (method != "full" and re.search(TRANSFORMERS, framework)):
         if traits["engine"] == "zero":
             raise Inexpressible("DeepSpeed keeps an fp32 copy of the weights, and the row says that there is none")
         traits["engine"] = "pure"
@@ -220,15 +221,11 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         if re.search(pattern, text):
             traits["kernels"] = traits.get("kernels", EAGER) | fused
     usual: Loss = traits.pop("loss", "full")
-    loss: Loss = (
-        "fused"
-        if re.search(FUSED_LOSS, text)
-        else "tiled"
-        if re.search(r"tiled.?(loss|logits|ce\b|cross)", text)
-        else "chunked"
-        if "chunk" in kernels
-        else (("online" if re.search(ONLINE, framework) else "compiled") if "compile" in kernels else usual)
-    )
+    if "compile" in kernels:
+        usual = "online" if re.search(ONLINE, framework) else "compiled"
+    loss = first(LOSSES, text, usual)
+    if loss == "kernel" and re.search(r"transformers 4\.([0-3]\d|4[0-5])\b", framework):
+        loss = "upcast"
     said = " ; ".join(row.get(column, "").lower() for column in ("kernels", "strategy"))
     traits["attention"] = first(ATTENTIONS, said, traits.get("attention", attention_of(shape)))
     micro, batch = size(row, "mbs"), integer(row, "gbs_seqs", 0)
@@ -277,6 +274,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         link=row.get("inter_node", ""),
         loss=loss,
         expert=expert,
+        tiled_mlp=bool(re.search(r"tiled.?mlp|mlp.{0,12}tiles|\balst\b", text)),
         fp8=first(SCALED, f"{row['precision']} {kernels}".lower(), "tensor") if precision == "fp8" else "",
         offload=offload,
         ours=bool(re.search(r"ulysses|\balst\b", f"{strategy} {kernels}")) and tensor * pipeline == 1,

@@ -50,7 +50,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
     if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
         network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
-    adam = cpu_adam_seconds(result.job)
+    adam = cpu_adam_seconds(result.job, result.gpu)
     waits = {
         network: result.time.across,
         "for the links inside a node": result.time.inside,

@@ -12,10 +12,10 @@ from ..models.shape import ModelShape
 Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
 EAGER: Kernels = frozenset()
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
-Attention = Literal["eager", "flash1", "flash2", "flash3"]
+Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
-Loss = Literal["full", "released", "compiled", "online", "kernel", "chunked", "fused", "tiled"]
+Loss = Literal["full", "released", "compiled", "online", "kernel", "upcast", "chunked", "fused", "tiled"]
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 

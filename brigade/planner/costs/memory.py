@@ -97,7 +97,11 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         shared = boundary if job.one_kernel_norm or job.autocast else 0.0
         return (0.0 if job.offload_activations else kept), whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
-        return (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + 2 * s.ffn) * t / job.tensor, whole / 2 + back
+        inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
+        kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * t / job.tensor
+        # And what an all-to-all brought (torchtitan/distributed/activation_checkpoint.py: _op_sac_save_list).
+        kept += 2 * s.hidden * s.top_k * t * s.moe_layers / s.layers * (job.expert > 1)
+        return kept, whole / 2 + back
     return whole, back
 
 
@@ -211,6 +215,8 @@ def _buffers(job: Job, stage: Stage) -> float:
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
+    if job.engine in ("fsdp2", "fsdp-bf16") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
+        return 2 * psi + (6 if full else 2) * max(s.dense_layer, s.moe_layer)
     if job.engine == "stages" and full:
         # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
         copies = 1 if job.checkpointing == "full" else micro_batches_in_flight(job, stage.place)

@@ -14,16 +14,22 @@ from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_e
 
 TILE = (128, 256)  # of a product's result that a multiprocessor computes at a time, in cuBLAS' kernels for large shapes
 FILL = 300  # inner width that a tile's start and end cost
-# Times as fast as bf16, of dense products by how they are scaled, and of those of many experts: read off 138 published rows.
-FP8 = {"": 1.0, "torch": 1.5, "tensor": 2.2, "mx": 2.0}
-FP8_GROUPED = 1.6
+# Times as fast as bf16, of dense products by how they are scaled, and of those of many experts: read off published rows.
+FP8 = {"": 1.0, "row": 1.15, "torch": 1.5, "tensor": 2.6, "mx": 3.2}
+FP8_GROUPED = 2.2
 # Of the time of communication behind computing: NCCL's kernels take 16 to 32 of a card's multiprocessors.
 CONTENTION = 0.2
 STEP_BYTES = 30  # that Adam reads and writes per parameter: weight, gradient, two moments in fp32, and the bf16 weight
 GROUPED = 0.65  # of a dense product's rate that those of many experts at once reach: 29 published rows in bf16
 ADAPTED = 1.7  # times as long to launch with LoRA, 244 kernels for 115: 4.7 ms a layer (collected.csv, qwen-007)
 DEQUANTISE = 4.5  # bytes per 4-bit weight and pass: half a byte read, bf16 written and read again
-CPU_ADAM = 1.75e9  # parameters per second and node (DeepSpeed's ZenFlow blog: about 4 s for 7B)
+# Parameters per second and node, for each GB/s of its PCIe: its memory is as new. 1.75e9 with PCIe 4 (DeepSpeed's ZenFlow blog:
+# about 4 s for 7B), 4.0e9 with PCIe 5 (collected.csv, ml-engineering: 2 s for 8B).
+CPU_ADAM = 7.3e7
+PCIE_5 = 55  # GB/s; Grace's link to its GPU says nothing of its memory
+# What FlashAttention's kernels for Hopper and Blackwell reach grows with the length: half of its most at so many tokens.
+# hardware.yaml has it at 8,192 (collected.csv, ml-engineering: up to 262,144 tokens).
+HALF_LENGTH = {"flash3": 2300, "flash4": 4100}
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw": 8}  # bytes per parameter of moments that do not stay on the card
 NVME = 6e9  # bytes per second and node of local disks
 
@@ -73,7 +79,7 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
         if op.name == "scores":  # two products that nothing masks, one with the head's width inside
             rate, factor = g.product_rate / (1 + FILL / job.shape.head_dim), 2.0
         else:
-            rate, factor = g.attention_rate(job.attention), 2.5
+            rate, factor = g.attention_rate(job.attention) * _longer(job), 2.5
         forward = op.flops * t / job.tensor / rate
         return forward + moved[0], factor * forward + moved[1]
     inner, outer = map(float, op.shape)
@@ -92,6 +98,12 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
     if job.method == "full":
         back += product_seconds(g, inner, rows, outer, job.fp8, groups)
     return forward, back
+
+
+def _longer(job: Job) -> float:
+    """Times as fast as at 8,192 tokens."""
+    half, tokens = HALF_LENGTH.get(job.attention, 0), max(8192.0, job.length)
+    return (1 + half / 8192) / (1 + half / tokens)
 
 
 def layer_seconds(job: Job, g: Gpu, moe: bool) -> tuple[float, float, float]:
@@ -257,10 +269,11 @@ def _data(job: Job, net: Links, forward: float, backward: float, stage: Stage) -
     return reduce - hidden + gather
 
 
-def cpu_adam_seconds(job: Job) -> float:
+def cpu_adam_seconds(job: Job, g: Gpu) -> float:
     """Seconds per step of the host's own optimizer step where states are offloaded: all of a node's shards."""
     trained = job.trained or job.shape.parameters
-    return trained / job.shard_ranks * min(job.node_size, job.gpus) / CPU_ADAM if job.offload else 0.0
+    rate = CPU_ADAM * min(g.pcie_gb_s, PCIE_5)
+    return trained / job.shard_ranks * min(job.node_size, job.gpus) / rate if job.offload else 0.0
 
 
 def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> float:
@@ -268,7 +281,7 @@ def _offload(job: Job, g: Gpu, stepped: float, psi: float, compute: float) -> fl
     if not job.offload:
         return 0.0
     pcie, here = g.pcie_gb_s * 1e9, min(job.node_size, job.gpus)
-    seconds = 4 * stepped / pcie + cpu_adam_seconds(job)
+    seconds = 4 * stepped / pcie + cpu_adam_seconds(job, g)
     if job.offload in ("all", "nvme"):
         shard = gathered_bytes(job, psi) / job.shard_ranks
         rate = pcie if job.offload == "all" else NVME / here
