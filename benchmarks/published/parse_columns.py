@@ -62,7 +62,7 @@ ATTENTIONS: Words[Attention] = (
 # What computes the loss: with the head in one kernel, with it in tiles (TRL: chunked_nll), in tiles, by one kernel over logits.
 LOSSES: Words[Loss] = (
     (r"liger|fused.?linear|\bflce|cut.?(cross|ce\b)|\bcce\b", "fused"),
-    (r"chunk\w*.?nll|chunk\w* loss (incl\w*|with) (the )?(lm.?)?head|tiled.?(loss|logits|ce\b|cross)", "tiled"),
+    (r"chunk\w*.?nll|chunk\w* loss (incl\w*\.?|with) (the )?(lm.?)?head|tiled.?(loss|logits|ce\b|cross)", "tiled"),
     (r"chunk", "chunked"), (r"fused.?(ce\b|cross)", "kernel"),
 )  # fmt: skip
 FUSED_KERNELS: Words[Kernels] = (

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from ..distributed import heartbeat, ranks
 from ..engines import pipeline_schedule as schedules
 from ..engines.pipeline_split import Part
-from .sample_answers import LONGEST, Question, stops
+from . import sample_answers
+from .sample_answers import Question, stops
 
 
 @torch.no_grad()
@@ -30,9 +31,9 @@ def generate(trainer: Any, questions: list[Question]) -> list[list[int]]:
 
     mine: dict[int, list[int]] = {}
     for index in range(len(questions)) if together else range(place.data, len(questions), size):
-        ids = questions[index].prompt[-max(1, positions - LONGEST) :]
+        ids = questions[index].prompt[-max(1, positions - sample_answers.LONGEST) :]
         begin = len(ids)
-        while len(ids) - begin < LONGEST and (len(ids) == begin or ids[-1] not in ends):
+        while len(ids) - begin < sample_answers.LONGEST and (len(ids) == begin or ids[-1] not in ends):
             tokens = torch.tensor([ids], device=pipeline.device)
             found = pipeline.forward_alone(
                 {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, None, compute

@@ -47,12 +47,12 @@ def test_goals_and_deadlines_choose_the_size():
 
 
 def test_eight_bit_moments_come_before_offload():
-    """70B on 16 H100: Adam in 8 bits under ZeRO-3 trains half as fast again as with the hosts' memory."""
+    """70B on 16 H100: Adam in 8 bits under ZeRO-3 trains a quarter faster than with the hosts' memory."""
     ranked = candidates(Workload(named_shape("llama-3.1-70b")), Cluster("H100 80GB", 8, 2))
     winner = chosen(ranked)
     assert winner and winner.estimate.job.optimizer == "adamw_8bit" and "adamw_8bit" in winner.name
     offload = next(one for one in ranked if one.choice.offload and one.fits)
-    assert offload.seconds > 1.4 * winner.seconds
+    assert offload.seconds > 1.2 * winner.seconds
     usual = candidates(Workload(named_shape("llama-3.1-8b")), Cluster("H100 80GB", 8, 2))
     assert not any(one.lighter for one in usual)  # where the usual one fits nothing else is taken
 

@@ -103,8 +103,15 @@ def test_kernels_are_what_the_row_says():
     assert (made().kernels, made().loss, made().attention) == (EAGER, "released", "flash2")
     assert (made(kernels="liger").kernels, made(kernels="liger").loss) == (FUSED, "fused")
     assert (made(kernels="cut cross-entropy").kernels, made(kernels="cut cross-entropy").loss) == (EAGER, "fused")
-    assert made(kernels="fused CE").loss == "fused" and made(kernels="chunked CE").loss == "chunked"
-    assert (made(kernels="torch.compile").kernels, made(kernels="no torch.compile").kernels) == (FUSED, EAGER)
+    assert made(kernels="fused CE").loss == "kernel" and made(kernels="chunked CE").loss == "chunked"
+    assert made(kernels="fused cross-entropy", framework="HF Trainer (transformers 4.45)").loss == "upcast"
+    assert made(kernels="chunked loss incl. lm_head").loss == made(kernels="chunked_nll").loss == "tiled"
+    assert made(kernels="varlen attention").attention == "flash2" and made(kernels="flash-attn 4").attention == "flash4"
+    assert made(kernels="TiledMLP").tiled_mlp and not made().tiled_mlp
+    assert (made(kernels="torch.compile").kernels, made(kernels="no torch.compile").kernels) == (
+        FUSED | {"experts"},
+        EAGER,
+    )
     assert {
         word: made(kernels=word).attention
         for word in ("eager", "eager attention", "no flash-attn", "sdpa", "FA2", "flash-attn 1", "FA3")

@@ -256,8 +256,8 @@ def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
 
 
 def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = None) -> list[Candidate]:
-    """Each strategy's best: the fastest configuration that fits, at its interval's upper end if there is one, or where none
-    does the one that lacks least. Best first.
+    """Each strategy's best: the fastest configuration that fits at its interval's upper end, or where none does the one that
+    needs least. Best first.
 
     Where nothing fits but with offload, what fits with 8-bit moments is among them.
     traces: the trace of a configuration that takes the formulas' place, if it has one
@@ -294,10 +294,8 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
-        if fitting := safest([candidate for candidate in found if candidate.fits]):
-            best.append(min(fitting, key=lambda c: c.seconds))
-        else:
-            best.append(max(found, key=lambda c: c.estimate.spare_gib))
+        safe = [candidate for candidate in found if candidate.fits and candidate.estimate.safe]
+        best.append(min(safe, key=lambda c: c.seconds) if safe else max(found, key=lambda c: c.estimate.spare_gib))
     if not best and workload.choices and workload.batch % cluster.gpus:
         near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"
