@@ -79,7 +79,7 @@ def new_in(recipes):
     return found
 
 
-ONCE = {"ddp", "fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
+ONCE = {"fsdp2", Path("recipes/tiny/full.yaml")}  # in `make test`
 
 
 # What test_methods.py, test_compression.py or another case has too: in `make test-matrix`.

@@ -121,7 +121,12 @@ for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6
 
 @pytest.mark.parametrize(
     "sent, whole_group",
-    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False)],
+    [
+        (signal.SIGINT, True),
+        (signal.SIGKILL, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+    ],
 )
 def test_no_process_outlives_the_run(sent, whole_group):
     """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""

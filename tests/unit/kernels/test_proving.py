@@ -54,6 +54,7 @@ def test_what_is_wrong_on_purpose_is_found(name, said, family, dtype):
     assert found["status"] == "wrong" and said in found["why"]
 
 
+@pytest.mark.slow
 def test_what_varlen_lacks_is_found_though_a_tiny_model_could_hide_it():
     """Softcapping and sinks: each is made large enough to be seen."""
     for family in ("gemma2", "gpt_oss"):
