@@ -168,8 +168,6 @@ def _rank(job: dict[str, Any], rank: int, port: int) -> NoReturn:
             LOCAL_RANK=str(rank),
             WORLD_SIZE=str(size),
             LOCAL_WORLD_SIZE=str(size),
-            # Else DeepSpeed looks for numactl at each gradient (accelerator/cpu_accelerator.py: device_count).
-            LOCAL_SIZE=str(size),
             GROUP_RANK="0",
             GROUP_WORLD_SIZE="1",
             MASTER_ADDR="127.0.0.1",
