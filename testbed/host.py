@@ -208,8 +208,11 @@ class Host:
         return found
 
     def find(self, pattern: str) -> list[int]:
-        """The processes of this host whose command line contains `pattern`, as the machine counts, oldest first."""
-        return sorted(pid for pid, words in self.processes().items() if pattern in words)
+        """The processes of this host whose command line contains `pattern`, as the machine counts, oldest first.
+
+        By their start: numbers begin again at 300 when the machine has given out its last.
+        """
+        return sorted((pid for pid, words in self.processes().items() if pattern in words), key=_started)
 
     def kill(self, pattern: str = "", number: int = signal.SIGKILL) -> int:
         """Send a signal to every process of this host whose command line contains `pattern`; returns how many."""
@@ -313,6 +316,14 @@ def in_network(pid: int, *words: str, lines: str = "", check: bool = True) -> No
 def namespace(pid: int | str, kind: str) -> int:
     """The number of a process's namespace of that kind: "net", "pid", ..."""
     return Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
+
+
+def _started(pid: int) -> tuple[int, int]:
+    """When a process began, in ticks since the machine did (proc(5): the 22nd field of stat), and its number; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, pid
 
 
 def bits_per_second(rate: str) -> float:
