@@ -303,11 +303,6 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
     return sorted(best, key=_order)
 
 
-def safest(fitting: list[Candidate]) -> list[Candidate]:
-    """Those that fit at the upper end of their interval too; all where none does."""
-    return [candidate for candidate in fitting if candidate.estimate.safe] or fitting
-
-
 def chosen(ranked: list[Candidate]) -> Candidate | None:
     """The simplest strategy that is within 5 % of the fastest of those that fit safely, else of those that fit; None where
     nothing does.
@@ -318,7 +313,7 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
     elsewhere = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload]
     fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
-    fitting = safest(fitting)
+    fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
     if not fitting:
         return None
     near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]
