@@ -278,7 +278,9 @@ def test_a_network_s_name_states_its_rate(named, gbit):
     assert node_gbit(named, 8) == gbit
 
 
-@pytest.mark.parametrize("named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s", "1e9 Gb/s"])
+@pytest.mark.parametrize(
+    "named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s", "1e9 Gb/s"]
+)
 def test_a_network_without_a_rate_is_refused(named):
     with pytest.raises(UserError) as error:
         hold_name(named, "flag --network")
