@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -123,6 +124,8 @@ def _choose(options: argparse.Namespace) -> int:
     if options.json:
         from ..planner.output.as_json import answer_json
 
+        if winner is None:
+            advice.append(show.nothing_fits(workload, cluster, ranked, traces))
         print(answer_json(found, advice, options.price))
         return 0 if winner and not late else 1
     show.trained(ranked[0].estimate.job, workload.whole)
@@ -159,6 +162,8 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     hold_name(options.network, "flag --network")
     if not options.gpu:
         _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
+    if re.match(r"\d+ ?[x*]", options.gpu, re.I) or re.search(r"[a-z0-9]x\d$", options.gpu, re.I):
+        _refuse("gpu", f"{options.gpu!r} says how many", "name the kind alone, and how many a host has in a --hostfile")
     hosts = {"this host": 1}
     if options.hostfile:
         hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))

@@ -26,8 +26,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        cure = "name a model's folder or config.json"
-        raise UserError(str(path), f"it cannot be read: {error.strerror}", cure) from None
+        raise UserError(
+            str(path), f"it cannot be read: {error.strerror}", "name a model's folder or config.json"
+        ) from None
     except ValueError as error:
         cure = "take the config.json that was published with the model"
         raise UserError(str(path), f"not JSON: {error}", cure) from None
@@ -48,14 +49,11 @@ def check_causal(config: Any, place: str) -> None:
     """
     from transformers.models.auto import modeling_auto as auto
 
-    kind, what = config.model_type, ""
-    is_decoder = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
-    if getattr(config, "is_encoder_decoder", False) and not is_decoder:
-        what = "has an encoder and a decoder"
-    elif kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_decoder:
-        what = "is an encoder"
-    elif kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not getattr(config, "auto_map", None):
-        what = "is none, as Transformers knows it"
-    if what:
-        problem = f"train.py trains causal language models, and {kind!r} {what}"
-        raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
+    kind = config.model_type
+    encodes = getattr(config, "is_encoder_decoder", False) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if encodes or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        from .not_causal import what_it_is  # which other models' names alone need
+
+        if what := what_it_is(config):
+            problem = f"train.py trains causal language models, and {kind!r} {what}"
+            raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")

@@ -312,7 +312,7 @@ def test_weights_in_mxfp4_are_converted_whatever_trains_them():
 # ---- bad input ---------------------------------------------------------------------------------------------------
 def test_an_unknown_gpu_lists_the_known():
     with pytest.raises(UserError) as error:
-        estimate(job(gpu="GTX 1080"))
+        estimate(job(gpu="Gaudi"))
     assert all(kind in error.value.problem for kind in catalogue()) and "under gpus: in" in error.value.cure
 
 

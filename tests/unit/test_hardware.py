@@ -54,14 +54,23 @@ def test_every_entry_has_numbers_and_source():
     ("H100 SXM", "H100 80GB"), ("H100-SXM-80GB", "H100 80GB"), ("A800-80GB", "A800 80GB"), ("A100 (paper, 80GB)", "A100 80GB"),
     ("B200-SXM", "B200"), ("H200-SXM-141GB", "H200"), ("4090 24GB", "RTX 4090"), ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
     ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("V100-PCIE-32GB", "V100 PCIe 32GB"),
-    ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"),
+    ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"), ("a100-40g", "A100 40GB"),
     ("H100 PCIe 80GB", "H100 PCIe"), ("H100 94GB", "H100 94GB"), ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("DGX-GB200", "GB200"),
 ])  # fmt: skip
 def test_a_card_is_known_by_what_people_write(written, kind):
     assert gpu(written).kind == kind
 
 
-@pytest.mark.parametrize("written, near", [("H1000", "H100 80GB"), ("A100 30GB", "A100 80GB"), ("B2000", "B200")])
+@pytest.mark.parametrize(
+    "written, near",
+    [
+        ("H1000", "H100 80GB"),
+        ("A100 30GB", "A100 40GB"),
+        ("B2000", "B200"),
+        ("H10O", "H100 80GB"),
+        ("4090 48GB", "RTX 4090"),
+    ],
+)
 def test_a_card_that_nobody_has_suggests_the_nearest(written, near):
     with pytest.raises(UserError) as error:
         gpu(written)

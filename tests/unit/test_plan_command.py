@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
     (["qwen3-8b", "--gpu", "H100", "--optim", "lamb", "--strategy", "zero2"], "does not run lamb under ZeRO-2"),
     (["recipes/qwen3-8b/none.yaml"], "there is no recipe"), (["recipes/tiny/full.yaml"], "this run computes in fp32"),
     (["recipes/llama-3.1-8b/full.yaml", "--method", "lora"], "flag --method"),
+    (["qwen3-8b", "--gpu", "8xH100"], "says how many"), (["recipes", "--gpu", "H100"], "the folder has no config.json"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(plan, words, said):
     code, text = plan(*words)
@@ -140,6 +141,16 @@ def test_a_recipe_that_the_search_would_refuse_is_refused_too(plan, tmp_path, re
     path.write_text(yaml.safe_dump(document))
     code, text = plan(path, "--gpu", "H200", "--host_memory", 20)
     assert code == 1 and said in text
+
+
+def test_a_recipe_beyond_the_model_s_positions_is_refused_as_by_train_py(plan, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(ROOT / "recipes" / "qwen3-8b", folder)
+    document = yaml.safe_load((folder / "lora.yaml").read_text())
+    document["data"]["max_length"] = 45056
+    (folder / "lora.yaml").write_text(yaml.safe_dump(document))
+    code, text = plan(folder / "lora.yaml", "--gpu", "H200")
+    assert code == 2 and "45056 tokens, but the model has positions for 40960" in text
 
 
 def test_help_comes_at_once():

@@ -38,7 +38,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
         return f"out of memory by {lacks}, and {kept:.1f} of margin: {largest} take {parts[largest] / GIB:.0f}"
     if candidate.choice.why_only:
-        against = f", {candidate.seconds / winner.seconds - 1:+.0%} time" if winner else ""
+        against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
     assert winner is not None  # what fits and can be run was there to choose from
     if winner.estimate.safe and not result.safe:
@@ -62,7 +62,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     }
     most = max(waits, key=waits.__getitem__)
     ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
-    longer = f"{ratio:.1f}x the time" if ratio >= 2 else f"{ratio - 1:.0%} more time"
+    longer = _longer(ratio)
     share = waits[most] / candidate.seconds
     if share > 0.1:
         return f"{longer}: {share:.0%} of its step waits {most}"
@@ -76,10 +76,30 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     return longer + why
 
 
+def _longer(ratio: float) -> str:
+    """Of one time to another."""
+    if abs(ratio - 1) < 0.005:
+        return "as fast"
+    return (
+        f"{ratio:.1f}x the time"
+        if ratio >= 2
+        else f"{ratio - 1:.0%} more time"
+        if ratio > 1
+        else f"{1 - ratio:.0%} less time"
+    )
+
+
 def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     """Why offload is not taken although it is faster by formula, or "" where it is not, or was weighed."""
-    if not candidate.choice.offload or candidate.told or winner.choice.offload or candidate.seconds >= winner.seconds:
+    if (
+        not candidate.choice.offload
+        or candidate.weighed
+        or winner.choice.offload
+        or candidate.seconds >= winner.seconds
+    ):
         return ""
+    if candidate.estimate.job.method != "full":
+        return "faster by formula, but adapters leave little to offload: for what fits in no other way"
     flag, what = ("--nvme", "disk") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
     return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 

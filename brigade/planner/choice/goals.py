@@ -46,11 +46,12 @@ def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -
 
 
 def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer]:
-    """Of fewer hosts, half as many each time, and where `inside` of fewer GPUs on one; those alone where something fits."""
-    hosts = [2**power for power in range(10) if 2**power < cluster.nodes] if not cluster.all else []
-    smaller = [replace(cluster, nodes=number) for number in hosts]
-    if inside and not cluster.all:
-        smaller += [replace(cluster, nodes=1, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
+    """Of fewer hosts, half as many each time, and where `inside` of fewer GPUs on one; those alone where something fits. Of hosts
+    of unequal slots the largest alone."""
+    hosts = [2**power for power in range(10) if 2**power < cluster.nodes] if not cluster.all else [1]
+    smaller = [replace(cluster, nodes=number, all=0) for number in hosts]
+    if inside:
+        smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
     for fewer in smaller:
         try:
             found = answer(workload, fewer)
@@ -78,7 +79,7 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
     }.get(goal) or min(in_time, key=lambda one: one.gpu_hours())
     words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
     kept = f", with which {tokens / BILLION:g} billion tokens take {best.hours(tokens):,.1f} hours" if deadline else ""
-    return best, [f"{words} of {len(able)} sizes of this cluster: {best.size}{kept}."]
+    return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}."]
 
 
 def better(whole: Answer) -> list[str]:

@@ -31,6 +31,9 @@ KERNELS: dict[str, tuple[Kernels, Loss]] = {
 INSTALLED = ("torch", "torch.compile", "torch, loss in tiles")  # Liger's are a package that requirements.txt leaves out
 LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
+MUCH = (
+    1.3  # times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits
+)
 
 Traces = Callable[[Job], Trace | None]
 
@@ -132,6 +135,11 @@ class Candidate:
     @property
     def seconds(self) -> float:
         return self.estimate.time.total
+
+    @property
+    def weighed(self) -> bool:
+        """Whether its offload is compared with what fits without: adapters leave little to offload."""
+        return self.told and self.estimate.job.method == "full"
 
     @property
     def fits(self) -> bool:
@@ -259,12 +267,13 @@ def candidates(workload: Workload, cluster: Cluster, traces: Traces | None = Non
     """Each strategy's best: the fastest configuration that fits at its interval's upper end, or where none does the one that
     needs least. Best first.
 
-    Where nothing fits but with offload, what fits with 8-bit moments is among them.
+    Where nothing fits but with offload or an axis, what fits with 8-bit moments is among them.
     traces: the trace of a configuration that takes the formulas' place, if it has one
     """
     ranked = _with_one_optimizer(workload, cluster, traces)
     winner = chosen(ranked)
-    if not workload.optimizer and workload.method == "full" and (winner is None or winner.choice.offload):
+    costly = winner is None or winner.choice.offload or winner.choice.axes
+    if not workload.optimizer and workload.method == "full" and costly:
         for optimizer in LIGHTER:
             choices = tuple(c for c in workload.choices if not c.offload and runs(c, optim=optimizer))
             lighter = replace(workload, optimizer=optimizer, choices=choices)
@@ -307,12 +316,15 @@ def chosen(ranked: list[Candidate]) -> Candidate | None:
     """The simplest strategy that is within 5 % of the fastest of those that fit safely, else of those that fit; None where
     nothing does.
 
-    Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), it is for
-    what fits in no other way with the usual optimizer; else it is weighed like the others.
+    Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), and where
+    adapters leave little to offload, it is for what fits in no other way with the usual optimizer; else it is weighed like the
+    others. 8-bit moments are for what fits in no other way, or is MUCH slower.
     """
     fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
-    elsewhere = [candidate for candidate in fitting if candidate.told or not candidate.choice.offload]
+    elsewhere = [candidate for candidate in fitting if candidate.weighed or not candidate.choice.offload]
     fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
+    usual = [c.seconds for c in fitting if not c.lighter and not c.choice.offload and c.estimate.safe]
+    fitting = [c for c in fitting if not c.lighter or not usual or MUCH * c.seconds <= min(usual)]
     fitting = [candidate for candidate in fitting if candidate.estimate.safe] or fitting
     if not fitting:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, did_you_mean
+from ...errors import UserError, nearest
 from ...errors.tables import table
 from . import calibration
 
@@ -85,6 +85,7 @@ def gpu(kind: str) -> Gpu:
     for key, entry in known.items():
         if plain(kind) in map(plain, (key, *entry["names"])) or re.fullmatch(entry["driver"], kind):
             return _gpu(key, entry)
+    kind = re.sub(r"^\d+ ?[xX*] ?|[xX]\d$", "", kind)  # how many there are is the hostfile's
     words, size = _name(kind)
     for wanted in (words, words - {"pcie"}):
         found = [(key, entry) for key, entry in known.items() if wanted and _name(key)[0] == wanted]
@@ -92,16 +93,18 @@ def gpu(kind: str) -> Gpu:
         for key, entry in found:
             if not size or abs(size / entry["memory_gib"] - 1) < 0.12:
                 return _gpu(key, entry)
+    short = {re.sub(r" \d+GB$", "", key): key for key in reversed(known)}  # without its memory
+    near = nearest(re.sub(r"\d+ ?gi?b?\b", "", kind, flags=re.I).strip(), short)
     raise UserError(
         f"GPU kind {kind[:60]!r}",
-        f"it is not in the catalogue; known are {', '.join(known)}",
-        f"{did_you_mean(kind, list(known))}, or describe it under gpus: in {calibration.named()}",
+        "it is not in the catalogue" + ("" if near else f"; known are {', '.join(known)}"),
+        (f"did you mean {short[near]!r}? Or " if near else "") + f"describe it under gpus: in {calibration.named()}",
     )
 
 
 def _name(text: str) -> tuple[frozenset[str], float]:
     """(words that tell a card from others, GB of its memory or 0): `H100-SXM-80GB` -> ({"h100"}, 80)"""
-    text = re.sub(r"(\d+)\s*gi?b\b", lambda found: f" {found[1]}gb ", text.lower())
+    text = re.sub(r"(\d+)\s*g(?:i?b)?\b", lambda found: f" {found[1]}gb ", text.lower())
     words = re.findall(r"[a-z0-9]+", text)
     sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
     return frozenset(word for word in words if not AROUND.fullmatch(word)), max(sizes, default=0.0)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ...errors import UserError, did_you_mean, first_line
-from ...model.config_json import read_config
+from ...model.config_json import check_causal, read_config
 from ...model.hub import hub_is_away
 from ...recipe.files import REPOSITORY
 from .shape import FAMILIES, ModelShape
@@ -39,7 +40,7 @@ def config_of(name: str) -> Path:
     short = name.rpartition("/")[2]
     if known := known_config(short):
         return known
-    none = "no folder or recipe here has that name"
+    none = "the folder has no config.json" if path.is_dir() else "no folder or recipe here has that name"
     # The Hub's names have an owner's before them, and none of its owners is a folder here.
     if "/" not in name or name.count("/") > 1 or Path(name).parent.is_dir():
         raise UserError(place, none, did_you_mean(short, [path.parent.name for path in RECIPES.glob("*/config.json")]))
@@ -52,6 +53,15 @@ def config_of(name: str) -> Path:
         why = away or first_line(error, 120)
         cure = "name a folder with a config.json, or check name, network and HF_TOKEN"
         raise UserError(place, f"{none}, and the Hub does not give its config.json: {why}", cure) from None
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Tokens of a row for which the text model has positions, as far as its config.json says."""
+    text = config.get("text_config") or config
+    found = (
+        text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    )
+    return next((positions for positions in found if isinstance(positions, int)), None)
 
 
 def named_config(name: str) -> tuple[dict[str, Any], str, str]:
@@ -67,7 +77,15 @@ def named_shape(name: str) -> ModelShape:
 
 
 def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
-    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (shape_from_code.py)."""
+    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (shape_from_code.py).
+
+    Raises UserError for what is no causal language model, by what it is.
+    """
+    if "_class_name" in config and "model_type" not in config:
+        problem = f"train.py trains causal language models, and this is a part of a diffusion pipeline: {config['_class_name']}"
+        raise UserError(place, problem, "name a decoder, such as Qwen/Qwen3-8B")
+    if config.get("vision_config") or config.get("audio_config"):
+        check_causal(SimpleNamespace(**config), place)
     if kind_of(config, place)[0] in FAMILIES:
         return shape_of(config, place, name)
     from .shape_from_code import shape_from_model

@@ -21,7 +21,7 @@ from ..costs.host_memory import host
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, stream_pool
 from ..costs.network import links
 from ..costs.stages import stage_layers
-from ..models.find_model import named_config
+from ..models.find_model import named_config, positions_of
 
 if TYPE_CHECKING:
     from ..models.trace_settings import Trace, TraceSettings
@@ -42,8 +42,8 @@ def wrapped(text: str, indent: int = 0) -> str:
 def warnings(model: str, workload: Workload) -> list[str]:
     """Of sequences beyond the model's positions, and of what it carries beside its decoder."""
     config, shape, said = named_config(model)[0], workload.shape, []
-    positions = (config.get("text_config") or config).get("max_position_embeddings")
-    if isinstance(positions, int) and workload.length > positions:
+    positions = positions_of(config)
+    if positions and workload.length > positions:
         how = "train.py takes them where the recipe says rope_parameters (docs/parallelism.md)"
         said.append(f"{workload.length:,} tokens are more than the {positions:,} positions of {shape.name}: {how}.")
     if shape.other:

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors.console import counted, figure
+from ...model.config_json import read_config
+from ...model.location import check_length
+from ...model.rope import positions_by
 from ...recipe import flags
 from ..choice import goals, replicas
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import Cluster, refusal
 from ..costs.memory import GIB
 from ..costs.states import first_stage_states
+from ..models.find_model import positions_of
 from . import header
 from .as_json import recipe_json
 from .show import describe, formula_and_trace, recomputes, say, tracer, trained, wrapped
@@ -42,6 +46,9 @@ def show_recipe(
     words = [word for key, value in cluster.items() for word in (f"--{key}", str(value))]
     plan = RecipePlan(flags.load(["--recipe", path, *words]), hosts.link)
     result, recipe = plan.estimate, plan.settings.recipe
+    beside = plan.settings.recipe_path.with_name(BESIDE)
+    if beside.is_file():  # else train.py looks at the model's
+        check_length(plan.settings, positions_by(recipe.model.rope_parameters, positions_of(read_config(beside))))
     job, whole = result.job, result.gpu.memory_gib
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
@@ -72,7 +79,6 @@ def show_recipe(
         counts = f"`python -m brigade prepare {shlex.quote(plan.path)}` counts its own data, and --tokens plans for it"
         say("", steps if own else counts)
     if trace:
-        beside = plan.settings.recipe_path.with_name(BESIDE)
         formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
     say("verdict", f"{found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
     return 0 if good else 1

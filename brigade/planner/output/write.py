@@ -18,7 +18,7 @@ from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
 from ..choice.search import Candidate, Workload
 from ..costs.host_memory import host
-from ..models.find_model import RECIPES, config_of
+from ..models.find_model import RECIPES, config_of, positions_of
 from .header import header, replaced
 from .strategy_file import as_document, ours, strategy_file
 
@@ -119,7 +119,7 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
             "take one of text alone, or write the recipe by hand and rehearse it",
         )
     document = read_config(config)
-    positions = (document.get("text_config") or document).get("max_position_embeddings")
+    positions = positions_of(document)
     rope = source.rope_parameters if positions and workload.length > positions else None
     positions = positions_by(rope, positions)
     if positions and workload.length > positions:
