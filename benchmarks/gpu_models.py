@@ -128,7 +128,8 @@ def write_model(name: str, folder: Path, tiny: bool) -> Row:
 # ---- data, and where we are ----------------------------------------------------------------------------------------
 def write_data(folder: Path, tiny: bool) -> Row:
     """The dialogues of benchmarks/peers_data.py and the built-in tokenizer; {"train", "heldout", "tokenizer", "sha256"}."""
-    from brigade.data import builtin, cache
+    from brigade import cache
+    from brigade.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
     built = builtin.ensure(cache.cache_directory())

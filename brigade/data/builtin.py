@@ -5,7 +5,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache
+from .. import cache
 
 BUILT_IN = "python-docs"  # its name in recipes, as a data set and as a tokenizer
 FORMAT = 1  # raise it whenever a change alters the files written

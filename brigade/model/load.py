@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import upstream
-from ..data.cache import cache_directory
+from ..cache import cache_directory
 from ..distributed.consistency import WEIGHTS
 from ..errors import UserError
 from ..recipe.flags import Settings

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...data.cache import cache_directory
+from ...cache import cache_directory
 from ...errors import UserError
 from .trace_settings import Trace, TraceSettings
 
