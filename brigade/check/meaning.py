@@ -89,7 +89,7 @@ def _job(wanted: Wanted, measured: Measured, link: str) -> "tuple[Job, str]":
     """The recipe on these hosts, or the usual model; and its strategy's name."""
     from ..planner.choice.job import Job
     from ..planner.choice.job_of_recipe import KINDS, STRATEGIES, job_of
-    from ..planner.models.find_model import named_shape
+    from ..shape.find import named_shape
 
     ranks, node = sum(wanted.slots.values()), max(wanted.slots.values())
     kind = _kind(measured)

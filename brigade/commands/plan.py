@@ -177,9 +177,9 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
 
     from ..planner.choice.search import INSTALLED, MICRO_BATCHES, Workload
     from ..planner.choice.strategies import named
-    from ..planner.models.adapter_costs import ENDS, trained_parameters
-    from ..planner.models.find_model import named_shape
     from ..recipe.schema import TrainingSection
+    from ..shape.find import named_shape
+    from ..shape.lora import ENDS, trained_parameters
 
     shape, method, keys = named_shape(options.model), options.method, METHODS[options.method].keys
     micro = options.micro_batch or 1

@@ -33,7 +33,6 @@ def ensure(home: Path) -> BuiltIn:
     Raises FileNotFoundError where this Python came without the sources of its standard library, RuntimeError where
     they hold too little text for the vocabulary, and UserError where `home` cannot be written.
     """
-
     template = TEMPLATE.read_text(encoding="utf-8")
 
     def build() -> str:

@@ -11,7 +11,7 @@ from brigade.planner.choice import job_of_run
 from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import Job
 from brigade.planner.costs import calibrate, calibration, hardware
-from brigade.planner.models.find_model import named_shape
+from brigade.shape.find import named_shape
 
 KIND = "H100 80GB"
 INSIDE = Job(named_shape("qwen3-8b"), 4096, engine="fsdp2", stage=3, data=8, checkpointing="full", gpu=KIND)

@@ -19,9 +19,9 @@ from brigade.planner.costs.network import hold_name, links, node_gbit
 from brigade.planner.costs.stages import stage_layers
 from brigade.planner.costs.states import model_states
 from brigade.planner.costs.step_time import step_time
-from brigade.planner.models.find_model import described, named_shape
-from brigade.planner.models.shape import FAMILIES, ModelShape
-from brigade.planner.models.shape_from_config import shape_of
+from brigade.shape.find import described, named_shape
+from brigade.shape.from_config import shape_of
+from brigade.shape.model_shape import FAMILIES, ModelShape
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))

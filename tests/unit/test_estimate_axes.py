@@ -23,9 +23,9 @@ from brigade.planner.costs.network import CALL_LATENCY, HOP, links
 from brigade.planner.costs.stages import stage_layers, stages
 from brigade.planner.costs.states import stage_states
 from brigade.planner.costs.step_time import step_time
-from brigade.planner.models.find_model import named_shape
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
+from brigade.shape.find import named_shape
 from brigade.strategy import Strategy
 from brigade.strategy.axes import Axes
 from brigade.training.planned import as_seen

@@ -20,8 +20,8 @@ from brigade.planner.choice.job_of_run import job_of_record, record
 from brigade.planner.costs.hardware import gpu
 from brigade.planner.costs.host_memory import host
 from brigade.planner.costs.replicas import CONSTANTS, held, round_seconds, sent, synchronising
-from brigade.planner.models.find_model import named_shape
 from brigade.recipe import flags
+from brigade.shape.find import named_shape
 from brigade.training.local_steps import OVERLAP
 
 ROOT = Path(__file__).parents[2]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.tables import table
+from ...shape.trace_settings import Trace
 from ..costs.hardware import Gpu, flops_per_token, gpu
 from ..costs.memory import GIB, Memory, moments
 from ..costs.step_time import StepTime, step_time
-from ..models.trace_settings import Trace
 from .job import Job
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of

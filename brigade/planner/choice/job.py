@@ -5,12 +5,11 @@ from typing import Any, Literal
 
 from ...errors import UserError
 from ...recipe.method import METHODS
+from ...shape.model_shape import ModelShape
+from ...shape.trace_settings import EAGER, Kernels
 from ...strategy.axes import Axes
 from ..costs.engines import ENGINES, SCHEDULES, Engine, Schedule
-from ..models.shape import ModelShape
 
-Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
-EAGER: Kernels = frozenset()
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
 Method = Literal["full", "lora", "qlora"]

@@ -8,12 +8,12 @@ from ...errors import UserError
 from ...recipe.batch import Batch
 from ...recipe.method import method_of
 from ...recipe.schema import Recipe, TrainingSection
+from ...shape.find import described
+from ...shape.lora import ALL, ENDS, targets_of, trained_parameters
+from ...shape.model_shape import Family, ModelShape
 from ...strategy import Strategy
 from ...strategy.axes import NAMES, Axes
 from ..costs.hardware import Gpu
-from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
-from ..models.find_model import described
-from ..models.shape import Family, ModelShape
 from .estimate import estimate
 from .job import EAGER, FUSED, Attention, Job, Loss, Replicas, of_axes, of_method
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from ...errors import UserError
 from ...model.experts import shards
+from ...shape.model_shape import ModelShape
+from ...shape.trace_settings import Trace
 from ...strategy.axes import Axes
 from ...strategy.axis_rules import crosses_hosts
 from ...strategy.axis_rules import problem as misfit
 from ..costs.hardware import Gpu, gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
-from ..models.shape import ModelShape
-from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
 from .job import EAGER, FUSED, Job, Kernels, Loss, of_axes, of_method
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible

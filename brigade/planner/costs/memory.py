@@ -8,12 +8,14 @@ the stages of a pipeline.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+from ...shape.lora import all_linears
+from ...shape.trace_settings import Trace, TraceSettings
 from ..choice.job import Job
-from ..models.adapter_costs import NORM_STANDS, adapter_bytes, all_linears
-from ..models.layer import NORM_BACK, layer_ops
-from ..models.trace_settings import Trace
+from .adapters import NORM_STANDS, adapter_bytes
 from .engines import LOGIT_BYTES
+from .layer import NORM_BACK, layer_ops
 from .stages import NF4, Stage, experts_whole, logits_divisor, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
@@ -42,6 +44,15 @@ class Memory:
     def allocated(self) -> float:
         """What torch.cuda.max_memory_allocated would say."""
         return sum(vars(self).values())
+
+
+def settings_of(job: Job) -> TraceSettings | None:
+    """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
+    split = job.tensor * job.pipeline * job.context * job.expert > 1
+    if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
+        return None
+    attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
+    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:

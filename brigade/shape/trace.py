@@ -1,6 +1,6 @@
 """The second engine for memory: what the model's own code keeps, traced once without weights and remembered. Bytes.
 
-The formulas count operation by operation what autograd should keep (layer.py). A trace runs the model's real code instead,
+The planner's formulas count operation by operation what autograd should keep. A trace runs the model's real code instead,
 forward and backward, on tensors that have a shape and no data (traced_model.py), and so knows any architecture that
 Transformers knows. It sees what one process allocates: model states, gathered layers, buckets and CUDA's context stay
 formulas. This module reads and writes the memory of traces; it imports torch only where a trace is missing.
@@ -15,13 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...cache import cache_directory
-from ...errors import UserError
+from ..cache import cache_directory
+from ..errors import UserError
 from .trace_settings import Trace, TraceSettings
 
 CODE = [
     Path(__file__).with_name(f"{name}.py")
-    for name in ("trace", "trace_settings", "traced_model", "stand_ins", "shape_from_code")
+    for name in ("trace", "trace_settings", "traced_model", "stand_ins", "from_code")
 ]
 
 
