@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers_data
-from brigade.planner.costs import hardware
+from brigade import hardware
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The makers' own config.json, with their revisions in the recipes' headers and in benchmarks/data/README.md.

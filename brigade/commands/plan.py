@@ -10,7 +10,7 @@ import yaml
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
-from ..planner.costs import calibration
+from ..hardware import calibration
 from ..recipe.method import METHODS
 from .numbers import numeric
 
@@ -80,8 +80,8 @@ def _headers(check: bool) -> int:
 
 def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
+    from ..hardware.network import hold_name
     from ..planner.choice.search import Cluster
-    from ..planner.costs.network import hold_name
     from ..planner.output.show_recipe import show_recipe
 
     for flag, takes in FLAGS["search"].items():
@@ -151,9 +151,9 @@ def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
+    from ..hardware.network import hold_name
     from ..hostfile import read_hostfile
     from ..planner.choice.search import Cluster
-    from ..planner.costs.network import hold_name
     from ..recipe.files import find
 
     hold_name(options.network, "flag --network")

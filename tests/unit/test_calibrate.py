@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from brigade import hardware
 from brigade.__main__ import main
+from brigade.hardware import calibration
 from brigade.planner.choice import job_of_run
 from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import Job
-from brigade.planner.costs import calibrate, calibration, hardware
+from brigade.planner.costs import calibrate
 from brigade.shape.find import named_shape
 
 KIND = "H100 80GB"

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
+from brigade.hardware import catalogue, gpu
+from brigade.hardware.network import hold_name, links, node_gbit
 from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate
 from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.engines import ENGINES, LOGIT_BYTES
-from brigade.planner.costs.hardware import catalogue, gpu
 from brigade.planner.costs.host_memory import PROCESS, host
 from brigade.planner.costs.memory import GIB, micro_batches_in_flight, moments
-from brigade.planner.costs.network import hold_name, links, node_gbit
 from brigade.planner.costs.stages import stage_layers
 from brigade.planner.costs.states import model_states
 from brigade.planner.costs.step_time import step_time

@@ -8,12 +8,12 @@ import torch
 import yaml
 from transformers import AutoConfig
 
+from brigade import hardware
 from brigade.cluster import World
 from brigade.model.location import check_beside, load_config
 from brigade.planner.choice import job_of_run
 from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import EAGER, FUSED
-from brigade.planner.costs import hardware
 from brigade.planner.costs.engines import ENGINES
 from brigade.recipe.batch import Batch, batch_arithmetic
 from brigade.recipe.files import REPOSITORY

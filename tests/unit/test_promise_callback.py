@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from brigade import hardware
 from brigade.data.collate import About
 from brigade.distributed import ranks
 from brigade.planner.choice import job_of_run
 from brigade.planner.choice.job import Job, Replicas
-from brigade.planner.costs import hardware
 from brigade.shape.find import named_shape
 from brigade.training import compare_with_plan, planned
 from brigade.training import throughput as meters

@@ -18,12 +18,12 @@ from transformers import AutoConfig
 from brigade.__main__ import main
 from brigade.cluster import World
 from brigade.commands import plan as plan_command
+from brigade.hardware import calibration
 from brigade.hostfile import read_hostfile
 from brigade.model import adapters
 from brigade.model.sizes import parameter_count
 from brigade.planner.choice.job_of_recipe import load_plan, published_models
 from brigade.planner.choice.search import candidates, chosen
-from brigade.planner.costs import calibration
 from brigade.planner.costs.states import model_states
 from brigade.planner.output.show_recipe import CONFIGS
 from brigade.planner.output.write import recipe_plans, refresh

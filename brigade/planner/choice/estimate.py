@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.tables import table
+from ...hardware import Gpu, flops_per_token, gpu
 from ...shape.trace_settings import Trace
-from ..costs.hardware import Gpu, flops_per_token, gpu
 from ..costs.memory import GIB, Memory, moments
 from ..costs.step_time import StepTime, step_time
 from .job import Job

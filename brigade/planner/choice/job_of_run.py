@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ...errors import UserError
+from ...hardware import Gpu
 from ...recipe.batch import Batch
 from ...recipe.method import method_of
 from ...recipe.schema import Recipe, TrainingSection
@@ -13,7 +14,6 @@ from ...shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ...shape.model_shape import Family, ModelShape
 from ...strategy import Strategy
 from ...strategy.axes import NAMES, Axes
-from ..costs.hardware import Gpu
 from .estimate import estimate
 from .job import EAGER, FUSED, Attention, Job, Loss, Replicas, of_axes, of_method
 

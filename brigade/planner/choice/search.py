@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import UserError
+from ...hardware import Gpu, gpu
 from ...model.experts import shards
 from ...shape.model_shape import ModelShape
 from ...shape.trace_settings import Trace
 from ...strategy.axes import Axes
 from ...strategy.axis_rules import crosses_hosts
 from ...strategy.axis_rules import problem as misfit
-from ..costs.hardware import Gpu, gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
 from .estimate import Estimate, estimate

@@ -12,15 +12,15 @@ from rich.table import Table
 
 from ...errors import UserError
 from ...errors.console import billions, figure
+from ...hardware import calibration
+from ...hardware.network import links
 from ...shape.find import named_config
 from ..choice import explain, goals, replicas, search
 from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
 from ..choice.search import Candidate, Cluster, Workload
-from ..costs import calibration
 from ..costs.host_memory import host
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of
-from ..costs.network import links
 from ..costs.stages import stage_layers
 
 if TYPE_CHECKING:
