@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.published import table
 from benchmarks.published.parse_columns import Inexpressible
+from benchmarks.published.reserved import fits
 from brigade import hardware
 from brigade.errors import UserError
 from brigade.hardware import Gpu
@@ -121,6 +122,10 @@ def memory_error(run: Run) -> float:
     assert run.memory
     found = estimated(run, {})
     return (found.allocated_gib if table.counts_allocated(run.row) else table.held_gib(found, run.row)) / run.memory
+
+
+def run_fits(run: Run) -> bool:
+    return fits(estimated(run, {}), run.row)
 
 
 def measured_mfu(run: Run) -> float:

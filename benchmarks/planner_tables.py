@@ -10,7 +10,19 @@ from benchmarks.published import table
 from brigade import hardware
 from brigade.planner.costs.memory import GIB
 
-from .planner_rows import DATA, HEALTHY, TABLES, Run, estimated, left_out, measured_mfu, memory_error, runs, speed_error
+from .planner_rows import (
+    DATA,
+    HEALTHY,
+    TABLES,
+    Run,
+    estimated,
+    left_out,
+    measured_mfu,
+    memory_error,
+    run_fits,
+    runs,
+    speed_error,
+)
 
 
 def spread(errors: Iterable[float]) -> list[Any]:
@@ -32,7 +44,7 @@ def by_set() -> str:
             speed = spread(speed_error(run, {}) for run in members if run.speed)
             unfit = {True: [0, 0], False: [0, 0]}
             for run in members:
-                unfit[run.ok][0] += not estimated(run, {}).fits
+                unfit[run.ok][0] += not run_fits(run)
                 unfit[run.ok][1] += 1
             verdicts = [f"{wrong} of {count}" if count else "" for wrong, count in (unfit[False], unfit[True])]
             count = sum(row["set"] == source for row in rows)
@@ -138,7 +150,7 @@ def _least_divided(run: Run) -> tuple[float, ...]:
 
 def _first(cell: list[Run], by: Callable[[Run], tuple[float, ...]]) -> float:
     """The share of the best measured speed that the first choice has, of those that are predicted to fit, or of all."""
-    fitting = [run for run in cell if estimated(run, {}).fits] or cell
+    fitting = [run for run in cell if run_fits(run)] or cell
     return (max(fitting, key=by).speed or 0.0) / max(run.speed or 0.0 for run in cell)
 
 

@@ -211,7 +211,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     if precision == "pure" and not own and not (method != "full" and re.search(TRANSFORMERS, framework)):
         if traits["engine"] == "zero":
             raise Inexpressible("DeepSpeed keeps an fp32 copy of the weights, and the row says that there is none")
-        traits["engine"] = "pure"
+        traits["engine"] = "pure-fsdp1" if traits["engine"] == "fsdp-bf16" else "pure"
     _hold_optimizer(traits["engine"], optimizer, row.get("optimizer", "").lower())
     how, every, offloaded = checkpointing_of(row.get("act_ckpt", ""), "fsdp1 + compile" in framework)
     if re.search(r"act\w*[ -]*(cpu[ -]*)?offload", kernels + strategy) and how != "full":
@@ -301,9 +301,9 @@ def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
 def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:
     """Raises Inexpressible for an optimizer whose states the engine's formula does not cover."""
     own = OPTIMIZER_BYTES[optimizer]
-    if re.search(r"bf16|bfloat16", text) and engine != "pure":
+    if re.search(r"bf16|bfloat16", text) and not engine.startswith("pure"):
         raise Inexpressible(f"moments in bf16 are modelled where all is bf16 (engine {engine})")
-    if own != 8 and (engine.startswith(("megatron", "nanotron")) or (engine == "pure" and own > 2)):
+    if own != 8 and (engine.startswith(("megatron", "nanotron")) or (engine.startswith("pure") and own > 2)):
         raise Inexpressible(f"{optimizer} under the engine {engine} is not modelled")
 
 

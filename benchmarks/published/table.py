@@ -12,9 +12,9 @@ from typing import Any
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import Estimate, estimate
 from brigade.planner.costs.memory import GIB
-from brigade.planner.costs.states import first_stage_states
 
 from .parse_columns import Inexpressible
+from .reserved import fits, reserved_gib
 from .rows import as_published, job_of_row
 
 PREDICTED = (
@@ -73,21 +73,16 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         "pred_step_time_s": f"{result.time.total:.4f}",
         "pred_tok_s_gpu": f"{result.tokens_per_second_per_gpu:.1f}",
         "pred_mfu_pct": f"{result.mfu:.2f}",
-        "fits": "yes" if result.fits else "no",
+        "fits": "yes" if fits(result, row) else "no",
         "reason": "",
     }
-
-
-def reserved_gib(result: Estimate) -> float:
-    """torch.cuda.max_memory_reserved on a card with room: blocks of gradients that were freed stay with the allocator."""
-    freed = 0.0 if result.memory.gradients else first_stage_states(result.job)[1] / GIB
-    return (result.allocated_gib + freed) * result.job.conventions.fragmentation
 
 
 def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
     """What a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
     kind = row.get("mem_kind", "").lower()
-    return result.device_gib if "smi" in kind or "device" in kind else reserved_gib(result)
+    whole_card = "smi" in kind or "device" in kind
+    return reserved_gib(result) + (result.context / GIB if whole_card else 0.0)
 
 
 def read(path: Path) -> list[dict[str, str]]:

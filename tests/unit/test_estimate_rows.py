@@ -26,12 +26,20 @@ def test_torchtune_s_ladder_is_climbed():
         assert float(found["pred_mem_allocated_gib"]) == pytest.approx(float(row["peak_mem_gib"]), rel=0.16), row["id"]
 
 
-@pytest.mark.parametrize("source, median, worst", [("fms-acceleration", 0.005, 0.25), ("qwen", 0.07, 0.17)])
-def test_memory_of_runs_with_transformers(source, median, worst):
-    """HF Trainer: full, LoRA and QLoRA, dense and experts, alone, under FSDP and under ZeRO-3."""
+@pytest.mark.parametrize(
+    "source, median, worst",
+    [
+        ("fms-acceleration", 0.005, 0.06),  # HF Trainer: full, LoRA and QLoRA, dense and experts, alone and under FSDP1
+        ("qwen", 0.05, 0.13),  # HF Trainer alone and under ZeRO-3: memory of the whole card
+        ("ml-engineering", 0.04, 0.14),  # DeepSpeed up to 262,144 tokens: what torch reserved
+        ("torchao-2025", 0.01, 0.01),  # FSDP2 of torchtitan: what torch reserved
+    ],
+)
+def test_memory_of_published_runs(source, median, worst):
     rows = [row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["set"] == source]
     off = [table.errors(row | table.predict(row))[0] for row in rows if row["status"] == "ok"]
-    assert len(off) >= 27 and None not in off
+    off = [one for one in off if one is not None]
+    assert len(off) >= 7
     assert sorted(map(abs, off))[len(off) // 2] < median and max(map(abs, off)) < worst
 
 
@@ -39,8 +47,19 @@ def test_what_ran_out_of_memory_does_not_fit_and_what_ran_does():
     rows = [
         row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["set"] == "fms-acceleration"
     ]
-    wrong = {row["id"] for row in rows if (row["status"] == "ok") != (table.predict(row)["fits"] == "yes")}
-    assert wrong == {"fms-acceleration-036"}  # docs/planner-accuracy.md
+    told = {row["id"]: (row["status"] == "ok", table.predict(row)["fits"] == "yes") for row in rows}
+    assert [name for name, (ran, fits) in told.items() if ran != fits] == []
+    assert sum(not ran for ran, _ in told.values()) == 25
+
+
+def test_blocks_of_cuda_graphs_are_not_given_back():
+    """So a run that torch's allocator would squeeze onto a card without them does not fit with them."""
+    row = ROW | {"model": "llama3.1-8b", "framework": "torchtitan 2026-08", "strategy": "FSDP2", "mbs": "3"}
+    row |= {"gpu": "H100-80GB", "seq_len": "8192", "act_ckpt": "selective-op"}
+    plain = table.predict(row | {"kernels": "torch.compile"})
+    assert plain["fits"] == "yes"
+    assert table.predict(row | {"kernels": "torch.compile, CUDA graphs"})["fits"] == "no"
+    assert table.predict(row | {"kernels": "torch.compile, CUDA graphs off"})["fits"] == "yes"
 
 
 @pytest.mark.parametrize("framework, precision, optimizer, wanted", [

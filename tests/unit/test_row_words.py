@@ -72,6 +72,7 @@ def test_what_zero_plus_plus_sends(strategy, quantised):
     ({"optimizer": "SGD", "framework": "Megatron-Core"}, "under the engine megatron"), ({"act_ckpt": "some"}, "not clear"),
     ({"act_ckpt": "none", "kernels": "activation offload"}, "without checkpointing"), ({"ep": "8"}, "do not divide over ep"),
     ({"dp": "4"}, "are not its 8 GPUs"), ({"params_b": "13"}, "params_b says 13"), ({"params_b": "many"}, "params_b 'many'"),
+    ({"framework": "torchtitan 2026-03", "kernels": "graph_trainer"}, "compiler places gathers"),
     ({"inter_node": "0 Gb/s"}, "0 Gb/s"), ({"task": "lora", "strategy": "DDP rank 0"}, "rank 0"),
 ])  # fmt: skip
 def test_what_no_formula_covers_is_said(changes, said):

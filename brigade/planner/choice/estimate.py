@@ -115,6 +115,11 @@ def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -
     together = job.gpus // job.replicas.count
     collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
     found, loose = moments(job, traced), job.conventions.fragmentation - 1
-    held = max(one.allocated * (1 + loose * (SHORT if one.activations else SHORT_IN_STEP)) for one in found)
+    held = max(
+        one.allocated * (1 + loose * SHORT) + SHORT * job.conventions.streams * one.moving
+        if one.activations
+        else one.allocated * (1 + loose * SHORT_IN_STEP)
+        for one in found
+    )
     context = (CONTEXT_GIB + collectives) * GIB
     return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context)

@@ -25,6 +25,8 @@ class Engine:
     cut_by_cost: bool = False
     tensor_hidden: float = 0.0
     host_seconds: float = 2e-3
+    holds_inputs: bool = False
+    streams: float = 0.0
     fragmentation: float = 1.1
 
 

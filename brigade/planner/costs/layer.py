@@ -138,7 +138,10 @@ def _attention(job: Job) -> Iterator[Op]:
     keys_values = 4 * q if job.repeat_kv else 2 * kv
     if job.attention != "eager":
         kept, moved = 2 * q + keys_values + 2 * q + 4 * heads, 2 * keys_values * job.repeat_kv
-        yield Op("attention", "attention", 4 * q * job.scored / 2, kept=kept, moved=moved)
+        # The output's gradient, those of queries (summed up in fp32), keys and values; where heads share these, first one for
+        # each head (flash-attention, csrc/flash_attn/flash_api.cpp: dq_accum, dk_expanded).
+        back = 2 * q + 6 * q + keys_values + 4 * q * (kv < 2 * q and not job.repeat_kv)
+        yield Op("attention", "attention", 4 * q * job.scored / 2, kept=kept, moved=moved, back=back)
         return
     # Scores go through memory: written, scaled and masked, softmax, (dropped,) read again. The mask saves no products.
     if "softmax" in job.kernels:

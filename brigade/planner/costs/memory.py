@@ -41,6 +41,11 @@ class Memory:
     buffers: float
 
     @property
+    def moving(self) -> float:
+        """What comes and goes in a step."""
+        return self.activations + self.logits + self.buffers
+
+    @property
     def allocated(self) -> float:
         """What torch.cuda.max_memory_allocated would say."""
         return sum(vars(self).values())
@@ -181,6 +186,8 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
     weights, optimizer = states.parameters, states.optimizer
     at_step = 0.0 if job.step_in_backward else states.gradients
     last_layer, standing = back if job.checkpointing == "full" else 0.0, buffers if job.stage < 3 else 0.0
+    if engine.holds_inputs and job.method != "full" and job.checkpointing == "full":
+        last_layer, standing = last_layer + 2 * kept, buffers
     return [
         Memory(weights, waiting + head, optimizer, kept, logits, buffers),
         Memory(weights, waiting or begun * made, optimizer, kept + back, 0.0, buffers),
@@ -201,7 +208,7 @@ def _roots(job: Job, optimizer: float) -> float:
         return 0.0
     if job.engine == "zero":
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2 if job.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16", "pure") else 0.0
+    return optimizer / 2 if job.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16", "pure", "pure-fsdp1") else 0.0
 
 
 def _buffers(job: Job, stage: Stage) -> float:

@@ -1,0 +1,43 @@
+"""What torch's caching allocator holds on a card with room, for tables that measured this and not what was allocated.
+
+A block that one kind of tensor leaves behind seldom fits another kind, and nothing is given back while there is room. So states,
+gradients, and all that comes and goes in a step (activations, logits, gathered weights) lie side by side, each at its own most.
+"""
+
+import re
+from collections.abc import Mapping
+
+from brigade.planner.choice.estimate import Estimate
+from brigade.planner.costs.memory import GIB, LIVE, moments
+from brigade.planner.costs.states import first_stage_states
+
+from .parse_columns import told
+
+# ZeRO-3 gathers and reduces on streams of its own, whose blocks no other stream takes: read off 25 runs of ml-engineering,
+# ms-swift and qwen, where it is 4 to 8 GiB whatever the model's size (collected.csv).
+ZERO3_STREAMS = 3 * 2 * LIVE
+
+
+def reserved_gib(result: Estimate) -> float:
+    """torch.cuda.max_memory_reserved, at most what the card has."""
+    most = result.gpu.memory_gib - result.context / GIB
+    return max(result.allocated_gib, min(_wanted_gib(result), most))
+
+
+def fits(result: Estimate, row: Mapping[str, str]) -> bool:
+    """Whether the run of that row fits. Blocks of CUDA graphs are theirs alone and never given back, so all that is reserved has
+    to be there (torch/cuda/graphs.py: graph_pool_handle)."""
+    if re.search(r"cuda.?graphs?\b", told(row, "kernels", "notes")):
+        return _wanted_gib(result) + result.context / GIB <= result.gpu.memory_gib
+    return result.fits
+
+
+def _wanted_gib(result: Estimate) -> float:
+    job, found = result.job, moments(result.job)
+    per_stage = [found[start : start + 4] for start in range(0, len(found), 4)]
+    states = max(max(one.weights + one.optimizer for one in stage) for stage in per_stage)
+    gradients = max(first_stage_states(job)[1], *(one.gradients for one in found))
+    moving = max(max(one.moving for one in stage) for stage in per_stage)
+    engine = job.conventions
+    pools = ZERO3_STREAMS if job.engine == "zero" and job.stage == 3 and job.shard_ranks > 1 else 0.0
+    return (states + gradients + (engine.fragmentation + engine.streams) * moving + pools) / GIB
