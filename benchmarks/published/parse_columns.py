@@ -37,7 +37,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("strategy", "kernels", "notes"), r"ring.?(flash.?)?att\w*|cp.?offload", "it is not modelled"),
     (("notes",), r"(optimizer|param\w*|weights?|cpu|nvme|activations?)[ -]*offload|offload\w* (the )?(optimizer|param|weights)",
      "its notes say what its columns leave out"),
-    (("precision",), r"fp4|int8|\b8.?bit", "of products, those in 16 bits and in FP8 are modelled"),
+    (("precision",), r"fp4|int8|(?:\b|_)8.?bit", "of products, those in 16 bits and in FP8 are modelled"),
 )  # fmt: skip
 
 # Optimizer -> a key of engines.OPTIMIZER_BYTES. What pages its states out keeps none that torch counts.
@@ -71,9 +71,12 @@ FUSED_KERNELS: Words[Kernels] = (
     (r"fused.?(rope|rotary)", frozenset(("rotary",))), (r"fused.?(swiglu|geglu|mlp)", frozenset(("mlp",))),
 )  # fmt: skip
 CHECKPOINTED: Words[Checkpointing] = (
-    (r"^(no|none|false|off|0|disabled|without|w/o|-|n/a)\b|^-$|^$", "none"),
+    (r"^(no|none|false|off|0|disabled|without|w/o|-|n/a)\b|^-$|^$|^[\u00d7✗✘]$", "none"),
+    # After the key: `gradient_checkpointing: false`, `GC off`.
+    (r"[=: ](no|none|false|off|0|disabled)\b(?![.]\d|[ -]*offload)", "none"),
     (r"selective.?op|\bsac\b|\bop\b", "half"), (r"^select|attention|attn", "attention"),
-    (r"^(full|yes|true|on|1|enabled|all|block|uniform|every layer|gc|gradient|activation|checkpoint|recomp|hf)", "full"),
+    (r"^(full|yes|true|on|1|enabled|all|block|uniform|every layer|gc|gradient|activation|checkpoint|recomp|hf|use_|ac\b|[√✓✔])",
+     "full"),
 )  # fmt: skip
 TARGETS: Words[str] = (
     (r"all.?linear|all (linear )?(layers|modules|projections)|qkvo.*mlp|attn.*mlp|attention.*mlp", "qkvom"),
@@ -81,11 +84,13 @@ TARGETS: Words[str] = (
     (r"\bqkvo\b|\bq(_proj)?[ ,/+&]+k(_proj)?[ ,/+&]+v(_proj)?[ ,/+&]+o|attention.only|attn.only|attention (layers|projections)",
      "qkvo"),
     (r"\bqkv\b|\bq(_proj)?[ ,/+&]+k(_proj)?[ ,/+&]+v", "qkv"),
+    (r"\b(gate|up|down)_proj\b|\bmlp[ -](layers |modules |projections )?only", "m"),
     (r"\bqv\b|\bq(_proj)?([ ,/+&]|and)+v|queries and values|query and value", "qv"), (r"", "qkvom"),
 )  # fmt: skip
 RANK = re.compile(r"\b(?:lora_r|lora_rank|lora rank|rank|r)\s*[=:_]?\s*(\d+)\b")
 STAGE = re.compile(
-    r"(?:zero(?:\+\+)?|deepspeed|\bds)[\s_:-]*(?:stage)?[\s_:-]*([0-3])(?!\d)|\bz([0-3])\b|stage[\s_:-]*([0-3])\b"
+    # Not a version of DeepSpeed; ds_z3_config.json is LLaMA-Factory's name.
+    r"(?:zero(?:\+\+)?|deepspeed|\bds)[\s_:-]*(?:stage)?[\s_:-]*([0-3])(?!\d|\.\d)|(?:\b|_)z([0-3])(?=\b|_)|stage[\s_:-]*([0-3])\b"
 )
 SHARDED = r"fsdp|full.?shard|shard.?grad.?op|hsdp|hybrid.?shard"
 
@@ -153,12 +158,13 @@ def checkpointing_of(text: str, whole_layers: bool = False) -> tuple[Checkpointi
     found = next((how for pattern, how in CHECKPOINTED if re.search(pattern, text)), None)
     if found is None:
         raise Inexpressible(f"act_ckpt {text!r}: what is computed again is not clear")
-    return found, 1, found == "full" and "offload" in text
+    return found, 1, found == "full" and bool(re.search(r"(?<!no )(?<!without )offload", text))
 
 
 def engine_of(row: Mapping[str, str], gpus: int, stage: int | None) -> dict[str, Any]:
     """Engine and stage of what runs on Transformers. stage: the column `zero`, if it is filled."""
-    strategy, framework = told(row, "strategy"), told(row, "framework")
+    framework = told(row, "framework")
+    strategy = re.sub(r"stage[\s_-]*(i{1,3})\b", lambda roman: f"stage {len(roman[1])}", told(row, "strategy"))
     named = next((int(next(filter(None, m.groups()))) for m in [STAGE.search(f"{strategy} ; {framework}")] if m), None)
     sharded = re.search(SHARDED, strategy) or (re.search(SHARDED, framework) and not strategy)
     if sharded:

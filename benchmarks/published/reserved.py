@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 
 from brigade.planner.choice.estimate import Estimate
-from brigade.planner.costs.memory import GIB, LIVE, moments
+from brigade.planner.costs.memory import GIB, moments, stream_pool
 from brigade.planner.costs.states import first_stage_states
 
 from .parse_columns import told
 
-# ZeRO-3 gathers and reduces on streams of its own, whose blocks no other stream takes: read off 25 runs of ml-engineering,
-# ms-swift and qwen, where it is 4 to 8 GiB whatever the model's size (collected.csv).
-ZERO3_STREAMS = 3 * 2 * LIVE
+# Times what ZeRO-3's streams hold at least (stream_pool): read off 25 runs of ml-engineering, ms-swift and qwen, where they hold
+# 4 to 8 GiB whatever the model's size (collected.csv).
+ON_A_CARD_WITH_ROOM = 3
 
 
 def reserved_gib(result: Estimate) -> float:
@@ -39,5 +39,5 @@ def _wanted_gib(result: Estimate) -> float:
     gradients = max(first_stage_states(job)[1], *(one.gradients for one in found))
     moving = max(max(one.moving for one in stage) for stage in per_stage)
     engine = job.conventions
-    pools = ZERO3_STREAMS if job.engine == "zero" and job.stage == 3 and job.shard_ranks > 1 else 0.0
+    pools = ON_A_CARD_WITH_ROOM * stream_pool(job)
     return (states + gradients + (engine.fragmentation + engine.streams) * moving + pools) / GIB

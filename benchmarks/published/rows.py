@@ -56,7 +56,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     ("torchtitan", {"engine": "fsdp2", "kernels": EAGER, "stage": 3}),
     ("fsdp1", {"engine": "fsdp-bf16", "kernels": EAGER, "stage": 3}),
     ("torchtune", {"engine": "pure", "kernels": EAGER}),
-    ("", {}),  # whatever runs on Transformers: the strategy says the engine
+    # What runs on Transformers: the strategy says the engine
+    (r"deepspeed|accelerate|torch|fsdp|swift|lightning|lit-?gpt|xtuner|arctic|fastchat|alignment|lmflow|instruct|^ ", {}),
 ]  # fmt: skip
 # How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
 SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
@@ -152,7 +153,7 @@ def _by_widths(row: Mapping[str, str], name: str) -> ModelShape:
         else ("tied" in name and "untied" not in name) or family.tied or "llama3.2" in name
     )
     widths = [hidden // heads] if hidden % heads == 0 else []
-    widths += [128, 256] if family.qk_norm or "gemma" in name.lower() else []
+    widths += [128, 256] if family.qk_norm or "gemma" in name.lower() else [128]
     if not widths:
         raise Inexpressible(f"{heads} heads do not divide the width {hidden}")
     positions = (
@@ -185,7 +186,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     refuse(row)
     shape, framework = shape_of_row(row), row["framework"].lower()
     device = f"{framework} {row['gpu'].lower()}"
-    traits = dict(next(traits for name, traits in FRAMEWORKS if re.search(name, device)))
+    traits = next((dict(traits) for name, traits in FRAMEWORKS if re.search(name, device)), None)
+    if traits is None:
+        raise Inexpressible(f"the framework {row['framework']!r} is none whose states and kernels are known here")
     native, strategy, kernels = "engine" in traits, told(row, "strategy"), told(row, "kernels")
     data, tensor, pipeline, context = (size(row, key, 1) for key in ("dp", "tp", "pp", "cp"))
     gpus = size(row, "n_gpus", data * tensor * pipeline * context)

@@ -92,8 +92,11 @@ class Links:
         return CALL_LATENCY + HOP + payload / min(self.peer, self.node / min(stride, self.node_size))
 
 
-# `3200 Gb/s`, `8x400 Gbit/s`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`
-RATE = re.compile(r"(?:(\d+) ?x ?)?(\d[\d,.]*) ?([GT])(bit/?s?|b/?s|bps|bE|ps)(.*per (?:GPU|card|rank|device))?", re.I)
+# `3200 Gb/s`, `8x400 Gbit/s`, `4 * 100Gb RoCE`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`
+RATE = re.compile(
+    r"(?<!\de)(?:(\d+) ?[x\u00d7*] ?)?(\d[\d,.]*) ?([GT])(bits?/?s?|b/?s|bps|bE|ps|b|)(?![a-z])(.*per (?:GPU|card|rank|device))?",
+    re.I,
+)
 
 
 def node_gbit(named: str, node_size: int) -> float | None:

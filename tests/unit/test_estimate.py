@@ -271,13 +271,16 @@ def test_rings_side_by_side_share_a_node_s_cards():
 @pytest.mark.parametrize("named, gbit", [
     ("3200 Gb/s", 3200), ("EFA (AWS P5, 3200Gb/s per node)", 3200), ("RoCE 1600Gb/s per node", 1600), ("8x400 Gbit/s", 3200),
     ("8 x 200Gbps HDR", 1600), ("3.2 Tb/s", 3200), ("1,600 Gb/s", 1600), ("100 GbE", 100), ("25Gbps", 25), ("50 GB/s", 400),
+    ("4 * 100Gb RoCE", 400), ("8x 400G IB", 3200), ("InfiniBand HDR 200Gb", 200), ("4*100GbE", 400),
     ("400 Gb/s per GPU", 3200), ("DGX NDR IB (assumed)", None), ("-", None), ("", None),
 ])  # fmt: skip
 def test_a_network_s_name_states_its_rate(named, gbit):
     assert node_gbit(named, 8) == gbit
 
 
-@pytest.mark.parametrize("named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s"])
+@pytest.mark.parametrize(
+    "named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s", "1e9 Gb/s"]
+)
 def test_a_network_without_a_rate_is_refused(named):
     with pytest.raises(UserError) as error:
         hold_name(named, "flag --network")

@@ -37,6 +37,8 @@ def why(**changes):
     ("DDP", "", "Lightning", ("ddp", 0, "")),
     ("deepspeed_stage_3_offload", "", "Lightning", ("zero", 3, "all")), ("FSDP2, CPU offload off", "", "TRL", ("fsdp2", 3, "")),
     ("ZeRO-3", "3", "Megatron-DeepSpeed", ("zero", 3, "")), ("ZeRO-1", "1", "Megatron-DeepSpeed", ("megatron-2022", 1, "")),
+    ("ds_z3_config.json", "3", "LLaMA-Factory, deepspeed 0.15.3", ("zero", 3, "")),  # a version is no stage
+    ("ds_z2_offload_config.json", "", "LLaMA-Factory", ("zero", 2, "optimizer")), ("ZeRO Stage-III", "", "", ("zero", 3, "")),
     ("3D", "", "NeMo 2.0", ("megatron", 1, "")), ("FSDP", "", "torchtune", ("pure", 3, "")),
 ])  # fmt: skip
 def test_a_strategy_in_any_spelling(strategy, zero, framework, wanted):
@@ -73,6 +75,7 @@ def test_what_zero_plus_plus_sends(strategy, quantised):
     ({"act_ckpt": "none", "kernels": "activation offload"}, "without checkpointing"), ({"ep": "8"}, "do not divide over ep"),
     ({"dp": "4"}, "are not its 8 GPUs"), ({"params_b": "13"}, "params_b says 13"), ({"params_b": "many"}, "params_b 'many'"),
     ({"framework": "torchtitan 2026-03", "kernels": "graph_trainer"}, "compiler places gathers"),
+    ({"framework": "InternEvo", "strategy": "ZeRO-1"}, "framework 'InternEvo' is none"),
     ({"inter_node": "0 Gb/s"}, "0 Gb/s"), ({"task": "lora", "strategy": "DDP rank 0"}, "rank 0"),
 ])  # fmt: skip
 def test_what_no_formula_covers_is_said(changes, said):
@@ -129,6 +132,8 @@ def test_kernels_are_what_the_row_says():
 
 @pytest.mark.parametrize("text, how", [
     ("", "none"), ("no", "none"), ("false", "none"), ("none (flash-attn)", "none"), ("gradient checkpointing", "full"),
+    ("checkpoint=False", "none"), ("gradient_checkpointing: false", "none"), ("GC off", "none"), ("use_gc: True", "full"),
+    ("activation checkpointing, no offload", "full"),
     ("yes", "full"), ("True", "full"), ("full", "full"), ("selective", "attention"), ("selective-op", "half"),
 ])  # fmt: skip
 def test_what_is_computed_again(text, how):
@@ -147,10 +152,16 @@ def test_adapters_have_the_row_s_rank_and_targets():
         == whole // 2
         > made(task="lora", notes="r=8 attention only").trained
     )
+    assert made(task="lora", notes="r=8, gate_proj, up_proj, down_proj").targets == "m"
     assert made(task="sft", strategy="FSDP2 + QLoRA").method == made(task="lora", precision="nf4").method == "qlora"
 
 
 # ---- models ------------------------------------------------------------------------------------------------------
+def test_a_head_has_a_width_of_its_own_where_the_parameters_say_so():
+    wide = {"model": "seed-oss-36b", "layers": "64", "hidden": "5120", "ffn": "27648", "heads": "80", "vocab": "155136"}
+    assert made(**wide, params_b="36.15").shape.head_dim == 128
+
+
 def test_a_model_is_what_its_parameters_say():
     assert made(params_b="8").shape == made(params_b="").shape == made().shape
     small = {"model": "my-1b", "layers": "16", "hidden": "2048", "ffn": "8192", "heads": "32"}

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors.tables import table
 from ...hardware import Gpu, flops_per_token, gpu
 from ...shape.trace_settings import Trace
-from ..costs.memory import GIB, Memory, moments
+from ..costs.memory import GIB, Memory, moments, stream_pool
 from ..costs.step_time import StepTime, step_time
 from .job import Job
 
@@ -58,9 +58,13 @@ class Estimate:
         return self.spare_gib >= 0
 
     @property
+    def most_gib(self) -> float:
+        """What the card has to hold at the upper end of the interval."""
+        return self.memory_interval()[1] + (stream_pool(self.job) + self.context) / GIB
+
+    @property
     def safe(self) -> bool:
-        """Whether it fits at the upper end of its interval too."""
-        return self.memory_interval()[1] + self.context / GIB <= self.gpu.memory_gib
+        return self.most_gib <= self.gpu.memory_gib
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -121,5 +125,6 @@ def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -
         else one.allocated * (1 + loose * SHORT_IN_STEP)
         for one in found
     )
+    held += stream_pool(job)
     context = (CONTEXT_GIB + collectives) * GIB
     return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context)

@@ -42,7 +42,7 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return f"estimate only: {candidate.choice.why_only}{against}"
     assert winner is not None  # what fits and can be run was there to choose from
     if winner.estimate.safe and not result.safe:
-        return f"may not fit: up to {result.memory_interval()[1] + result.context / GIB:.0f} GiB"
+        return f"may not fit: up to {result.most_gib:.0f} GiB"
     if untold := not_weighed(candidate, winner):
         return untold
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:

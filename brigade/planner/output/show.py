@@ -20,7 +20,7 @@ from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
 from ..choice.search import Candidate, Cluster, Workload
 from ..costs.host_memory import host
-from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of
+from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
 from ..costs.stages import stage_layers
 
 if TYPE_CHECKING:
@@ -170,10 +170,12 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if job.axes:
         say("axes", division(result))
     low, high = (f"{gib:.1f}" for gib in result.memory_interval())
-    context, allocator = result.context / GIB, result.device_gib - result.allocated_gib - result.context / GIB
+    context, pool = result.context / GIB, stream_pool(result.job) / GIB
+    allocator = result.device_gib - result.allocated_gib - context - pool
+    streams = f"ZeRO-3's streams {pool:.2f}, " if pool else ""
     say(
         "memory",
-        f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, "
+        f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
         f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({between(low, high)})",
     )
     if not result.safe:
