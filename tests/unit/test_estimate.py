@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which train.py does not run
 from brigade.errors import UserError
 from brigade.hardware import catalogue, gpu
 from brigade.hardware.network import hold_name, links, node_gbit

@@ -15,7 +15,7 @@ from ...shape.model_shape import Family, ModelShape
 from ...strategy import Strategy
 from ...strategy.axes import NAMES, Axes
 from .estimate import estimate
-from .job import EAGER, FUSED, Attention, Job, Loss, Replicas, of_axes, of_method
+from .job import EAGER, FUSED, Attention, Job, Replicas, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -101,7 +101,7 @@ def _replicas(training: TrainingSection, count: int) -> Replicas:
     return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
 
 
-def _loss(training: TrainingSection) -> Loss:
+def _loss(training: TrainingSection) -> str:
     if training.use_liger_kernel:
         return "fused"
     return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"

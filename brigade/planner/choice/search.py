@@ -17,12 +17,12 @@ from ...strategy.axis_rules import problem as misfit
 from ..costs.host_memory import host
 from ..costs.memory import GIB
 from .estimate import Estimate, estimate
-from .job import EAGER, FUSED, Job, Kernels, Loss, of_axes, of_method
+from .job import EAGER, FUSED, Job, Kernels, of_axes, of_method
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-KERNELS: dict[str, tuple[Kernels, Loss]] = {
+KERNELS: dict[str, tuple[Kernels, str]] = {
     "torch": (EAGER, "released"),
     "torch.compile": (FUSED, "online"),
     "torch, loss in tiles": (EAGER, "tiled"),

@@ -147,7 +147,7 @@ def norm_bytes(job: Job) -> float:
 
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
-    s, t, loss = job.shape, job.tokens, str(job.loss)
+    s, t, loss = job.shape, job.tokens, job.loss
     norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
@@ -216,7 +216,7 @@ def _roots(job: Job, optimizer: float) -> float:
         return 0.0
     if job.engine == "zero":
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2 if job.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16", "pure", "pure-fsdp1") else 0.0
+    return optimizer / 2
 
 
 def _buffers(job: Job, stage: Stage) -> float:
@@ -241,7 +241,7 @@ def _buffers(job: Job, stage: Stage) -> float:
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
-    if job.engine in ("fsdp2", "fsdp-bf16") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
+    if job.engine.startswith("fsdp") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
         return 2 * psi + (6 if full else 2) * max(s.dense_layer, s.moe_layer)
     if job.engine == "stages" and full:
         # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.
