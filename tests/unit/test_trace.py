@@ -43,7 +43,7 @@ NEOX = OLD | {"intermediate_size": 256}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "traces"
+    return tmp_path / "digests"
 
 
 def config(family="llama", **values):
@@ -208,7 +208,7 @@ def test_a_trace_leaves_the_config_as_it_was():
 
 def test_another_config_or_version_is_traced_again(cache, monkeypatch):
     def files():
-        return len(list(cache.glob("*.json")))
+        return len(list(cache.iterdir()))
 
     trace(config(), TraceSettings(LENGTH))
     trace(config(), TraceSettings(LENGTH))
@@ -227,7 +227,7 @@ def test_a_refusal_is_remembered(cache, monkeypatch):
         with pytest.raises(UserError, match="cannot be traced"):
             trace(document, TraceSettings(LENGTH, autocast=True))  # the experts' product takes bf16 alone
         monkeypatch.setattr(traced_model, "measure", None)
-    assert len(list(cache.glob("*.json"))) == 1
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_a_plan_without_a_trace_imports_no_torch():
@@ -244,7 +244,7 @@ def test_plan_shows_both_engines(capsys):
 
 def test_a_broken_cache_is_made_anew(cache):
     found = trace(config(), TraceSettings(LENGTH))
-    next(cache.glob("*.json")).write_text("{")
+    next(cache.iterdir()).write_text("{")
     assert trace(config(), TraceSettings(LENGTH)) == found
 
 

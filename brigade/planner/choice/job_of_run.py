@@ -226,7 +226,6 @@ def record(job: Job) -> dict[str, Any]:
     """A Job as YAML holds it: what differs from the defaults."""
     values = {one.name: value for one in fields(Job) if (value := getattr(job, one.name)) != one.default}
     family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
-    family.pop("defaults", None)  # what a config leaves out; the shape has it all
     values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
     values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
     return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}
