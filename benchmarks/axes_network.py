@@ -25,8 +25,8 @@ from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
 from benchmarks.states import MODEL
 from brigade.planner.choice.job import Job, of_axes
-from brigade.planner.models.find_model import named_shape
-from brigade.planner.models.shape import ModelShape
+from brigade.shape.find import named_shape
+from brigade.shape.model_shape import ModelShape
 from brigade.strategy.axes import Axes
 from testbed.cluster import Cluster
 from testbed.needs import require

@@ -12,9 +12,9 @@ from unittest.mock import patch
 
 from brigade.commands import plan
 from brigade.errors import UserError
+from brigade.hardware import calibration
 from brigade.planner.choice.explain import not_weighed, reason
 from brigade.planner.choice.search import Candidate, candidates, chosen
-from brigade.planner.costs import calibration
 
 from .pages import DOCS, command, markdown
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers_data
-from brigade.planner.costs import hardware
+from brigade import hardware
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The makers' own config.json, with their revisions in the recipes' headers and in benchmarks/data/README.md.
@@ -128,7 +128,8 @@ def write_model(name: str, folder: Path, tiny: bool) -> Row:
 # ---- data, and where we are ----------------------------------------------------------------------------------------
 def write_data(folder: Path, tiny: bool) -> Row:
     """The dialogues of benchmarks/peers_data.py and the built-in tokenizer; {"train", "heldout", "tokenizer", "sha256"}."""
-    from brigade.data import builtin, cache
+    from brigade import cache
+    from brigade.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
     built = builtin.ensure(cache.cache_directory())

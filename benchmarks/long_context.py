@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, Row, markdown
-from brigade.model.config_json import read_config
-from brigade.planner.models.find_model import known_config
-from brigade.planner.models.trace import versions
-from brigade.planner.models.trace_settings import TraceSettings
+from brigade.shape.config_json import read_config
+from brigade.shape.find import known_config
+from brigade.shape.trace import versions
+from brigade.shape.trace_settings import TraceSettings
 
 RESULTS = pages.RESULTS / "long_context.jsonl"
 PAGE = DOCS / "parallelism.md"
@@ -33,7 +33,7 @@ TILES: dict[str, tuple[Any, Any]] = {"none": (None, None), "loss": ("auto", None
 def trace(config: Any, ranks: int, loss: Any, mlp: Any, tokens: int = TOKENS) -> Any:
     """A rank's trace_settings.Trace, of its part of a row of so many tokens."""
     from brigade.engines import sequence, tiled
-    from brigade.planner.models import stand_ins, traced_model
+    from brigade.shape import stand_ins, traced_model
 
     part = tokens // ranks
 

@@ -74,7 +74,8 @@ def build(folder: Path) -> dict[str, Any]:
     they are: {"train", "heldout", "model", "tokenizer", "sha256", "dialogues", "parameters"}."""
     import shutil
 
-    from brigade.data import builtin, cache
+    from brigade import cache
+    from brigade.data import builtin
 
     folder.mkdir(parents=True, exist_ok=True)
     built = builtin.ensure(cache.cache_directory())

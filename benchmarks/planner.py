@@ -1,7 +1,7 @@
 """How far the planner's estimates are from published runs, and from rows that nothing was fitted to.
 
     python -m benchmarks.planner            # writes docs/planner-accuracy.md, brigade/planner/choice/intervals.yaml and each
-                                            # fitted `sustained` of brigade/planner/costs/hardware.yaml
+                                            # fitted `sustained` of brigade/hardware/hardware.yaml
     python -m benchmarks.planner --check    # says whether they are what the tables give
 
 The tables lie in benchmarks/data/ with their sources. One number per GPU kind is fitted to them: `sustained`, the share of
@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from brigade import hardware
 from brigade.errors.tables import table
+from brigade.hardware import calibration
 from brigade.planner.choice.estimate import of_time
-from brigade.planner.costs import calibration, hardware
 
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published

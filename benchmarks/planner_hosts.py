@@ -8,7 +8,7 @@ from typing import Any
 
 from brigade.planner.choice.job import Job
 from brigade.planner.costs.host_memory import PROCESS, host, resident
-from brigade.planner.models.shape_from_config import shape_of
+from brigade.shape.from_config import shape_of
 
 from .hosts import MODEL, OPTIMIZERS, RESULTS
 from .pages import markdown, read

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.pages import markdown
 from benchmarks.published import table
-from brigade.planner.costs import hardware
+from brigade import hardware
 from brigade.planner.costs.memory import GIB
 
 from .planner_rows import (

@@ -13,13 +13,12 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import DOCS, Row, markdown
-from brigade.model.config_json import read_config
 from brigade.planner.choice.job import FUSED, Job
-from brigade.planner.costs.memory import activation_bytes, logit_bytes
-from brigade.planner.models.find_model import known_config
-from brigade.planner.models.shape_from_config import shape_of
-from brigade.planner.models.trace import versions
-from brigade.planner.models.trace_settings import settings_of
+from brigade.planner.costs.memory import activation_bytes, logit_bytes, settings_of
+from brigade.shape.config_json import read_config
+from brigade.shape.find import known_config
+from brigade.shape.from_config import shape_of
+from brigade.shape.trace import versions
 
 RESULTS = pages.RESULTS / "traced.jsonl"
 PAGE = DOCS / "traced.md"
@@ -49,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 def rows() -> Iterator[Row]:
     """Each model and case, traced anew: bytes per token."""
     from brigade.errors import UserError
-    from brigade.planner.models.traced_model import measure
+    from brigade.shape.traced_model import measure
 
     for model in MODELS:
         recipe = known_config(model)

@@ -100,7 +100,8 @@ def of_later_code(part: Path) -> None:
 
 def own_data(cluster: Cluster) -> None:
     """Files to train on that may be changed."""
-    from brigade.data import builtin, cache
+    from brigade import cache
+    from brigade.data import builtin
 
     built = builtin.ensure(cache.cache_directory())
     for name, source, count in (("train", built.train, 100), ("heldout", built.heldout, 2)):

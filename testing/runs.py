@@ -22,7 +22,8 @@ STEPS = 14  # five make an epoch of 67 chats
 
 def write_inputs(folder: Path) -> list[str]:
     """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share."""
-    from brigade.data import builtin, cache
+    from brigade import cache
+    from brigade.data import builtin
 
     built = builtin.ensure(cache.cache_directory())
     model = folder / "model"
@@ -80,7 +81,8 @@ def write_model(folder: Path, name: str) -> Path:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from brigade.data import builtin, cache
+    from brigade import cache
+    from brigade.data import builtin
     from brigade.model.tiny import shrink
 
     if not (folder / "config.json").exists():

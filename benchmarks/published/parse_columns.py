@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from brigade.planner.choice.job import FUSED, Attention, Checkpointing, Kernels, Loss
+from brigade.planner.choice.job import FUSED, Attention, Checkpointing, Kernels
 
 T = TypeVar("T")
 Words = tuple[tuple[str, T], ...]
@@ -61,7 +61,7 @@ ATTENTIONS: Words[Attention] = (
     (r"flash|\bfa.?2|sdpa|flex|varlen", "flash2"),
 )  # fmt: skip
 # What computes the loss: with the head in one kernel, with it in tiles (TRL: chunked_nll), in tiles, by one kernel over logits.
-LOSSES: Words[Loss] = (
+LOSSES: Words[str] = (
     (r"liger|fused.?linear|\bflce|cut.?(cross|ce\b)|\bcce\b", "fused"),
     (r"chunk\w*.?nll|chunk\w* loss (incl\w*\.?|with) (the )?(lm.?)?head|tiled.?(loss|logits|ce\b|cross)", "tiled"),
     (r"chunk", "chunked"), (r"fused.?(ce\b|cross)", "kernel"),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from brigade.model.config_json import read_config
-from brigade.planner.choice.job import EAGER, FUSED, Job, Loss
+from brigade.planner.choice.job import EAGER, FUSED, Job
 from brigade.planner.choice.job_of_run import attention_of
 from brigade.planner.costs.engines import OPTIMIZER_BYTES
-from brigade.planner.models.adapter_costs import lora_parameters
-from brigade.planner.models.find_model import described, known_config
-from brigade.planner.models.shape import FAMILIES, LLAMA, Family, ModelShape
+from brigade.shape.config_json import read_config
+from brigade.shape.find import described, known_config
+from brigade.shape.lora import lora_parameters
+from brigade.shape.model_shape import FAMILIES, LLAMA, Family, ModelShape
 
 from .parse_columns import (
     ATTENTIONS,
@@ -223,7 +223,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     for pattern, fused in FUSED_KERNELS:
         if re.search(pattern, text):
             traits["kernels"] = traits.get("kernels", EAGER) | fused
-    usual: Loss = traits.pop("loss", "full")
+    usual: str = traits.pop("loss", "full")
     if "compile" in kernels:
         usual = "online" if re.search(ONLINE, framework) else "compiled"
     loss = first(LOSSES, text, usual)

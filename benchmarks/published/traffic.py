@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from brigade.planner.choice.job import Job
 from brigade.planner.costs.stages import Stage, stages
-from brigade.planner.models.shape import ModelShape
+from brigade.shape.model_shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import yaml
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
-from ..planner.costs import calibration
+from ..hardware import calibration
 from ..recipe.method import METHODS
 from .numbers import numeric
 
@@ -81,8 +81,8 @@ def _headers(check: bool) -> int:
 
 def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
+    from ..hardware.network import hold_name
     from ..planner.choice.search import Cluster
-    from ..planner.costs.network import hold_name
     from ..planner.output.show_recipe import show_recipe
 
     for flag, takes in FLAGS["search"].items():
@@ -154,9 +154,9 @@ def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
+    from ..hardware.network import hold_name
     from ..hostfile import read_hostfile
     from ..planner.choice.search import Cluster
-    from ..planner.costs.network import hold_name
     from ..recipe.files import find
 
     hold_name(options.network, "flag --network")
@@ -182,9 +182,9 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
 
     from ..planner.choice.search import INSTALLED, MICRO_BATCHES, Workload
     from ..planner.choice.strategies import named
-    from ..planner.models.adapter_costs import ENDS, trained_parameters
-    from ..planner.models.find_model import named_shape
     from ..recipe.schema import TrainingSection
+    from ..shape.find import named_shape
+    from ..shape.lora import ENDS, trained_parameters
 
     shape, method, keys = named_shape(options.model), options.method, METHODS[options.method].keys
     micro = options.micro_batch or 1

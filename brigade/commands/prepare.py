@@ -19,7 +19,8 @@ def run(options: argparse.Namespace) -> int:
     settings = flags.load(["--recipe", options.recipe, *options.rest])
     batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
 
-    from ..data import cache, report
+    from .. import cache
+    from ..data import report
     from ..data.prepare import prepare
     from ..model.tokenizer import load_tokenizer
     from ..model.vocabulary import vocabulary

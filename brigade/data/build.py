@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import cache
 from ..errors import UserError, progress
 from ..recipe.flags import Settings
-from . import cache, chat_template, encode, mixing, packing, sources
+from . import chat_template, encode, mixing, packing, sources
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
 from .rows import Files, Rows

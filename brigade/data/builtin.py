@@ -5,7 +5,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache
+from .. import cache
 
 BUILT_IN = "python-docs"  # its name in recipes, as a data set and as a tokenizer
 FORMAT = 1  # raise it whenever a change alters the files written
@@ -33,7 +33,6 @@ def ensure(home: Path) -> BuiltIn:
     Raises FileNotFoundError where this Python came without the sources of its standard library, RuntimeError where
     they hold too little text for the vocabulary, and UserError where `home` cannot be written.
     """
-
     template = TEMPLATE.read_text(encoding="utf-8")
 
     def build() -> str:

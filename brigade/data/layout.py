@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import cache
 from ..recipe.files import find
-from . import cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import cache
 from ..errors import UserError
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..recipe.schema import Source
-from . import builtin, cache
+from . import builtin
 from .layout import ENCODING, FORMAT, META, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
 from .store import Samples
 

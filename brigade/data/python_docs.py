@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import cache
 from ..recipe.files import read_yaml
-from . import cache
 
 VOCABULARY = 4096
 LONGEST, SHORTEST = 700, 20  # characters of an answer; what is shorter says nothing that the name does not

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from ..cache import digest
 from ..errors import UserError, first_line
-from .cache import digest
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
 NEWLINE = b"\n"

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cache import cache_directory
 from ..errors import UserError, first_line
 from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
 from .builtin import BUILT_IN
-from .cache import cache_directory
 from .layout import paths_of
 from .rows import Csv, Files, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import cache
 from ..cluster import World
 from ..errors import UserError
 from ..errors.disk import of_disk, writing
 from ..recipe.flags import Settings
-from . import cache, packing, sources
+from . import packing, sources
 from .encode import Encoded, Encoder, LoadedEncoder, refusal
 from .layout import FORMAT
 from .store import Row, Samples

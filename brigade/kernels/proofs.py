@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import cache_directory
+from ..cache import cache_directory
 from ..errors import first_line
 from . import judging, models
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import cache_directory
+from ..cache import cache_directory
 from ..errors import UserError
 from ..run.directory import now, write_whole
 from .status_and_logs import LAUNCH_LOG

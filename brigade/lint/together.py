@@ -13,7 +13,7 @@ from ..cluster import World
 from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
-from ..planner.costs.network import hold_name
+from ..hardware.network import hold_name
 from ..recipe.batch import Batch, batch_arithmetic
 from ..recipe.files import find
 from ..recipe.flags import Settings

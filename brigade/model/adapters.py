@@ -10,6 +10,7 @@ from ..errors.console import millions
 from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
+from ..upstream.experts import taken_for_experts
 from .sizes import beyond_texts, empty_model, half_or_full, parameter_count
 
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
@@ -105,24 +106,6 @@ def fused_experts(model: Any) -> set[str]:
         for name, parameter in module.named_parameters(recurse=False)
         if len(getattr(parameter, "ds_shape", parameter.shape)) == 3
     }
-
-
-def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
-    """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
-    DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
-    _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
-    from peft import LoraConfig
-    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-
-    def taken(name: str) -> bool:
-        config = LoraConfig(target_modules=[name])
-        try:
-            convert_peft_config_for_transformers(config, model, None)
-        except ValueError:  # it wants the other half of a fused weight
-            return True
-        return bool(config.target_parameters)
-
-    return {name for name in set(map(_last, layers)) if taken(name)}
 
 
 def check_targets(settings: Settings, config: Any) -> None:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from ..errors import UserError, first_line
-from .config_json import published_quantization
+from ..shape.config_json import published_quantization
 from .finite import AGAIN
 
 _INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..distributed.consistency import WEIGHTS
 from ..errors import UserError, first_line
 from ..recipe.flags import Settings
-from .hub import hub_is_away
+from ..shape.hub import hub_is_away
 
 
 def download(name: str, settings: Settings) -> str:

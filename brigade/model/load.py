@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import upstream
-from ..data.cache import cache_directory
+from ..cache import cache_directory
 from ..distributed.consistency import WEIGHTS
 from ..errors import UserError
 from ..recipe.flags import Settings
+from ..shape.config_json import published_quantization
 from . import attention
-from .config_json import published_quantization
 from .finite import check_finite
 from .location import load_config, location
 from .sizes import beyond_texts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError, first_line
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
-from .config_json import ALIASES, check_causal, read_config
+from ..shape.config_json import ALIASES, check_causal, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,7 +28,7 @@ def location(settings: Settings) -> str:
         cure = "leave revision out (--revision null), or name the model on the Hub"
         raise UserError(settings.place("revision"), problem, cure)
     if not folder:
-        from .hub import hub_is_away
+        from ..shape.hub import hub_is_away
 
         hub_is_away()
     return str(folder or name)
@@ -42,7 +42,7 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     try:
         config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
-        from .hub import hub_is_away
+        from ..shape.hub import hub_is_away
 
         away = "" if Path(name).is_dir() else hub_is_away()
         problem = f"{model.model_name_or_path!r} has no usable config: {away or first_line(error)}"

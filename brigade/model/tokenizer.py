@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from ..cache import cache_directory
 from ..data import builtin
 from ..data.builtin import BUILT_IN
-from ..data.cache import cache_directory
 from ..errors import UserError, first_line
 from ..recipe.flags import Settings
 from .location import location

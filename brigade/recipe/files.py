@@ -16,7 +16,7 @@ CALIBRATION = "BRIGADE_CALIBRATION"
 
 
 def calibration_file() -> Path | None:
-    """The file in which the user keeps what the planner shall know (planner/costs/calibration.py), there or not; None where
+    """The file in which the user keeps what the planner shall know (hardware/calibration.py), there or not; None where
     the environment asks for none."""
     named = os.environ.get(CALIBRATION, "~/.config/brigade/calibration.yaml")
     return Path(named).expanduser() if named else None

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..data.cache import cache_directory, once
+from ..cache import cache_directory, once
 from ..errors import UserError
 
 SCALE = 2  # pixels of a picture for each of a page

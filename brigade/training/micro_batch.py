@@ -37,8 +37,8 @@ def _largest_micro_batch(run: Run, config: Any, liger: bool) -> tuple[int, str]:
     cure = "; set per_device_train_batch_size"
     if not torch.cuda.is_available():
         return 1, f"no GPU that the planner knows{cure}"
+    from .. import hardware
     from ..planner.choice import job_of_run
-    from ..planner.costs import hardware
 
     device = hardware.gpu_of_device(name := torch.cuda.get_device_name())
     if device is None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from .. import hardware
+from ..hardware import calibration
 from ..model.attention import SAMPLE_BY_SAMPLE
 from ..planner.choice import job_of_run
 from ..planner.choice.estimate import estimate
 from ..planner.choice.job import Job
-from ..planner.costs import calibration, hardware
 from ..planner.costs.memory import GIB
 from ..run.directory import Run, add_to_record
 from ..upstream import attention_of

@@ -97,7 +97,7 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     import torch
 
     if (file := calibration_file()) and file.exists():
-        from ..planner.costs import calibration
+        from ..hardware import calibration
 
         calibration.leave_aside_if_broken("" if world.local_rank else world.host)  # no run needs it
     gpu = torch.cuda.is_available()

@@ -146,7 +146,7 @@ class Meter:
         if tokens:
             figures["attended_length"] = squared_lengths / tokens
         if self.model_shape and tokens:
-            from ..planner.costs import hardware
+            from .. import hardware
 
             needed = hardware.flops_per_token(*self.model_shape, attended_length=figures["attended_length"])
             used = hardware.mfu(figures["tokens_per_second_per_gpu"], needed, self.device_name)

@@ -15,3 +15,21 @@ def replace_gate(experts: Any, gate: Any) -> None:
 
     if getattr(type(experts), "_apply_gate", None) is _default_apply_gate:
         experts._apply_gate = gate
+
+
+def taken_for_experts(model: Any, layers: list[str]) -> set[str]:
+    """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
+    DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
+    _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def taken(name: str) -> bool:
+        config = LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # it wants the other half of a fused weight
+            return True
+        return bool(config.target_parameters)
+
+    return {name for name in {layer.rpartition(".")[2] for layer in layers} if taken(name)}

@@ -9,8 +9,8 @@ import json
 import pytest
 
 import train
+from brigade.cache import cache_directory
 from brigade.data import builtin, collate
-from brigade.data.cache import cache_directory
 from testing import parity, runs
 
 CHATS = 24

@@ -7,7 +7,7 @@ import yaml
 
 import train
 from brigade.__main__ import main
-from brigade.planner.costs import calibration
+from brigade.hardware import calibration
 from brigade.recipe import flags as brigade_flags
 from testing import runs
 

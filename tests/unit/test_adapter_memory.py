@@ -6,8 +6,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from brigade.planner.choice.job import Job
-from brigade.planner.models.adapter_costs import adapter_bytes, linears, targets_of, trained_parameters
-from brigade.planner.models.shape_from_config import shape_of
+from brigade.planner.costs.adapters import adapter_bytes
+from brigade.shape.from_config import shape_of
+from brigade.shape.lora import linears, targets_of, trained_parameters
 
 SIZES = {
     "hidden_size": 64,

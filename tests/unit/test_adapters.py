@@ -14,9 +14,9 @@ from brigade.model.location import load_config
 from brigade.model.sizes import beyond_texts, parameter_count
 from brigade.model.tiny import shrink
 from brigade.model.tokenizer import load_tokenizer
-from brigade.planner.models.adapter_costs import lora_parameters
-from brigade.planner.models.shape_from_code import shape_from_model
 from brigade.recipe import flags
+from brigade.shape.from_code import shape_from_model
+from brigade.shape.lora import lora_parameters
 from brigade.strategy import choose
 
 REPOSITORY = Path(__file__).resolve().parents[2]

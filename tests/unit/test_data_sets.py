@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from brigade.cache import cache_directory
 from brigade.data import sources
 from brigade.data.build import plan
 from brigade.data.builtin import ensure
-from brigade.data.cache import cache_directory
 
 CONTENT = [{"text": f"text {i}"} for i in range(6)]
 

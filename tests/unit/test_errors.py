@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch.distributed.checkpoint.api import CheckpointException
 
-from brigade.data import cache
+from brigade import cache
 from brigade.errors import UserError
 from brigade.errors.disk import of_disk, writing
 

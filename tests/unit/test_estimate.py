@@ -8,20 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which train.py does not run
 from brigade.errors import UserError
+from brigade.hardware import catalogue, gpu
+from brigade.hardware.network import hold_name, links, node_gbit
 from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate
 from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.engines import ENGINES, LOGIT_BYTES
-from brigade.planner.costs.hardware import catalogue, gpu
 from brigade.planner.costs.host_memory import PROCESS, host
 from brigade.planner.costs.memory import GIB, micro_batches_in_flight, moments
-from brigade.planner.costs.network import hold_name, links, node_gbit
 from brigade.planner.costs.stages import stage_layers
 from brigade.planner.costs.states import model_states
 from brigade.planner.costs.step_time import step_time
-from brigade.planner.models.find_model import described, named_shape
-from brigade.planner.models.shape import FAMILIES, ModelShape
-from brigade.planner.models.shape_from_config import shape_of
+from brigade.shape.find import described, named_shape
+from brigade.shape.from_config import shape_of
+from brigade.shape.model_shape import FAMILIES, ModelShape
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))

@@ -13,19 +13,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.published import traffic
 from brigade.engines import pipeline_schedule
+from brigade.hardware import gpu
+from brigade.hardware.network import CALL_LATENCY, HOP, links
 from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.choice.job_of_run import NotCovered, job_of_run, largest_fit, record
 from brigade.planner.costs.engines import SCHEDULES
-from brigade.planner.costs.hardware import gpu
 from brigade.planner.costs.host_memory import host
 from brigade.planner.costs.memory import micro_batches_in_flight, moments
-from brigade.planner.costs.network import CALL_LATENCY, HOP, links
 from brigade.planner.costs.stages import stage_layers, stages
 from brigade.planner.costs.states import stage_states
 from brigade.planner.costs.step_time import step_time
-from brigade.planner.models.find_model import named_shape
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
+from brigade.shape.find import named_shape
 from brigade.strategy import Strategy
 from brigade.strategy.axes import Axes
 from brigade.training.planned import as_seen

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from brigade.__main__ import main
+from brigade.cache import cache_directory
 from brigade.checkpoint import export as exporting
 from brigade.data import builtin
-from brigade.data.cache import cache_directory
 from brigade.errors import UserError
 from brigade.recipe import flags
 from brigade.recipe.files import REPOSITORY

@@ -8,7 +8,7 @@ from benchmarks import long_context, pages
 from brigade.planner.choice.job import Job
 from brigade.planner.costs import memory
 from brigade.planner.costs.step_time import step_time
-from brigade.planner.models.find_model import named_shape
+from brigade.shape.find import named_shape
 
 ROWS = pages.read(long_context.RESULTS)
 

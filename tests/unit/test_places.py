@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from brigade.cache import cache_directory
 from brigade.data import builtin, places, rows
 from brigade.data import prepare as preparing
-from brigade.data.cache import cache_directory
 
 
 @pytest.fixture(scope="module")

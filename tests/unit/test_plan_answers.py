@@ -11,7 +11,7 @@ from brigade.__main__ import main
 from brigade.planner.choice.explain import reason
 from brigade.planner.choice.goals import Answer, answer, pick, price
 from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
-from brigade.planner.models.find_model import named_shape
+from brigade.shape.find import named_shape
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")

@@ -20,8 +20,8 @@ from brigade.planner.choice.job_of_run import divisible
 from brigade.planner.choice.search import Cluster, Workload, candidates, chosen, divisions
 from brigade.planner.choice.strategies import CHOICES
 from brigade.planner.costs.memory import GIB
-from brigade.planner.models.find_model import named_shape
 from brigade.planner.output import strategy_file
+from brigade.shape.find import named_shape
 from brigade.strategy import refusal
 from brigade.strategy.axes import NAMES
 

@@ -8,8 +8,8 @@ import pytest
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.planner.choice.search import Cluster, Workload, candidates
-from brigade.planner.models.find_model import named_shape
 from brigade.planner.output import plot
+from brigade.shape.find import named_shape
 
 
 def draw(path, *more):

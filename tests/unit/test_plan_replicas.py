@@ -13,15 +13,15 @@ import yaml
 
 from brigade.__main__ import main
 from brigade.distributed import encoding
+from brigade.hardware import gpu
 from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import Job, Replicas
 from brigade.planner.choice.job_of_recipe import job_of
 from brigade.planner.choice.job_of_run import job_of_record, record
-from brigade.planner.costs.hardware import gpu
 from brigade.planner.costs.host_memory import host
 from brigade.planner.costs.replicas import CONSTANTS, held, round_seconds, sent, synchronising
-from brigade.planner.models.find_model import named_shape
 from brigade.recipe import flags
+from brigade.shape.find import named_shape
 from brigade.training.local_steps import OVERLAP
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,8 @@ from brigade.planner.choice.explain import reason, smallest_change
 from brigade.planner.choice.job_of_recipe import job_of, load_plan, published_model
 from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
 from brigade.planner.choice.strategies import CHOICES
-from brigade.planner.models.find_model import named_shape
 from brigade.recipe import flags
+from brigade.shape.find import named_shape
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")

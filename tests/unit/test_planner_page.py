@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks import planner
-from brigade.planner.costs import hardware
+from brigade import hardware
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import termios
 import pytest
 
 from brigade import __main__ as brigade
+from brigade.cache import cache_directory
 from brigade.data import builtin, rows
-from brigade.data.cache import cache_directory
 from brigade.recipe.files import REPOSITORY
 
 

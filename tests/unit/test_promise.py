@@ -8,19 +8,19 @@ import torch
 import yaml
 from transformers import AutoConfig
 
+from brigade import hardware
 from brigade.cluster import World
-from brigade.model.config_json import read_config
 from brigade.model.location import check_beside, load_config
 from brigade.planner.choice import job_of_run
 from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import EAGER, FUSED
-from brigade.planner.costs import hardware
 from brigade.planner.costs.engines import ENGINES
-from brigade.planner.models.adapter_costs import lora_parameters
-from brigade.planner.models.shape_from_config import shape_of
 from brigade.recipe.batch import Batch, batch_arithmetic
 from brigade.recipe.files import REPOSITORY
 from brigade.run import directory as runs_on_disk
+from brigade.shape.config_json import read_config
+from brigade.shape.from_config import shape_of
+from brigade.shape.lora import lora_parameters
 from brigade.strategy import Strategy
 from brigade.training import micro_batch, planned
 

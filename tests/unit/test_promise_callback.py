@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from brigade import hardware
 from brigade.data.collate import About
 from brigade.distributed import ranks
 from brigade.planner.choice import job_of_run
 from brigade.planner.choice.job import Job, Replicas
-from brigade.planner.costs import hardware
-from brigade.planner.models.find_model import named_shape
+from brigade.shape.find import named_shape
 from brigade.training import compare_with_plan, planned
 from brigade.training import throughput as meters
 
@@ -137,7 +137,7 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
 ])  # fmt: skip
 def test_what_masks_hide_is_computed_all_the_same(implementation, row, attended):
     from brigade.planner.choice.job import Job
-    from brigade.planner.models.find_model import named_shape
+    from brigade.shape.find import named_shape
 
     config = SimpleNamespace(_attn_implementation=implementation)
     job = Job(named_shape("qwen3-8b"), 2048, 4, attention=job_of_run.ATTENTION[implementation])

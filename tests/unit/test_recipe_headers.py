@@ -18,20 +18,20 @@ from transformers import AutoConfig
 from brigade.__main__ import main
 from brigade.cluster import World
 from brigade.commands import plan as plan_command
+from brigade.hardware import calibration
 from brigade.hostfile import read_hostfile
 from brigade.model import adapters
 from brigade.model.sizes import parameter_count
 from brigade.planner.choice.job_of_recipe import load_plan, published_models
 from brigade.planner.choice.search import candidates, chosen
-from brigade.planner.costs import calibration
 from brigade.planner.costs.states import model_states
-from brigade.planner.models.find_model import named_shape
 from brigade.planner.output.show_recipe import CONFIGS
 from brigade.planner.output.write import recipe_plans, refresh
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.files import read_yaml
 from brigade.recipe.method import method_of
+from brigade.shape.find import named_shape
 from brigade.strategy import choose
 from brigade.strategy.axes import NAMES
 

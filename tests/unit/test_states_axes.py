@@ -10,8 +10,8 @@ from benchmarks.parity_cases import NAMES, sizes_of
 from brigade.planner.choice.job import Job, of_axes
 from brigade.planner.costs.stages import stages
 from brigade.planner.costs.states import stage_states
-from brigade.planner.models.adapter_costs import ALL, trained_parameters
-from brigade.planner.models.shape_from_config import shape_of
+from brigade.shape.from_config import shape_of
+from brigade.shape.lora import ALL, trained_parameters
 from brigade.strategy.axes import Axes
 
 ROWS = pages.read(states_axes.RESULTS)

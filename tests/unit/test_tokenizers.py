@@ -6,8 +6,8 @@ import json
 import pytest
 import transformers
 
+from brigade.cache import cache_directory
 from brigade.data import builtin
-from brigade.data.cache import cache_directory
 from brigade.model.tokenizer import load_tokenizer
 from brigade.model.vocabulary import vocabulary
 from brigade.recipe.files import REPOSITORY

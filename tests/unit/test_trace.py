@@ -13,14 +13,15 @@ from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.planner.choice.estimate import estimate
 from brigade.planner.choice.job import FUSED, Job
-from brigade.planner.costs.memory import activation_bytes, logit_bytes
-from brigade.planner.models import shape_from_code, stand_ins, traced_model
-from brigade.planner.models.adapter_costs import lora_parameters
-from brigade.planner.models.find_model import described
-from brigade.planner.models.shape import FAMILIES
-from brigade.planner.models.shape_from_config import shape_of
-from brigade.planner.models.trace import trace
-from brigade.planner.models.trace_settings import TraceSettings, settings_of
+from brigade.planner.costs.memory import activation_bytes, logit_bytes, settings_of
+from brigade.shape import from_code as shape_from_code
+from brigade.shape import stand_ins, traced_model
+from brigade.shape.find import described
+from brigade.shape.from_config import shape_of
+from brigade.shape.lora import lora_parameters
+from brigade.shape.model_shape import FAMILIES
+from brigade.shape.trace import trace
+from brigade.shape.trace_settings import TraceSettings
 
 LENGTH = 512
 SMALL = {
@@ -42,7 +43,7 @@ NEOX = OLD | {"intermediate_size": 256}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "traces"
+    return tmp_path / "digests"
 
 
 def config(family="llama", **values):
@@ -183,8 +184,8 @@ def test_the_trace_stands_in_memory():
 # ---- remembering -------------------------------------------------------------------------------------------------
 READ = """
 import json, sys
-from brigade.planner.models.trace import trace
-from brigade.planner.models.trace_settings import TraceSettings
+from brigade.shape.trace import trace
+from brigade.shape.trace_settings import TraceSettings
 found = trace(json.loads(sys.argv[1]), TraceSettings(512))
 print(found.kept, "torch" in sys.modules)
 """
@@ -207,7 +208,7 @@ def test_a_trace_leaves_the_config_as_it_was():
 
 def test_another_config_or_version_is_traced_again(cache, monkeypatch):
     def files():
-        return len(list(cache.glob("*.json")))
+        return len(list(cache.iterdir()))
 
     trace(config(), TraceSettings(LENGTH))
     trace(config(), TraceSettings(LENGTH))
@@ -215,7 +216,7 @@ def test_another_config_or_version_is_traced_again(cache, monkeypatch):
     trace(config(intermediate_size=384), TraceSettings(LENGTH))
     trace(config(), TraceSettings(LENGTH, checkpointing=True))
     assert files() == 3
-    monkeypatch.setattr("brigade.planner.models.trace.version", lambda package: "0")
+    monkeypatch.setattr("brigade.shape.trace.version", lambda package: "0")
     trace(config(), TraceSettings(LENGTH))
     assert files() == 4
 
@@ -226,7 +227,7 @@ def test_a_refusal_is_remembered(cache, monkeypatch):
         with pytest.raises(UserError, match="cannot be traced"):
             trace(document, TraceSettings(LENGTH, autocast=True))  # the experts' product takes bf16 alone
         monkeypatch.setattr(traced_model, "measure", None)
-    assert len(list(cache.glob("*.json"))) == 1
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_a_plan_without_a_trace_imports_no_torch():
@@ -243,7 +244,7 @@ def test_plan_shows_both_engines(capsys):
 
 def test_a_broken_cache_is_made_anew(cache):
     found = trace(config(), TraceSettings(LENGTH))
-    next(cache.glob("*.json")).write_text("{")
+    next(cache.iterdir()).write_text("{")
     assert trace(config(), TraceSettings(LENGTH)) == found
 
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.communication import STRATEGIES
 from benchmarks.published.traffic import per_node, traffic, unreleased
 from brigade.planner.choice.job import Job, of_axes
-from brigade.planner.models.find_model import named_shape
+from brigade.shape.find import named_shape
 from brigade.strategy.axes import Axes
 
 MANY = 10**6  # ranks, so that (n-1)/n is 1

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from brigade.cache import cache_directory
 from brigade.data import builtin, encode, workers
-from brigade.data.cache import cache_directory
 from brigade.data.rows import Where
 from brigade.recipe.files import REPOSITORY
 

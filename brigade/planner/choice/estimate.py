@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors.tables import table
-from ..costs.hardware import Gpu, flops_per_token, gpu
+from ...hardware import Gpu, flops_per_token, gpu
+from ...shape.trace_settings import Trace
 from ..costs.memory import GIB, Memory, moments, stream_pool
 from ..costs.step_time import StepTime, step_time
-from ..models.trace_settings import Trace
 from .job import Job
 
 # What torch's allocator holds beyond what is allocated when memory is short and it gives cached blocks back before it fails: of

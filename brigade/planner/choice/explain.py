@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors.console import figure
+from ...hardware.network import links
 from ..costs.memory import GIB
-from ..costs.network import links
 from ..costs.step_time import cpu_adam_seconds
 from .search import NEAR, Candidate, Cluster, Traces, Workload, candidates, chosen
 

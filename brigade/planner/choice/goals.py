@@ -7,7 +7,7 @@ from pathlib import Path
 from ...errors import UserError
 from ...errors.console import counted, figure
 from ...errors.tables import table
-from ..models.adapter_costs import trained_parameters
+from ...shape.lora import trained_parameters
 from .search import Candidate, Cluster, Traces, Workload, candidates, chosen
 
 SOONER, CHEAPER, LARGER, LIGHTER = 1.03, 0.8, 1.15, 2.0  # from which gain on another way is worth a sentence

@@ -5,17 +5,15 @@ from typing import Any, Literal
 
 from ...errors import UserError
 from ...recipe.method import METHODS
+from ...shape.model_shape import ModelShape
+from ...shape.trace_settings import EAGER, Kernels
 from ...strategy.axes import Axes
 from ..costs.engines import ENGINES, SCHEDULES, Engine, Schedule
-from ..models.shape import ModelShape
 
-Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
-EAGER: Kernels = frozenset()
 FUSED: Kernels = frozenset(("norm", "rotary", "mlp"))
 Attention = Literal["eager", "flash1", "flash2", "flash3", "flash4"]
 Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "full"]
-Loss = Literal["full", "released", "compiled", "online", "kernel", "upcast", "chunked", "fused", "tiled"]
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
@@ -79,7 +77,7 @@ class Job:
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16
-    optimizer: a key of states.OPTIMIZER_BYTES
+    loss, optimizer: keys of LOGIT_BYTES and OPTIMIZER_BYTES (costs/engines.py)
     linear_experts: each expert is three linear layers, which QLoRA holds in four bits (Transformers before 5)
     offload_activations: what checkpointing keeps lies in the host's memory; step_in_backward: no gradient waits for the step
     """
@@ -111,7 +109,7 @@ class Job:
     step_in_backward: bool = False
     kernels: Kernels = EAGER
     attention: Attention = "flash2"
-    loss: Loss = "full"
+    loss: str = "full"
     tiled_mlp: bool = False
     fp8: str = ""
     dropout: bool = False
@@ -187,7 +185,7 @@ class Job:
     @property
     def adapter_copies(self) -> bool:
         """Whether adapters are in fp32 and read copies: brigade/model/adapters.py, and PEFT by itself, but under DeepSpeed."""
-        return self.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16")
+        return self.conventions.weights == 4
 
     @property
     def one_kernel_norm(self) -> bool:

@@ -8,15 +8,15 @@ from typing import Any
 from ...cluster import World
 from ...errors import UserError
 from ...errors.tables import table
+from ...hardware import gpu
+from ...hardware.network import hold_name
 from ...hostfile import read_hostfile
 from ...recipe import flags
 from ...recipe.batch import batch_arithmetic
 from ...recipe.files import REPOSITORY, find
 from ...recipe.flags import Settings
+from ...shape.find import RECIPES, described, known_config, named_config
 from ...strategy import Strategy, choose
-from ..costs.hardware import gpu
-from ..costs.network import hold_name
-from ..models.find_model import RECIPES, described, known_config, named_config
 from .estimate import Estimate, estimate
 from .job import Job
 from .job_of_run import NotCovered, job_of_run, largest_fit

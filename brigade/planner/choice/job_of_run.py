@@ -5,17 +5,17 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ...errors import UserError
+from ...hardware import Gpu
 from ...recipe.batch import Batch
 from ...recipe.method import method_of
 from ...recipe.schema import Recipe, TrainingSection
+from ...shape.find import described
+from ...shape.lora import ALL, ENDS, targets_of, trained_parameters
+from ...shape.model_shape import Family, ModelShape
 from ...strategy import Strategy
 from ...strategy.axes import NAMES, Axes
-from ..costs.hardware import Gpu
-from ..models.adapter_costs import ALL, ENDS, targets_of, trained_parameters
-from ..models.find_model import described
-from ..models.shape import Family, ModelShape
 from .estimate import estimate
-from .job import EAGER, FUSED, Attention, Job, Loss, Replicas, of_axes, of_method
+from .job import EAGER, FUSED, Attention, Job, Replicas, of_axes, of_method
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -101,7 +101,7 @@ def _replicas(training: TrainingSection, count: int) -> Replicas:
     return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
 
 
-def _loss(training: TrainingSection) -> Loss:
+def _loss(training: TrainingSection) -> str:
     if training.use_liger_kernel:
         return "fused"
     return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
@@ -226,7 +226,6 @@ def record(job: Job) -> dict[str, Any]:
     """A Job as YAML holds it: what differs from the defaults."""
     values = {one.name: value for one in fields(Job) if (value := getattr(job, one.name)) != one.default}
     family = {key: value for key, value in asdict(job.shape.family).items() if value != getattr(Family(), key)}
-    family.pop("defaults", None)  # what a config leaves out; the shape has it all
     values["shape"] = {key: value for key, value in asdict(job.shape).items() if value} | {"family": family}
     values |= {"replicas": asdict(job.replicas)} if "replicas" in values else {}
     return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in values.items()}

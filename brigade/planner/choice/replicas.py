@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ...hardware.network import links
 from ..costs.memory import GIB
-from ..costs.network import links
 from ..costs.replicas import CONSTANTS, held, round_seconds, sent
 from .estimate import Estimate, estimate
 from .goals import Answer, answer

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import UserError
+from ...hardware import Gpu, gpu
 from ...model.experts import shards
+from ...shape.model_shape import ModelShape
+from ...shape.trace_settings import Trace
 from ...strategy.axes import Axes
 from ...strategy.axis_rules import crosses_hosts
 from ...strategy.axis_rules import problem as misfit
-from ..costs.hardware import Gpu, gpu
 from ..costs.host_memory import host
 from ..costs.memory import GIB
-from ..models.shape import ModelShape
-from ..models.trace_settings import Trace
 from .estimate import Estimate, estimate
-from .job import EAGER, FUSED, Job, Kernels, Loss, of_axes, of_method
+from .job import EAGER, FUSED, Job, Kernels, of_axes, of_method
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import CHOICES, Choice, runs
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-KERNELS: dict[str, tuple[Kernels, Loss]] = {
+KERNELS: dict[str, tuple[Kernels, str]] = {
     "torch": (EAGER, "released"),
     "torch.compile": (FUSED, "online"),
     "torch, loss in tiles": (EAGER, "tiled"),

@@ -1,1 +1,1 @@
-"""What a training step costs: memory, time, network."""
+"""What a training step costs: memory and time."""

@@ -6,21 +6,17 @@ over its runs: one that a broken cable or a busy file system slowed down moves i
 """
 
 import math
-import statistics
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...errors import UserError
+from ...hardware import Gpu, calibration, gpu
+from ...hardware.write_factors import fold, write
 from ...recipe.files import read_yaml
 from ..choice.job import Job
 from ..choice.job_of_run import job_of_record
-from . import calibration
-from .hardware import Gpu, gpu
-from .network import links
 from .step_time import StepTime, step_time
 
 NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
@@ -88,68 +84,16 @@ def calibrate(folders: list[Path], file: Path) -> list[str]:
         runs = [run for run in (known | given).values() if gpu(run.job.gpu).kind == kind]
         bare = replace(gpu(kind), efficiency=1.0, network=1.0)
         inside = {run.folder: step_time(run.job, bare).total / run.seconds for run in runs if run.job.nodes == 1}
-        entries = _fold(entries, "efficiency", inside, kind, lines)
+        entries = fold(entries, "efficiency", inside, kind, lines)
         bare = replace(bare, efficiency=entries["efficiency"]["factor"] if "efficiency" in entries else 1.0)
         across = {run.folder: network(run, bare) for run in runs if run.job.nodes > 1}
         nothing = "says nothing of the network: no bandwidth explains its step time, or computing hides it"
         lines += [f"{kind}: {folder} {nothing}" for folder, factor in across.items() if factor is None]
-        entries = _fold(entries, "network", {folder: one for folder, one in across.items() if one}, kind, lines)
+        entries = fold(entries, "network", {folder: one for folder, one in across.items() if one}, kind, lines)
         if entries:
             factors[kind] = entries
     if not any(factors.values()):
         problem = "nothing follows from these runs: " + "; ".join(lines)
         raise UserError(", ".join(map(str, folders)), problem, "calibrate with a run inside one node first")
-    _write(file, factors)
+    write(file, factors)
     return lines
-
-
-def take_network(
-    kind: str, named: str, measured: float, ranks: int, node_size: int, link: str, file: Path
-) -> list[str]:
-    """Fold a bandwidth that was measured without a run into the network's factor of `kind`, and write `file`; returns what
-    changed.
-
-    named: of the measurement; the same hosts' next one takes its place
-    measured: GB/s of bus bandwidth over all `ranks`; link: as a recipe names it, "" for what is usual
-    """
-    supposed = links(replace(gpu(kind), efficiency=1.0, network=1.0), link, node_size).ring("all_reduce", ranks, 1)[0]
-    factors: dict[str, Any] = calibration.read(file)["factors"]
-    lines: list[str] = []
-    factors[kind] = _fold(factors.get(kind, {}), "network", {Path(named): measured * 1e9 / supposed}, kind, lines)
-    _write(file, factors)
-    return lines
-
-
-def _fold(entries: dict[str, Any], name: str, found: dict[Path, float], kind: str, lines: list[str]) -> dict[str, Any]:
-    """`entries` with the factors of runs in the entry `name`, and a line on what became of it."""
-    if not found:
-        return entries
-    old = entries.get(name, {"factor": "none", "runs": {}})
-    runs = old["runs"] | {str(folder): round(factor, 4) for folder, factor in found.items()}
-    before, factor = old["factor"], round(statistics.median(runs.values()), 4)
-    change = f"stays {factor}" if before == factor else f"{before} -> {factor}"
-    spread = f"s, {min(runs.values())} to {max(runs.values())}" if len(runs) > 1 else ""
-    lines.append(f"{kind}: {name} {change} ({len(runs)} run{spread})")
-    return entries | {name: {"factor": factor, "runs": runs}}
-
-
-def _write(file: Path, factors: dict[str, Any]) -> None:
-    """Replace the section `factors`; all else of the file stays as its owner wrote it."""
-    kept: list[str] = []
-    inside = False
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else ():
-        if line[:1] not in (" ", "\t", "\n", "\r", "#", ""):
-            inside = line.startswith("factors:")
-        if not inside or line.startswith("#"):
-            kept.append(line)
-    text = "".join(kept) or "# Measured on this cluster; brigade/planner/costs/calibration.py says what belongs here.\n"
-    section = yaml.safe_dump({"factors": factors}, sort_keys=False, width=120)
-    temporary = file.with_name(f".{file.name}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text.rstrip("\n") + "\n" + section, encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        problem = f"it cannot be written: {error.strerror}"
-        raise UserError(str(file), problem, "name another file: --calibration FILE") from None
-    calibration.once.cache_clear()

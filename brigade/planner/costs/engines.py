@@ -38,8 +38,19 @@ class Schedule:
     keeps_all: bool = False
 
 
-_conventions = table(Path(__file__).with_name("conventions.yaml"))
-ENGINES = {name: Engine(**row) for name, row in _conventions["engines"].items()}
-SCHEDULES = {name: Schedule(**row) for name, row in _conventions["schedules"].items()}
-LOGIT_BYTES: dict[str, float] = _conventions["logit_bytes"]
-OPTIMIZER_BYTES: dict[str, int] = _conventions["optimizer_bytes"]
+ENGINES: dict[str, Engine] = {}
+SCHEDULES: dict[str, Schedule] = {}
+LOGIT_BYTES: dict[str, float] = {}
+OPTIMIZER_BYTES: dict[str, int] = {}
+
+
+def take(path: Path) -> None:
+    """Know what a file in the format of conventions.yaml says; benchmarks have one of what train.py does not run."""
+    rows = table(path)
+    ENGINES.update({name: Engine(**row) for name, row in rows["engines"].items()})
+    SCHEDULES.update({name: Schedule(**row) for name, row in rows.get("schedules", {}).items()})
+    LOGIT_BYTES.update(rows["logit_bytes"])
+    OPTIMIZER_BYTES.update(rows["optimizer_bytes"])
+
+
+take(Path(__file__).with_name("conventions.yaml"))

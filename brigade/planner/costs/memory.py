@@ -8,12 +8,14 @@ the stages of a pipeline.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+from ...shape.lora import all_linears
+from ...shape.trace_settings import Trace, TraceSettings
 from ..choice.job import Job
-from ..models.adapter_costs import NORM_STANDS, adapter_bytes, all_linears
-from ..models.layer import NORM_BACK, layer_ops
-from ..models.trace_settings import Trace
+from .adapters import NORM_STANDS, adapter_bytes
 from .engines import LOGIT_BYTES
+from .layer import NORM_BACK, layer_ops
 from .stages import NF4, Stage, experts_whole, logits_divisor, stages
 from .states import SUB_GROUP_SIZE, stage_states
 
@@ -55,6 +57,15 @@ def stream_pool(job: Job) -> float:
     return (
         2 * min(LIVE, job.shape.parameters) if job.engine == "zero" and job.stage == 3 and job.shard_ranks > 1 else 0.0
     )
+
+
+def settings_of(job: Job) -> TraceSettings | None:
+    """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
+    split = job.tensor * job.pipeline * job.context * job.expert > 1
+    if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
+        return None
+    attention: Literal["eager", "flash2"] = "eager" if job.attention == "eager" else "flash2"
+    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)
 
 
 def micro_batches_in_flight(job: Job, place: int) -> float:
@@ -136,7 +147,7 @@ def norm_bytes(job: Job) -> float:
 
 def logit_bytes(job: Job) -> float:
     """Of final norm, logits and loss at their peak, per micro-batch."""
-    s, t, loss = job.shape, job.tokens, str(job.loss)
+    s, t, loss = job.shape, job.tokens, job.loss
     norm = 2 if job.one_kernel_norm else 6  # bytes of its input, as in a layer
     if loss == "fused":  # besides what the norm gives
         return (FUSED_LOSS_BYTES * job.labelled + (norm + 2) * s.hidden) * t
@@ -205,7 +216,7 @@ def _roots(job: Job, optimizer: float) -> float:
         return 0.0
     if job.engine == "zero":
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
-    return optimizer / 2 if job.engine in ("ddp", "stages", "fsdp2", "fsdp-bf16", "pure", "pure-fsdp1") else 0.0
+    return optimizer / 2
 
 
 def _buffers(job: Job, stage: Stage) -> float:
@@ -230,7 +241,7 @@ def _buffers(job: Job, stage: Stage) -> float:
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
     if job.engine == "zero" and job.data > 1:
         return 2.0 * BUCKET
-    if job.engine in ("fsdp2", "fsdp-bf16") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
+    if job.engine.startswith("fsdp") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
         return 2 * psi + (6 if full else 2) * max(s.dense_layer, s.moe_layer)
     if job.engine == "stages" and full:
         # Autocast makes its copies anew in each micro-batch, and the backward pass reads them, unless it computes layers again.

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from ...hardware import Gpu
+from ...hardware.network import links
 from ..choice.job import Job
-from .hardware import Gpu
-from .network import links
 
 CONSTANTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 

@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 
+from ...hardware import Gpu, gpu
+from ...hardware.network import CALL_LATENCY, Links, links
+from ...shape.lora import linears
 from ..choice.job import Job
-from ..models.adapter_costs import NORM_MOVED, linears
-from ..models.layer import Op, exchanged_width, layer_ops
+from .adapters import NORM_MOVED
 from .engines import LOGIT_BYTES
-from .hardware import Gpu, gpu
-from .network import CALL_LATENCY, Links, links
+from .layer import Op, exchanged_width, layer_ops
 from .replicas import synchronising
 from .stages import Stage, experts_whole, gathered_bytes, logits_divisor, same_experts, stages, vocabulary_divisors
 

@@ -12,19 +12,19 @@ from rich.table import Table
 
 from ...errors import UserError
 from ...errors.console import billions, figure
+from ...hardware import calibration
+from ...hardware.network import links
+from ...shape.find import named_config, positions_of
 from ..choice import explain, goals, replicas, search
 from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
 from ..choice.search import Candidate, Cluster, Workload
-from ..costs import calibration
 from ..costs.host_memory import host
-from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, stream_pool
-from ..costs.network import links
+from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
 from ..costs.stages import stage_layers
-from ..models.find_model import named_config, positions_of
 
 if TYPE_CHECKING:
-    from ..models.trace_settings import Trace, TraceSettings
+    from ...shape.trace_settings import Trace, TraceSettings
 
 
 def say(label: str, text: str) -> None:
@@ -59,8 +59,7 @@ def between(low: str, high: str) -> str:
 
 def tracer(model: str) -> search.Traces:
     """The trace of each configuration of the model, at most one per kind; None for those that no trace can stand for."""
-    from ..models.trace import trace
-    from ..models.trace_settings import settings_of
+    from ...shape.trace import trace
 
     config = named_config(model)[0]
 

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors.console import counted, figure
-from ...model.config_json import read_config
 from ...model.location import check_length
 from ...model.rope import positions_by
 from ...recipe import flags
+from ...shape.config_json import read_config
+from ...shape.find import positions_of
 from ..choice import goals, replicas
 from ..choice.job_of_recipe import BESIDE, RecipePlan
 from ..choice.search import Cluster, refusal
 from ..costs.memory import GIB
 from ..costs.states import first_stage_states
-from ..models.find_model import positions_of
 from . import header
 from .as_json import recipe_json
 from .show import describe, formula_and_trace, recomputes, say, tracer, trained, wrapped

@@ -10,15 +10,15 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import billions, figure
-from ...model.config_json import read_config
 from ...model.rope import positions_by
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
+from ...shape.config_json import read_config
+from ...shape.find import RECIPES, config_of, positions_of
 from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
 from ..choice.search import Candidate, Workload
 from ..costs.host_memory import host
-from ..models.find_model import RECIPES, config_of, positions_of
 from .header import header, replaced
 from .strategy_file import as_document, ours, strategy_file
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from brigade.cache import cache_directory
 from brigade.data import builtin
 from brigade.data import prepare as preparing
-from brigade.data.cache import cache_directory
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+from brigade.cache import cache_directory
 from brigade.data import build as building
 from brigade.data import encode, rows, tokenise
 from brigade.data import prepare as preparing
-from brigade.data.cache import cache_directory
 from brigade.errors import progress
 from tests.unit.data.preparing import chats
 

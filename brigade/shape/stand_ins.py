@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...upstream.experts import replace_gate
+from ..upstream.experts import replace_gate
 
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
 

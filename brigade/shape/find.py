@@ -5,12 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import UserError, did_you_mean, first_line
-from ...model.config_json import check_causal, read_config
-from ...model.hub import hub_is_away
-from ...recipe.files import REPOSITORY
-from .shape import FAMILIES, ModelShape
-from .shape_from_config import kind_of, shape_of
+from ..errors import UserError, did_you_mean, first_line
+from ..recipe.files import REPOSITORY
+from .config_json import check_causal, read_config
+from .from_config import kind_of, shape_of
+from .hub import hub_is_away
+from .model_shape import FAMILIES, ModelShape
 
 RECIPES = REPOSITORY / "recipes"
 
@@ -77,7 +77,7 @@ def named_shape(name: str) -> ModelShape:
 
 
 def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelShape:
-    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (shape_from_code.py).
+    """What the config.json states, or of an architecture that FAMILIES lacks what its code builds (from_code.py).
 
     Raises UserError for what is no causal language model, by what it is.
     """
@@ -88,6 +88,6 @@ def described(config: Mapping[str, Any], place: str, name: str = "") -> ModelSha
         check_causal(SimpleNamespace(**config), place)
     if kind_of(config, place)[0] in FAMILIES:
         return shape_of(config, place, name)
-    from .shape_from_code import shape_from_model
+    from .from_code import shape_from_model
 
     return shape_from_model(config, name)

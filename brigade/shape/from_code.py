@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ... import upstream
-from ...errors import UserError
-from ...model.config_json import ALIASES
-from .shape import Family, ModelShape
-from .shape_from_config import windows
+from .. import upstream
+from ..errors import UserError
+from ..upstream.experts import taken_for_experts
+from .config_json import ALIASES
+from .from_config import windows
+from .model_shape import Family, ModelShape
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
@@ -51,7 +52,6 @@ def shape_from_model(config: Mapping[str, Any], name: str = "") -> MeasuredShape
 def _describe(config: Mapping[str, Any]) -> MeasuredShape:
     import torch
 
-    from ...model.adapters import taken_for_experts
     from .traced_model import build, decoder_layers
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The catalogue of accelerators (hardware.yaml, and the user's own kinds), and model FLOPs utilisation."""
+"""A cluster in numbers: the catalogue of accelerators (hardware.yaml, and the user's own kinds), and model FLOPs utilisation."""
 
 import functools
 import re
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, nearest
-from ...errors.tables import table
+from ..errors import UserError, nearest
+from ..errors.tables import table
 from . import calibration
 
 CATALOGUE = Path(__file__).with_name("hardware.yaml")

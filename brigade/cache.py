@@ -22,7 +22,7 @@ def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path],
         return folder
     from filelock import FileLock
 
-    from ..errors.disk import writing
+    from .errors.disk import writing
 
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors.tables import table
+from ..errors.tables import table
 
 
 @dataclass(frozen=True)

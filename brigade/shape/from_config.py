@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import UserError, shown
-from ...model.config_json import ALIASES
-from .shape import FAMILIES, ModelShape
+from ..errors import UserError, shown
+from .config_json import ALIASES
+from .model_shape import FAMILIES, ModelShape
 
 PUBLISHED = "take the config.json published with the model"
 LARGEST = 10**9  # no number of a config is above it

@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, did_you_mean, shown
-from ...recipe.files import CALIBRATION as VARIABLE
-from ...recipe.files import calibration_file as where
-from ...recipe.files import read_yaml
+from ..errors import UserError, did_you_mean, shown
+from ..recipe.files import CALIBRATION as VARIABLE
+from ..recipe.files import calibration_file as where
+from ..recipe.files import read_yaml
 
 SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")

@@ -26,12 +26,10 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            str(path), f"it cannot be read: {error.strerror}", "name a model's folder or config.json"
-        ) from None
+        problem = f"it cannot be read: {error.strerror}"
+        raise UserError(str(path), problem, "name a model's folder or config.json") from None
     except ValueError as error:
-        cure = "take the config.json that was published with the model"
-        raise UserError(str(path), f"not JSON: {error}", cure) from None
+        raise UserError(str(path), f"not JSON: {error}", "take the config.json published with the model") from None
     if not isinstance(config, dict):
         raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")
     return config

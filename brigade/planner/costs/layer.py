@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..choice.job import Job
-from .adapter_costs import adapter_traffic
+from .adapters import adapter_traffic
 
 NORM_BACK = 16  # bytes per element that an unfused norm's backward pass needs
 Kind = Literal["product", "attention", "pointwise"]

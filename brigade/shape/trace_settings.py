@@ -1,8 +1,10 @@
 """What a trace of a model is asked (trace.py), and what it answers. Bytes."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from ..choice.job import EAGER, Attention, Job, Kernels
+Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
+EAGER: Kernels = frozenset()
 
 
 @dataclass(frozen=True)
@@ -12,13 +14,13 @@ class TraceSettings:
     autocast: bf16 products over fp32 weights and an fp32 residual stream, as DDP computes; else all in bf16, as ZeRO and FSDP2
     checkpointing: every layer is computed again in the backward pass
     attention: "eager", or a flash kernel, of which all keep the same
-    kernels: as of a Job; their Triton code is not traced, but what their autograd functions save is
+    kernels: their Triton code is not traced, but what their autograd functions save is
     """
 
     length: int
     autocast: bool = False
     checkpointing: bool = False
-    attention: Attention = "flash2"
+    attention: Literal["eager", "flash2"] = "flash2"
     kernels: Kernels = EAGER
 
 
@@ -41,12 +43,3 @@ class Trace:
         """A micro-batch of so many rows."""
         each = tuple(one * rows for one in self.layers)
         return Trace(self.kept * rows, each, self.back * rows, self.loss * rows)
-
-
-def settings_of(job: Job) -> TraceSettings | None:
-    """The trace that stands for a job's memory; None where the job splits or recomputes layers as no trace does."""
-    split = job.tensor * job.pipeline * job.context * job.expert > 1
-    if split or job.checkpointing not in ("none", "full") or job.every > 1 or job.offload_activations or job.dropout:
-        return None
-    attention: Attention = "eager" if job.attention == "eager" else "flash2"
-    return TraceSettings(job.sequence, job.autocast, job.checkpointing == "full", attention, job.kernels)

@@ -1,27 +1,26 @@
 """The second engine for memory: what the model's own code keeps, traced once without weights and remembered. Bytes.
 
-The formulas count operation by operation what autograd should keep (layer.py). A trace runs the model's real code instead,
+The planner's formulas count operation by operation what autograd should keep. A trace runs the model's real code instead,
 forward and backward, on tensors that have a shape and no data (traced_model.py), and so knows any architecture that
 Transformers knows. It sees what one process allocates: model states, gathered layers, buckets and CUDA's context stay
-formulas. This module reads and writes the memory of traces; it imports torch only where a trace is missing.
+formulas. This module remembers traces; it imports torch only where one is missing.
 """
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...data.cache import cache_directory
-from ...errors import UserError
+from .. import cache
+from ..errors import UserError
 from .trace_settings import Trace, TraceSettings
 
 CODE = [
     Path(__file__).with_name(f"{name}.py")
-    for name in ("trace", "trace_settings", "traced_model", "stand_ins", "shape_from_code")
+    for name in ("trace", "trace_settings", "traced_model", "stand_ins", "from_code")
 ]
 
 
@@ -48,27 +47,9 @@ def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> 
 def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> Any:
     """make(), or what it returned before for the same config, versions of torch, transformers and this code, and `what`."""
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in CODE]
-    text = json.dumps([config, versions(), code, what], sort_keys=True, default=str)
-    path = cache_directory() / "traces" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        found = make()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as aside:
-            json.dump(found, aside)
-        Path(aside.name).replace(path)
-    except OSError:  # a cache that cannot be written costs time, not the answer
-        pass
-    return found
+    key = json.dumps([config, versions(), code, what], sort_keys=True, default=str)
+    return json.loads(cache.remembered(key, lambda: json.dumps(make()), lambda text: text.endswith("}")))
 
 
 def versions() -> dict[str, str]:
-    found = {}
-    for package in ("torch", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return found
+    return {package: version(package) for package in ("torch", "transformers")}

@@ -23,9 +23,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ... import upstream
-from ...errors import UserError, first_line
-from ...model.config_json import check_causal
+from .. import upstream
+from ..errors import UserError, first_line
+from .config_json import check_causal
 from .stand_ins import FLASH, fuse, register_flash
 from .trace_settings import Trace, TraceSettings
 

@@ -9,8 +9,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from ...errors import UserError
-from .hardware import Gpu
+from ..errors import UserError
+from . import Gpu
 
 PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450 GB/s on eight H200
 PEER_LATENCY = 3.4e-6  # NCCL's own tuning table, NVLink, ring, per hop

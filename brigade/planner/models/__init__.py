@@ -1,1 +1,0 @@
-"""A model in numbers."""

@@ -1,0 +1,65 @@
+"""Which of a model's linear layers have LoRA adapters, how wide they are, and how many parameters that makes.
+
+targets names them, of the projections q, k, v and o, and m: the MLP. Slices of one product have one adapter, and experts have
+none (docs/methods.md).
+"""
+
+from collections.abc import Collection, Iterator
+
+from .model_shape import ModelShape
+
+ALL = "qkvom"
+ENDS = ("embed_tokens", "lm_head")  # of the vocabulary's width, the modules that may be trained whole
+# Names of linear layers in Transformers' models -> what of ALL they are; the MLP is all of one of the last sets.
+NAMES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "qkv_proj": "qkv", "query_key_value": "qkv", "o_proj": "o"}
+MLPS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
+
+
+def targets_of(modules: str | Collection[str]) -> str:
+    """The targets that a recipe's lora_target_modules names; "" for layers that no formula knows."""
+    if modules == "all-linear":
+        return ALL
+    named = {modules} if isinstance(modules, str) else set(modules)
+    mlp = next((names for names in MLPS if names <= named), set())
+    rest = named - mlp
+    if not rest <= NAMES.keys():
+        return ""
+    found = set("".join(NAMES[name] for name in rest)) | ({"m"} if mlp else set())
+    return "".join(one for one in ALL if one in found)
+
+
+def linears(shape: ModelShape, targets: str = ALL, *, moe: bool = False) -> Iterator[tuple[str, int, int]]:
+    """(what it reads, inner width, outer width) of a layer's linear layers that have adapters."""
+    h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
+    if family.fused_qkv and set(targets) & set("qkv"):
+        yield "stream", h, q + kv
+    elif not family.fused_qkv:
+        yield from (("stream", h, {"q": q}.get(one, kv // 2)) for one in targets if one in "qkv")
+    if "o" in targets:
+        yield "attention", q, h
+    if "m" in targets and (width := shape.shared_ffn if moe else shape.ffn):
+        into = 2 if family.gated else 1
+        yield from [("mlp", h, into * width)] if family.fused_gate else [("mlp", h, width)] * into
+        yield "activation", width, h
+
+
+def all_linears(shape: ModelShape, targets: str = ALL) -> Iterator[tuple[int, int, int]]:
+    """(how many layers have it, inner width, outer width) of the model's linear layers that have adapters."""
+    for moe, count in shape.kinds:
+        yield from ((count, inner, outer) for _, inner, outer in linears(shape, targets, moe=moe))
+
+
+def lora_parameters(shape: ModelShape, rank: int, targets: str = ALL) -> int:
+    """Of adapters of `rank` on the targets of every layer; not on the head."""
+    if (adapted := getattr(shape, "adapted", 0)) and targets == ALL:
+        return rank * adapted
+    return rank * sum(count * (inner + outer) for count, inner, outer in all_linears(shape, targets))
+
+
+def trained_parameters(
+    shape: ModelShape, rank: int, whole: Collection[str], targets: str = ALL, dora: bool = False
+) -> int:
+    """Of adapters, with DoRA a magnitude for each row of a weight that has one, and of the ENDS in `whole`, which are trained
+    whole beside them."""
+    magnitudes = sum(count * outer for count, _, outer in all_linears(shape, targets)) if dora else 0
+    return lora_parameters(shape, rank, targets) + magnitudes + len(whole) * shape.vocab * shape.hidden
