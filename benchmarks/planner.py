@@ -23,7 +23,16 @@ from brigade.planner.choice.estimate import of_time
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
 from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error, unseen_error
-from .planner_tables import by_chip, by_set, first_choices, leave_one_out, memory_left_out, playbook, spread
+from .planner_tables import (
+    beside_simumax,
+    by_chip,
+    by_set,
+    first_choices,
+    leave_one_out,
+    memory_left_out,
+    playbook,
+    spread,
+)
 from .published.table import counts_allocated
 
 PAGE = DOCS / "planner-accuracy.md"
@@ -150,6 +159,7 @@ def tables() -> dict[str, str]:
         "memory": memory_left_out(),
         "first-choices": first_choices(),
         "chips": by_chip(lambda run: by_what()[of_time(run.job, hardware.gpu(run.job.gpu).seen)][0]),
+        "simumax": beside_simumax(),
         "playbook": markdown(["the whole table", "rows", "error"], whole),
         "host-memory": memory_table(),
         "disk": disk_table(),

@@ -161,6 +161,30 @@ def _near(name: str, shares: list[tuple[float, float]]) -> list[Any]:
     return found
 
 
+def beside_simumax() -> str:
+    """Our errors and SimuMax's own (benchmarks/data/simumax.csv) on the rows of its release that both estimate."""
+    theirs = {row["id"]: row for row in table.read_plain(DATA / "simumax.csv")}
+    mine = {run.row["id"]: run for run in runs() if run.row["id"] in theirs}
+    seconds = {name: table.figure(run.row, "step_time_s") for name, run in mine.items()}
+    kinds: dict[str, tuple[list[float], list[float]]] = {
+        "memory allocated": (
+            [memory_error(run) for run in mine.values() if run.memory],
+            [float(theirs[name]["memory_predicted_gib"]) / run.memory for name, run in mine.items() if run.memory],
+        ),
+        "seconds of a step": (
+            [1 / speed_error(run, {}) for run in mine.values() if run.speed],
+            [float(theirs[name]["step_seconds_predicted"]) / known for name, known in seconds.items() if known],
+        ),
+    }
+
+    def off(errors: list[float]) -> list[str]:
+        each = [100 * abs(error - 1) for error in errors]
+        return [f"{statistics.median(each):.1f}%", f"{max(each):.1f}%"]
+
+    lines = [[what, len(ours), *off(ours), *off(others)] for what, (ours, others) in kinds.items()]
+    return markdown(["of", "rows", "the planner: median", "worst", "SimuMax: median", "worst"], lines)
+
+
 def by_chip(between: Callable[[Run], tuple[float, float]]) -> str:
     """Speed by chip, and how many rows lie in the interval that `plan` prints. between: factors on the predicted time"""
     lines = []

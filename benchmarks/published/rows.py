@@ -201,6 +201,11 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         traits |= engine_of(row, gpus, None if column < 0 else column)
     elif traits["engine"] == "fsdp2" and re.search(r"\bddp\b", strategy):
         traits |= {"engine": "ddp", "stage": 0}
+    words = " ; ".join(row.get(column, "").lower() for column in ("strategy", "kernels", "notes"))
+    if traits["engine"] == "megatron" and re.search(
+        r"(no|without)[ -]overlap\b|overlap[\w ]*[:= ](off|false|none)\b", words
+    ):
+        traits["engine"] = "megatron-plain"
     stage = traits.pop("stage", 3 if "fsdp" in strategy else 0)
     stage = column if column >= 0 and traits["engine"] != "ddp" else stage
     if match := re.search(r"FSDP=(\d+)", row["strategy"]):

@@ -85,15 +85,20 @@ def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
     return reserved_gib(result) + (result.context / GIB if whole_card else 0.0)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; cells that are not there are "". Raises UserError for a file that is none, or of another format."""
+def read_plain(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file of any columns; cells that are not there are "". Raises UserError for a file that is none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(file)]
+            return [{key: value or "" for key, value in row.items() if key is not None} for row in csv.DictReader(file)]
     except OSError as error:
         raise UserError(str(path), f"it cannot be read: {error.strerror}", "name a CSV file") from None
     except (UnicodeDecodeError, csv.Error):
         raise UserError(str(path), "it is not text in CSV", "name a CSV file") from None
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; cells that are not there are "". Raises UserError for a file that is none, or of another format."""
+    rows = read_plain(path)
     if not rows:
         raise UserError(str(path), "it has no rows", "name a CSV file with a header and rows")
     if missing := sorted((PUBLISHED if "n_gpus" in rows[0] else OF_PLAYBOOK) - rows[0].keys()):

@@ -33,6 +33,7 @@ def test_torchtune_s_ladder_is_climbed():
         ("qwen", 0.05, 0.13),  # HF Trainer alone and under ZeRO-3: memory of the whole card
         ("ml-engineering", 0.04, 0.14),  # DeepSpeed up to 262,144 tokens: what torch reserved
         ("torchao-2025", 0.01, 0.01),  # FSDP2 of torchtitan: what torch reserved
+        ("simumax", 0.01, 0.015),  # Megatron-Core with tensor, pipeline and context groups: what torch allocated
     ],
 )
 def test_memory_of_published_runs(source, median, worst):

@@ -140,6 +140,12 @@ def test_what_is_computed_again(text, how):
     assert made(act_ckpt=text).checkpointing == how
 
 
+def test_a_row_of_megatron_says_that_nothing_is_hidden():
+    for notes, engine in (("", "megatron"), ("overlap flags off", "megatron-plain"), ("no overlap", "megatron-plain"),
+                          ("tp_comm_overlap=False", "megatron-plain"), ("tp_comm_overlap: true", "megatron")):  # fmt: skip
+        assert made(framework="Megatron-Core", notes=notes).engine == engine, notes
+
+
 def test_adapters_have_the_row_s_rank_and_targets():
     whole = made(task="lora").trained
     for column in ("strategy", "kernels", "notes"):

@@ -27,6 +27,7 @@ class Engine:
     host_seconds: float = 2e-3
     holds_inputs: bool = False
     streams: float = 0.0
+    dummies: bool = False
     fragmentation: float = 1.1
 
 

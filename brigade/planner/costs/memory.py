@@ -249,4 +249,6 @@ def _buffers(job: Job, stage: Stage) -> float:
         return 2 * psi * copies
     if job.engine == "ddp" and full:
         return 2 * psi + (4 * psi if job.data > 1 else 0)  # autocast's bf16 copies; DDP's buckets
+    if job.conventions.dummies and full:
+        return 2 * ((s.moe_base + s.expert if s.moe_layers else s.dense_layer) / job.tensor + stage.head)
     return 0.0
