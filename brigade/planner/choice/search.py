@@ -207,7 +207,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         spread: dict[str, Any] = {"engine": choice.engine, "stage": choice.stage}
         if choice.group and choice.engine == "fsdp2":
             spread["shard"] = node // axes.tensor
-        if choice.engine == "ddp" and axes.experts > 1:
+        if choice.engine == "ddp" and axes.experts > 1 and axes.stages == 1:
             spread = EXPERTS_UNDER_DDP
         spread = spread | of_axes(axes, cluster.gpus)
         for checkpointing in ("none", "full"):
