@@ -19,6 +19,7 @@ from brigade.recipe.batch import Batch, batch_arithmetic
 from brigade.recipe.files import REPOSITORY
 from brigade.run import directory as runs_on_disk
 from brigade.shape.config_json import read_config
+from brigade.shape.from_code import MeasuredShape
 from brigade.shape.from_config import shape_of
 from brigade.shape.lora import lora_parameters
 from brigade.strategy import Strategy
@@ -202,6 +203,13 @@ def test_nor_does_an_unknown_architecture(load):
 def test_a_job_survives_run_yaml(job, changes):
     made = planned.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
     assert job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here") == made
+
+
+def test_a_job_of_a_model_that_was_counted_in_its_code_survives_run_yaml(job):
+    counted = {"parameters": 50_000, "embedding": 6_400, "head": 6_400, "dense_layer": 18_000, "adapted": 500}
+    made = replace(job(), shape=MeasuredShape("olmo", 2, 64, 128, 4, 4, 16, 100, **counted))
+    again = job_of_run.job_of_record(yaml.safe_load(yaml.safe_dump(job_of_run.record(made))), "here")
+    assert again == made and again.shape.parameters == 50_000
 
 
 def test_a_record_of_another_version(mistake):

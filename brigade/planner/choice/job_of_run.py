@@ -233,10 +233,13 @@ def record(job: Job) -> dict[str, Any]:
 
 def job_of_record(values: Mapping[str, Any], place: str) -> Job:
     """The Job that record() wrote. Raises UserError at `place` for what it did not."""
+    from ...shape.from_code import MeasuredShape
+
     try:
         shape = dict(values["shape"])
         shape["family"] = Family(**shape.get("family", {}))
-        known: dict[str, Any] = dict(values) | {"shape": ModelShape(**shape)}
+        measured = not shape.keys() <= {one.name for one in fields(ModelShape)}  # counted in the model's code
+        known: dict[str, Any] = dict(values) | {"shape": (MeasuredShape if measured else ModelShape)(**shape)}
         known["replicas"] = Replicas(**known.get("replicas", {}))
         return Job(**known | {"kernels": frozenset(known.get("kernels", ()))})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
