@@ -22,7 +22,7 @@ from brigade.planner.choice.estimate import of_time
 
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
-from .planner_rows import CHIPS, Run, _estimate, fit, left_out, memory_error, runs, speed_error, unseen_error
+from .planner_rows import CHIPS, Run, _estimate, best, fit, left_out, memory_error, runs, speed_error, unseen_error
 from .planner_tables import (
     beside_simumax,
     by_chip,
@@ -147,9 +147,14 @@ def tables() -> dict[str, str]:
             ["what", "rows", "median", "p90", "bias"], [[name, *spread(of)] for name, of in errors.items()]
         ),
         "sustained": markdown(
-            ["chip", "sustained", "rows"],
+            ["chip", "sustained", "rows", "best run"],
             [
-                [chip, f"{value:.2f}", sum(run.chip == chip and run.fits_speed for run in runs())]
+                [
+                    chip,
+                    f"{value:.2f}",
+                    sum(run.chip == chip and run.fits_speed for run in runs()),
+                    f"{100 * best()[chip]:.1f}%" if chip in best() else "",
+                ]
                 for chip, value in sustained.items()
             ],
         ),
@@ -170,6 +175,9 @@ def tables() -> dict[str, str]:
 def intervals() -> str:
     """intervals.yaml."""
     lines = [f"{name}: [{low}, {high}]" for name, ((low, high), _) in by_what().items()]
+    reached = best()
+    kinds = ", ".join(f"{kind}: {reached[chip]:.3f}" for kind, chip in CHIPS.items() if chip in reached)
+    lines += ["# Of its dense peak in bf16, what the best run on a chip computed with", f"best: {{{kinds}}}"]
     return "\n".join(
         ["# Factors on a prediction between which 80 % of measurements lie: python -m benchmarks.planner", *lines, ""]
     )

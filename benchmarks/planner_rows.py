@@ -133,6 +133,19 @@ def measured_mfu(run: Run) -> float:
     return found.mfu * run.speed / found.tokens_per_second_per_gpu if run.speed else 100.0
 
 
+@cache
+def best() -> dict[str, float]:
+    """Chip -> share of its dense peak with which the best of at least three published runs of all weights in 16 bits computed, by
+    6 N + 6 L h s per token."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for run in runs():
+        if run.speed and run.chip and run.job.method == "full" and not run.job.fp8:
+            s, device = run.job.shape, hardware.gpu(run.job.gpu)
+            needed = hardware.flops_per_token(s.active, s.layers, s.query_width, s.attended(run.job.length) / 2)
+            found[run.chip].append(run.speed * needed / (device.bf16_tflops * 1e12))
+    return {chip: max(shares) for chip, shares in found.items() if len(shares) >= 3}
+
+
 # ---- fitting -----------------------------------------------------------------------------------------------------
 def fit(training: Iterable[Run]) -> dict[str, float]:
     """`sustained` of each chip that has at least three healthy rows: it makes the median of predicted over measured speed 1."""

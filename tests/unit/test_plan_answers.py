@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import questions
 from brigade.__main__ import main
+from brigade.planner.choice.estimate import intervals
 from brigade.planner.choice.explain import reason
 from brigade.planner.choice.goals import Answer, answer, pick, price
 from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
@@ -72,6 +74,18 @@ def test_adapters_are_not_offloaded_where_they_fit():
     winner = chosen(ranked)
     assert winner and winner.name == "DDP" and any(one.fits and one.choice.offload for one in ranked)
     assert not any("0% " in reason(one, winner) for one in ranked)
+
+
+def test_no_step_is_promised_that_would_compute_more_than_the_best_published_run():
+    """Llama 3.1 8B on eight A100s, compiled, with nothing computed again: the formulas alone have it at 72 % of the peak."""
+    winner = chosen(candidates(Workload(named_shape("llama-3.1-8b")), Cluster("A100 80GB", 8, 1)))
+    assert winner
+    found, s = winner.estimate, winner.estimate.job.shape
+    rate = found.tokens_per_second_per_gpu * (6 * s.active + 6 * s.layers * s.query_width * 4096) / 312e12
+    assert rate == pytest.approx(intervals()["best"]["A100 80GB"])
+    assert found.time_interval()[0] == pytest.approx(found.time.total)
+    faster = replace(found, gpu=replace(found.gpu, efficiency=1.1))  # the user's own runs were
+    assert faster.time.total < found.time.total
 
 
 def test_what_a_card_lacks_says_the_margin():

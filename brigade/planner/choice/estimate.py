@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,20 @@ class Estimate:
 
     @functools.cached_property
     def time(self) -> StepTime:
-        return step_time(self.job, self.gpu)
+        """By formula, but no faster than the best published run on such a chip."""
+        found = step_time(self.job, self.gpu)
+        return replace(found, compute=found.compute + max(0.0, self.least_seconds - found.total))
+
+    @functools.cached_property
+    def least_seconds(self) -> float:
+        """Of a step that computes at the best utilisation that anybody published for the chip, of any where nobody did; 0 with
+        adapters and in FP8. Of attention the visible half counts, of recomputation nothing."""
+        s, best = self.job.shape, intervals()["best"]
+        if self.job.method != "full" or self.job.fp8:
+            return 0.0
+        share = best.get(self.gpu.kind, max(best.values())) * max(1.0, self.gpu.efficiency)
+        needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length) / 2)
+        return self.job.tokens_per_step * needed / (self.job.gpus * self.gpu.bf16_tflops * 1e12 * share)
 
     @property
     def allocated_gib(self) -> float:
@@ -90,7 +103,7 @@ class Estimate:
     def time_interval(self) -> tuple[float, float]:
         """Seconds per step: the 80 % interval."""
         low, high = intervals()[of_time(self.job, self.gpu.seen)]
-        return self.time.total * low, self.time.total * high
+        return max(self.time.total * low, self.least_seconds), self.time.total * high
 
 
 def parts(of: Memory | StepTime, unit: float, least: float) -> str:
@@ -108,7 +121,8 @@ def of_time(job: Job, seen: bool = True) -> str:
 
 
 def intervals() -> dict[str, Any]:
-    """Factors between which 80 % of measured rows lie; written by benchmarks/planner.py from rows left out of every fit."""
+    """Factors between which 80 % of measured rows lie, and under `best` what share of its dense peak the best run on each kind of
+    GPU computed with; written by benchmarks/planner.py, intervals from rows left out of every fit."""
     return table(Path(__file__).with_name("intervals.yaml"))
 
 
