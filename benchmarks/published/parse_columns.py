@@ -28,6 +28,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("strategy", "kernels"), r"zenflow", "states that are stepped later are not modelled"),
     (("strategy", "kernels"), r"async\w*[ -]?tp\b", "tensor parallelism behind products is not modelled"),
     (("framework", "strategy", "kernels"), r"graph.?trainer|simple.?fsdp", "its compiler places gathers, which is not modelled"),
+    (("kernels", "act_ckpt"), r"saved by sac", "a list of its own of what is not computed again is not modelled"),
     (("kernels",), r"(float8|fp8) eager", "products in FP8 that nothing fuses are not modelled"),
     (("task", "strategy", "kernels"), r"\b(q?dora|adalora|lora[-+]fa|ia3|reft|vera|prefix|prompt.tuning|badam|lisa)\b",
      "of adapters, LoRA alone is modelled"),

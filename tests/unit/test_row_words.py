@@ -75,6 +75,7 @@ def test_what_zero_plus_plus_sends(strategy, quantised):
     ({"act_ckpt": "none", "kernels": "activation offload"}, "without checkpointing"), ({"ep": "8"}, "do not divide over ep"),
     ({"dp": "4"}, "are not its 8 GPUs"), ({"params_b": "13"}, "params_b says 13"), ({"params_b": "many"}, "params_b 'many'"),
     ({"framework": "torchtitan 2026-03", "kernels": "graph_trainer"}, "compiler places gathers"),
+    ({"act_ckpt": "selective-op", "kernels": "float8 rowwise, abs saved by SAC"}, "saved by sac"),
     ({"framework": "InternEvo", "strategy": "ZeRO-1"}, "framework 'InternEvo' is none"),
     ({"inter_node": "0 Gb/s"}, "0 Gb/s"), ({"task": "lora", "strategy": "DDP rank 0"}, "rank 0"),
 ])  # fmt: skip

@@ -119,13 +119,17 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         kept = boundary / job.every + whole * (1 - 1 / job.every)
         # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
         shared = boundary if job.one_kernel_norm or job.autocast else 0.0
-        return (0.0 if job.offload_activations else kept), whole - shared + back
+        if (
+            job.offload_activations
+        ):  # brought back for this layer, whose output's gradient is no other layer's input then
+            return 0.0, whole + boundary + back
+        return kept, whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's
         inner = 0 if s.experts and "experts" in job.kernels else 2 * s.ffn  # compiled experts keep none
         kept = (4 * s.hidden + 2 * (s.query_width + s.key_value_width) + inner) * t / job.tensor
         # And what an all-to-all brought (torchtitan/distributed/activation_checkpoint.py: _op_sac_save_list).
         kept += 2 * s.hidden * s.top_k * t * s.moe_layers / s.layers * (job.expert > 1)
-        return kept, whole / 2 + back
+        return kept, max(0.0, whole - kept) + back
     return whole, back
 
 
