@@ -42,7 +42,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             kind = f"one of {', '.join(action.choices)}"
         if "(default: " in text:
             return text.replace("(default: ", f"({kind}, default: ")
-        return f"{text} ({kind})" if action.default is None else f"{text} ({kind}, default: {action.default})"
+        unset = action.default in (None, "", [], 0.0)  # what a flag's absence means stands in its sentence
+        return f"{text} ({kind})" if unset else f"{text} ({kind}, default: {action.default})"
 
 
 def main(argv: list[str] | None = None) -> int:
