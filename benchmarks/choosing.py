@@ -14,7 +14,8 @@ from brigade.commands import plan
 from brigade.errors import UserError
 from brigade.hardware import calibration
 from brigade.planner.choice.explain import not_weighed, reason
-from brigade.planner.choice.search import Candidate, candidates, chosen
+from brigade.planner.choice.search import candidates, chosen
+from brigade.planner.choice.workload import Candidate
 
 from .pages import DOCS, command, markdown
 

@@ -16,7 +16,7 @@ from ..recipe.method import METHODS
 from .numbers import numeric
 
 if TYPE_CHECKING:
-    from ..planner.choice.search import Cluster, Workload
+    from ..planner.choice.workload import Cluster, Workload
 
 FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 TYPES = {"path": Path, "int": int, "float": float}
@@ -82,7 +82,7 @@ def _headers(check: bool) -> int:
 def _recipe(options: argparse.Namespace) -> int:
     """A recipe's own configuration, on its own cluster or that of --hostfile and --gpu."""
     from ..hardware.network import hold_name
-    from ..planner.choice.search import Cluster
+    from ..planner.choice.workload import Cluster
     from ..planner.output.show_recipe import show_recipe
 
     for flag, takes in FLAGS["search"].items():
@@ -156,7 +156,7 @@ def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
 def _cluster(options: argparse.Namespace) -> "Cluster":
     from ..hardware.network import hold_name
     from ..hostfile import read_hostfile
-    from ..planner.choice.search import Cluster
+    from ..planner.choice.workload import Cluster
     from ..recipe.files import find
 
     hold_name(options.network, "flag --network")
@@ -180,8 +180,8 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
     """What the flags ask for. Raises UserError for what contradicts itself, the model or train.py."""
     from typing import get_args
 
-    from ..planner.choice.search import INSTALLED, MICRO_BATCHES, Workload
     from ..planner.choice.strategies import named
+    from ..planner.choice.workload import INSTALLED, MICRO_BATCHES, Workload
     from ..recipe.schema import TrainingSection
     from ..shape.find import named_shape
     from ..shape.lora import ENDS, trained_parameters

@@ -12,7 +12,8 @@ from brigade.__main__ import main
 from brigade.planner.choice.estimate import intervals
 from brigade.planner.choice.explain import reason
 from brigade.planner.choice.goals import Answer, answer, pick, price
-from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
+from brigade.planner.choice.search import candidates, chosen
+from brigade.planner.choice.workload import Cluster, Workload
 from brigade.shape.find import named_shape
 
 ROOT = Path(__file__).parents[2]

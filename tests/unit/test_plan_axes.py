@@ -17,8 +17,9 @@ from brigade.planner.choice import strategies
 from brigade.planner.choice.explain import reason
 from brigade.planner.choice.job_of_recipe import load_plan
 from brigade.planner.choice.job_of_run import divisible
-from brigade.planner.choice.search import Cluster, Workload, candidates, chosen, divisions
+from brigade.planner.choice.search import candidates, chosen, divisions
 from brigade.planner.choice.strategies import CHOICES
+from brigade.planner.choice.workload import Cluster, Workload
 from brigade.planner.costs.memory import GIB
 from brigade.planner.output import strategy_file
 from brigade.shape.find import named_shape

@@ -7,7 +7,8 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.planner.choice.search import Cluster, Workload, candidates
+from brigade.planner.choice.search import candidates
+from brigade.planner.choice.workload import Cluster, Workload
 from brigade.planner.output import plot
 from brigade.shape.find import named_shape
 

@@ -16,8 +16,9 @@ from brigade.lint.report import lint
 from brigade.model.location import load_config
 from brigade.planner.choice.explain import reason, smallest_change
 from brigade.planner.choice.job_of_recipe import job_of, load_plan, published_model
-from brigade.planner.choice.search import Cluster, Workload, candidates, chosen
+from brigade.planner.choice.search import candidates, chosen
 from brigade.planner.choice.strategies import CHOICES
+from brigade.planner.choice.workload import Cluster, Workload
 from brigade.recipe import flags
 from brigade.shape.find import named_shape
 

@@ -8,7 +8,8 @@ from ...errors.console import figure
 from ...hardware.network import links
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
-from .search import NEAR, Candidate, Cluster, Traces, Workload, candidates, chosen
+from .search import NEAR, Traces, candidates, chosen
+from .workload import Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"

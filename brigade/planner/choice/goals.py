@@ -8,7 +8,8 @@ from ...errors import UserError
 from ...errors.console import counted, figure
 from ...errors.tables import table
 from ...shape.lora import trained_parameters
-from .search import Candidate, Cluster, Traces, Workload, candidates, chosen
+from .search import Traces, candidates, chosen
+from .workload import Candidate, Cluster, Workload
 
 SOONER, CHEAPER, LARGER, LIGHTER = 1.03, 0.8, 1.15, 2.0  # from which gain on another way is worth a sentence
 BILLION = 1e9

@@ -18,7 +18,8 @@ from ...errors import UserError
 from ...errors.console import billions, counted
 from ...recipe.method import METHODS
 from ..choice.estimate import intervals, of_time
-from ..choice.search import Candidate, Cluster, Workload, candidates, chosen
+from ..choice.search import candidates, chosen
+from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.memory import GIB
 from .show import recomputes
 

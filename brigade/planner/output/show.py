@@ -18,7 +18,7 @@ from ...shape.find import named_config, positions_of
 from ..choice import explain, goals, replicas, search
 from ..choice.estimate import Estimate, intervals, parts
 from ..choice.job import Job
-from ..choice.search import Candidate, Cluster, Workload
+from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.host_memory import host
 from ..costs.memory import GIB, activation_bytes, adapters_keep, logit_bytes, settings_of, stream_pool
 from ..costs.stages import stage_layers

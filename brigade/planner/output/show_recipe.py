@@ -12,7 +12,8 @@ from ...shape.config_json import read_config
 from ...shape.find import positions_of
 from ..choice import goals, replicas
 from ..choice.job_of_recipe import BESIDE, RecipePlan
-from ..choice.search import Cluster, refusal
+from ..choice.search import refusal
+from ..choice.workload import Cluster
 from ..costs.memory import GIB
 from ..costs.states import first_stage_states
 from . import header

@@ -11,8 +11,8 @@ from ...hostfile import read_hostfile
 from ...recipe.files import REPOSITORY, find
 from ...strategy.axis_keys import as_mesh, with_axes
 from ..choice.job_of_recipe import here
-from ..choice.search import Candidate
 from ..choice.strategies import SHORT
+from ..choice.workload import Candidate
 
 # What accelerate's launcher reads, as the files in accelerate_configs/ have it.
 ACCELERATE = """\

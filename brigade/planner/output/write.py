@@ -17,7 +17,7 @@ from ...shape.config_json import read_config
 from ...shape.find import RECIPES, config_of, positions_of
 from ..choice.job import Job
 from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
-from ..choice.search import Candidate, Workload
+from ..choice.workload import Candidate, Workload
 from ..costs.host_memory import host
 from .header import header, replaced
 from .strategy_file import as_document, ours, strategy_file
