@@ -38,6 +38,7 @@ from .published.table import counts_allocated
 PAGE = DOCS / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
+TIMES = ("time_inside", "time_across", "time_experts")
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
 
 
@@ -74,26 +75,39 @@ def of_hosts() -> dict[str, list[tuple[Held, float]]]:
     }
 
 
-def coverage(found: Rows, tail: float, group: str = "source") -> float:
-    """Percent of rows inside the interval that the other sources' rows give, or other groups'."""
-    inside = 0
+def inside(found: Rows, tail: float, group: str = "source") -> list[bool]:
+    """Whether each row lies inside the interval that the other sources' rows give, or other groups'."""
+    between: dict[str, tuple[float, float]] = {}
     for name in {getattr(run, group) for run, _ in found}:
         others = [error for run, error in found if getattr(run, group) != name]
-        if not others:
-            continue
-        low, high = interval(others, tail)
-        inside += sum(low <= 1 / error <= high for run, error in found if getattr(run, group) == name)
-    return 100 * inside / len(found)
+        between[name] = interval(others, tail) if others else (0.0, 0.0)
+    return [low <= 1 / error <= high for run, error in found for low, high in [between[getattr(run, group)]]]
 
 
-def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float]:
-    """(interval, its coverage): the tails are cut as far as leaves HELD percent of left-out groups' rows inside.
+def tail_of(found: Rows, group: str = "source") -> float:
+    """The share of rows to cut on each side: as much as leaves HELD percent of left-out groups' rows inside.
 
     A tenth on each side would hold fewer: rows of one source err together, and a new source in its own way.
     """
     tails = [tail / 100 for tail in range(10, -1, -1)]
-    tail = next((tail for tail in tails if coverage(found, tail, group) >= HELD), 0.0)
-    return interval((error for _, error in found), tail), coverage(found, tail, group)
+    return next((tail for tail in tails if 100 * sum(inside(found, tail, group)) >= HELD * len(found)), 0.0)
+
+
+def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float]:
+    """(interval, percent of left-out groups' rows inside)"""
+    tail = tail_of(found, group)
+    covered = 100 * sum(inside(found, tail, group)) / len(found)
+    return interval((error for _, error in found), tail), covered
+
+
+def by_source(kinds: Iterable[str]) -> dict[str, str]:
+    """Source -> how many of its rows lie inside the interval that the others give, for those kinds of residuals()."""
+    counts: dict[str, list[bool]] = {}
+    for name in kinds:
+        found = residuals().get(name, [])
+        for (run, _), within in zip(found, inside(found, tail_of(found)), strict=True):
+            counts.setdefault(run.source, []).append(within)
+    return {source: f"{sum(each)} of {len(each)}" for source, each in counts.items()}
 
 
 @cache
@@ -159,9 +173,9 @@ def tables() -> dict[str, str]:
             ],
         ),
         "sets": by_set(),
-        "sources": leave_one_out(lambda run: run.source, "source"),
+        "sources": leave_one_out(lambda run: run.source, "source", by_source(TIMES)),
         "models": leave_one_out(lambda run: run.model, "model"),
-        "memory": memory_left_out(),
+        "memory": memory_left_out(by_source(["memory"])),
         "first-choices": first_choices(),
         "chips": by_chip(lambda run: by_what()[of_time(run.job, hardware.gpu(run.job.gpu).seen)][0]),
         "simumax": beside_simumax(),

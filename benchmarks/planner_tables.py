@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from benchmarks.pages import markdown
@@ -60,8 +60,12 @@ def trivial(run: Run, others: list[Run]) -> float:
     return statistics.median(measured_mfu(one) for one in same) / measured_mfu(run)
 
 
-def leave_one_out(key: Callable[[Run], str], what: str) -> str:
-    """The table of left-out groups, beside a model that knows nothing but the median MFU of the others."""
+def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[str, str] | None = None) -> str:
+    """The table of left-out groups, beside a model that knows nothing but the median MFU of the others.
+
+    within: group -> how many of its rows lie in the others' interval, where that is to be told
+    """
+    told = within or {}
     lines = []
     every, plain = [], []
     for name, members in left_out(key).items():
@@ -74,11 +78,18 @@ def leave_one_out(key: Callable[[Run], str], what: str) -> str:
         every += [error for _, error in healthy]
         plain += simple
         lines.append(
-            [name, *spread(error for _, error in healthy), f"{table.quantiles(e - 1 for e in simple)[1]:.1f}%"]
+            [
+                name,
+                *spread(error for _, error in healthy),
+                f"{table.quantiles(e - 1 for e in simple)[1]:.1f}%",
+                told.get(name, ""),
+            ]
         )
-    lines.append(["**all**", *spread(every), f"{table.quantiles(e - 1 for e in plain)[1]:.1f}%"])
+    lines.append(["**all**", *spread(every), f"{table.quantiles(e - 1 for e in plain)[1]:.1f}%", ""])
     head = [f"left out: {what}", "speed: rows", "median", "p90", "bias", "median with the others' MFU"]
-    return markdown(head, lines)
+    if within:
+        return markdown([*head, "of those in 16 bits, in the others' interval"], lines)
+    return markdown(head, [line[:-1] for line in lines])
 
 
 def textbook(run: Run) -> float:
@@ -91,8 +102,11 @@ def textbook(run: Run) -> float:
     return (12 * trained / shared[0] + 2 * trained / shared[1] + (2 * trained + frozen) / shared[2]) / GIB
 
 
-def memory_left_out() -> str:
-    """By source, beside a model that knows nothing but the textbook's states, times what the others' runs had of them."""
+def memory_left_out(within: Mapping[str, str]) -> str:
+    """By source, beside a model that knows nothing but the textbook's states, times what the others' runs had of them.
+
+    within: source -> how many of its rows lie in the interval that the others give
+    """
     lines = []
     measured = [run for run in runs() if run.memory]
     plain: dict[bool, list[float]] = {True: [], False: []}
@@ -101,14 +115,17 @@ def memory_left_out() -> str:
         ratio = statistics.median((run.memory or 0.0) / textbook(run) for run in measured if run.source != source)
         simple = [ratio * textbook(run) / (run.memory or 0.0) - 1 for run in members]
         plain[members[0].says_what] += simple
-        lines.append([source, *spread(map(memory_error, members)), f"{table.quantiles(simple)[1]:.1f}%"])
+        off = f"{table.quantiles(simple)[1]:.1f}%"
+        lines.append([source, *spread(map(memory_error, members)), off, within.get(source, "")])
     groups = {
         "where the source says what it measured": ([run for run in measured if run.says_what], plain[True]),
         "all": (measured, plain[True] + plain[False]),
     }
     for name, (members, simple) in groups.items():
-        lines.append([f"**{name}**", *spread(map(memory_error, members)), f"{table.quantiles(simple)[1]:.1f}%"])
-    return markdown(["source", "memory: rows", "median", "p90", "bias", "median with the textbook's states"], lines)
+        off = f"{table.quantiles(simple)[1]:.1f}%"
+        lines.append([f"**{name}**", *spread(map(memory_error, members)), off, ""])
+    head = ["source", "memory: rows", "median", "p90", "bias", "median with the textbook's states"]
+    return markdown([*head, "in the others' interval"], lines)
 
 
 def first_choices() -> str:
