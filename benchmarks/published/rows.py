@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from brigade import hardware
 from brigade.planner.choice.job import EAGER, FUSED, Job
 from brigade.planner.choice.job_of_run import attention_of
 from brigade.planner.costs.engines import OPTIMIZER_BYTES
@@ -56,6 +57,9 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
     # What runs on Transformers: the strategy says the engine
     (r"deepspeed|accelerate|torch|fsdp|swift|lightning|lit-?gpt|xtuner|arctic|fastchat|alignment|lmflow|instruct|^ ", {}),
 ]  # fmt: skip
+# Words of networks between hosts, by which a rate that is not told is the usual one of that kind of GPU.
+NETWORKS = r"\d|^-$|unspecified|unknown|infini|\bib\b|[ehnx]dr\b|\befa\b|roce|ethernet|nvl|slingshot|tcp"
+LONGEST = 30_000_000  # tokens of a row
 # How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
 SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 
@@ -135,6 +139,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     if expert > 1 and (not shape.experts or shape.experts % expert):
         raise Inexpressible(f"its {shape.experts} experts do not divide over ep {expert}")
     sequence = size(row, "seq_len")
+    if sequence > LONGEST:
+        raise Inexpressible(f"seq_len {sequence:,} is more than anybody has trained with")
+    _hold_cluster(row, gpus)
     if sequence % context:
         raise Inexpressible(f"a sequence of {sequence} does not divide over cp {context}")
     offload = offload_of(row, traits["engine"])
@@ -183,6 +190,19 @@ def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
         "linear_experts": bool(re.search(TRANSFORMERS, framework)) and not new,
         "adapter_dropout": bool(re.search(r"dropout[ =:]*0?\.\d*[1-9]", row.get("notes", "").lower())),
     }
+
+
+def _hold_cluster(row: Mapping[str, str], gpus: int) -> None:
+    """Raises Inexpressible for a card of another size than its name's, and for a network between hosts that is none."""
+    try:
+        told, device = float(row.get("gpu_mem_gb") or 0), hardware.gpu(row["gpu"])
+    except ValueError:
+        raise Inexpressible(f"gpu_mem_gb {row['gpu_mem_gb']!r} is not a number") from None
+    if told and not 0.85 < told / device.memory_gib < 1.18:
+        raise Inexpressible(f"gpu_mem_gb {told:g}, and {row['gpu']!r} has {device.memory_gib:.0f} GiB")
+    link = (row.get("inter_node") or "").strip()
+    if gpus > 8 and link and not re.search(NETWORKS, link, re.I):
+        raise Inexpressible(f"inter_node {link!r} is no network that is known here")
 
 
 def _hold_optimizer(engine: str, optimizer: str, text: str) -> None:

@@ -62,7 +62,7 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
     except Inexpressible as error:
         reason = str(error)
     except UserError as error:
-        reason = f"{error.place}: {error.problem}"
+        reason = f"{error.place}: {error.problem} ({error.cure})"
     except Exception as error:  # one row in a thousand shall not take the others along
         reason = f"it cannot be estimated: {type(error).__name__}: {error}"
     if reason:

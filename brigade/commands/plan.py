@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 TYPES = {"path": Path, "int": int, "float": float}
+MOST_SLOTS = 72
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +120,9 @@ def _choose(options: argparse.Namespace) -> int:
         from ..planner.output import plot
 
         plot.write(options.plot, workload, cluster, ranked)
-    advice = [*advice, *replicas.for_model(found), *show.warnings(options.model, workload)]
+    device = ranked[0].estimate.gpu if ranked else None
+    advice = [*advice, *replicas.for_model(found)]
+    advice += show.warnings(options.model, workload, device) if device else []
     late = winner and options.deadline and found.hours(options.tokens) > options.deadline
     if options.json:
         from ..planner.output.as_json import answer_json
@@ -134,6 +137,7 @@ def _choose(options: argparse.Namespace) -> int:
     if winner is None:
         print(show.nothing_fits(workload, cluster, ranked, traces))
         return 1
+    show.batch(winner)
     show.describe(winner.estimate, options.tokens, options.price)
     if traces:
         show.formula_and_trace(winner.estimate.job, traces(winner.estimate.job))
@@ -150,7 +154,7 @@ def _choose(options: argparse.Namespace) -> int:
 def asked(options: argparse.Namespace) -> "tuple[Workload, Cluster]":
     """What is to be planned, and for what. Raises UserError."""
     cluster = _cluster(options)
-    return _workload(options, cluster.gpus), cluster
+    return _workload(options, cluster), cluster
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
@@ -172,24 +176,36 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
             "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
         )
     sizes, every = set(hosts.values()), sum(hosts.values())
+    if max(sizes) > MOST_SLOTS:
+        problem = f"{max(sizes):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
+        _refuse("hostfile", problem, "correct its slots")
     described = (options.gpu, max(sizes), len(hosts), options.network, options.host_memory, options.nvme)
     return Cluster(*described, all=every if len(sizes) > 1 else 0)
 
 
-def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
+def _batch(cluster: "Cluster", micro: int) -> int:
+    """128 sequences, or more that divide over the GPUs, and where these are not too many over those of fewer hosts."""
+    fewer = 1 if cluster.all else 2 ** ((cluster.nodes - 1).bit_length() - 1) if cluster.nodes > 1 else 1
+    every, least = (count * micro for count in (math.lcm(cluster.gpus, fewer * cluster.node_size), cluster.gpus))
+    least = every if every <= 512 else least
+    return -(-max(128, least) // least) * least
+
+
+def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
     """What the flags ask for. Raises UserError for what contradicts itself, the model or train.py."""
     from typing import get_args
 
     from ..planner.choice.strategies import named
     from ..planner.choice.workload import INSTALLED, MICRO_BATCHES, Workload
     from ..recipe.schema import TrainingSection
-    from ..shape.find import named_shape
+    from ..shape.find import named_config, named_shape, positions_of, stretches
     from ..shape.lora import ENDS, trained_parameters
 
     shape, method, keys = named_shape(options.model), options.method, METHODS[options.method].keys
     micro = options.micro_batch or 1
+    gpus = cluster.gpus
     least = gpus * micro  # of which a batch is a multiple
-    batch = options.global_batch_size or -(-max(128, least) // least) * least
+    batch = options.global_batch_size or _batch(cluster, micro)
     whole = options.lora_modules_to_save
     whole = () if whole == "none" else tuple(whole.replace(",", " ").split())
     optims = get_args(TrainingSection.model_fields["optim"].annotation)
@@ -198,6 +214,11 @@ def _workload(options: argparse.Namespace, gpus: int) -> "Workload":
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
         _refuse("method", f"{problem}, which Transformers holds in 3D parameters", f"use --method {method[1:]}")
+    config = named_config(options.model)[0]
+    positions = positions_of(config)
+    if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
+        problem = f"{options.max_length:,} tokens are more than the {positions:,} positions of {shape.name}"
+        _refuse("max_length", f"{problem}, which rope_parameters cannot stretch", f"give at most {positions}")
     if options.lora_r and not keys:
         _refuse("lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
     if whole and not keys:

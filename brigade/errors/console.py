@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import sys
 from typing import Any
 
@@ -21,10 +22,10 @@ def figure(value: float, digits: int) -> str:
 
 
 def console(**options: Any) -> Any:
-    """A rich Console as wide as the terminal; 160 columns into a file or a pipe, which have no width."""
+    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe, which have no width."""
     from rich.console import Console  # not at the top: most commands print no table
 
-    return Console(width=None if sys.stdout.isatty() else 160, **options)
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, **options)
 
 
 def counted(number: int, thing: str) -> str:

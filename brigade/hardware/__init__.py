@@ -41,6 +41,7 @@ class Gpu:
     source: str
     sustained: float
     seen: bool = True
+    bf16: bool = True
     node_gbit: float = 100.0
     host_gib: float = 64.0
     nvme_gb: float = 2000.0
@@ -94,7 +95,8 @@ def gpu(kind: str) -> Gpu:
             if not size or abs(size / entry["memory_gib"] - 1) < 0.12:
                 return _gpu(key, entry)
     short = {re.sub(r" \d+GB$", "", key): key for key in reversed(known)}  # without its memory
-    near = nearest(re.sub(r"\d+ ?gi?b?\b", "", kind, flags=re.I).strip(), short)
+    within = [name for name, key in short.items() if _name(key)[0] and _name(key)[0] <= words]
+    near = max(within, key=len, default="") or nearest(re.sub(r"\d+ ?gi?b?\b", "", kind, flags=re.I).strip(), short)
     raise UserError(
         f"GPU kind {kind[:60]!r}",
         "it is not in the catalogue" + ("" if near else f"; known are {', '.join(known)}"),
@@ -143,9 +145,8 @@ def usual_share(generation: str, without: str = "") -> float:
 def flops_per_token(parameters: int, layers: int, hidden_size: int, attended_length: float) -> float:
     """Model FLOPs of forward and backward for one token of full fine-tuning: 6 N + 12 L h s.
 
-    Torchtitan's and PaLM's convention (arXiv 2204.02311, appendix B): N all parameters, embeddings included; attention
-    without the causal discount; recomputation not counted. attended_length: mean over tokens of their sample's length,
-    the sum of squared lengths over the sum of lengths.
+    Torchtitan's and PaLM's convention (arXiv 2204.02311, appendix B): N all parameters, embeddings included; attention without
+    the causal discount; recomputation not counted. attended_length: of a token's sample, the mean over tokens.
     """
     return 6 * parameters + 12 * layers * hidden_size * attended_length
 

@@ -64,6 +64,13 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     return next((positions for positions in found if isinstance(positions, int)), None)
 
 
+def stretches(config: Mapping[str, Any]) -> bool:
+    """Whether a rotary embedding is plain, with one base, so that a recipe's rope_parameters can stretch it (model/rope.py)."""
+    text = config.get("text_config") or config
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return "rope_local_base_freq" not in text and rope.get("rope_type", rope.get("type", "default")) == "default"
+
+
 def named_config(name: str) -> tuple[dict[str, Any], str, str]:
     """(config.json, where it is, short name) of a model; name: as config_of takes it."""
     path = config_of(name)

@@ -39,7 +39,7 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
 
 
 def test_every_entry_has_numbers_and_source():
-    optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb"}
+    optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb", "bf16"}
     for name, entry in catalogue().items():
         assert (
             set(entry) - optional == {*calibration.NUMBERS, "driver", "names", "source", "generation"}
@@ -51,7 +51,8 @@ def test_every_entry_has_numbers_and_source():
 
 @pytest.mark.parametrize("written, kind", [
     ("H100 SXM", "H100 80GB"), ("H100-SXM-80GB", "H100 80GB"), ("A800-80GB", "A800 80GB"), ("A100 (paper, 80GB)", "A100 80GB"),
-    ("B200-SXM", "B200"), ("H200-SXM-141GB", "H200"), ("4090 24GB", "RTX 4090"), ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+    ("B200-SXM", "B200"), ("H200-SXM-141GB", "H200"), ("4090 24GB", "RTX 4090"), ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+    ("A100 80GB PCIe", "A100 PCIe 80GB"), ("A100-PCIe", "A100 PCIe 80GB"), ("A800 80GB PCIe", "A800 PCIe 80GB"),
     ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("V100-PCIE-32GB", "V100 PCIe 32GB"),
     ("3080 ti", "RTX 3080 Ti"), ("a10", "A10"), ("a100-40g", "A100 40GB"),
     ("H100 PCIe 80GB", "H100 PCIe"), ("H100 94GB", "H100 94GB"), ("NVIDIA GeForce RTX 5090", "RTX 5090"), ("DGX-GB200", "GB200"),

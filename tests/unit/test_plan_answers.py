@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks import questions
 from brigade.__main__ import main
@@ -131,7 +132,7 @@ def test_hosts_of_unequal_slots_are_planned(plan, tmp_path):
 
 @pytest.mark.parametrize("words, said", [
     (["--method", "lora", "--lora_r", "1000000"], "below 8193"), (["--method", "lora", "--lora_r", "8000"], "no low rank"),
-    (["--max_length", "100000000000000"], "below 1e+08"), (["--gpu", "H1000"], "did you mean 'H100 80GB'"),
+    (["--max_length", "100000000000000"], "below 3e+07"), (["--gpu", "H1000"], "did you mean 'H100 80GB'"),
 ])  # fmt: skip
 def test_absurd_numbers_are_refused(plan, words, said):
     code, text = plan("qwen3-8b", "--gpu", "H100", *words)
@@ -150,8 +151,8 @@ def test_positions_and_towers_are_warned_of(plan, tmp_path):
         "n_positions": 1024,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    code, text = plan(tmp_path, "--gpu", "H200", "--max_length", 2048)
-    assert code == 0 and "more than the 1,024 positions" in text
+    code, text = plan(tmp_path, "--gpu", "H200", "--max_length", 2048)  # learned positions are what they are
+    assert code == 2 and "more than the 1,024 positions" in text and "give at most 1024" in text
     code, text = plan("gemma-3-4b-it", "--gpu", "H200")
     assert code == 0 and "carries a vision tower" in text
 
@@ -166,3 +167,52 @@ def test_a_narrow_terminal_gets_a_narrow_answer(monkeypatch, capsys):
 def test_a_cluster_on_which_nothing_fits_has_no_speed():
     nothing = Answer(Workload(named_shape("llama-3.1-405b")), Cluster("L4", 1, 1), [], None)
     assert nothing.speed == 0 and pick(nothing, "")[1] == []
+
+
+def test_a_card_without_bf16_is_planned_and_written_in_fp16(plan, tmp_path):
+    code, text = plan("qwen3-0.6b", "--gpu", "V100", "--write", tmp_path / "v100.yaml")
+    assert code == 0 and text.startswith("The V100 32GB has no bf16") and "torch.compile" not in text
+    training = yaml.safe_load((tmp_path / "v100.yaml").read_text())["training"]
+    assert training["fp16"] is True and "bf16" not in training
+    code, text = plan("recipes/qwen3-0.6b/full.yaml", "--gpu", "T4")
+    assert code == 2 and "the T4 has no bf16" in text and "use fp16" in text
+
+
+def test_smaller_sizes_are_not_handicapped_by_a_batch_that_only_all_hosts_divide(plan, tmp_path):
+    (tmp_path / "odd").write_text("a slots=8\nb slots=3\n")
+    words = ["llama-3.1-8b", "--hostfile", tmp_path / "odd", "--gpu", "H100", "--json"]
+    found = json.loads(plan(*words, "--goal", "cheapest")[1])
+    best = found["plans"][found["chosen"]]
+    assert best["gpus"] == 8 and best["stages"] == 1  # as fast on each GPU as on eight of another hostfile
+    assert best["micro_batch"] * best["accumulation"] * best["data"] % 88 == 0
+
+
+def test_hosts_that_may_not_hold_what_is_offloaded_are_said_to(plan):
+    words = ["llama-3.2-3b", "--gpu", "4090", "--json", "--strategy", "zero2_offload", "zero3_nvme"]
+    plans = {one["strategy"]: one for one in json.loads(plan(*words)[1])["plans"]}
+    offload = plans["ZeRO-2 offload"]
+    assert offload["fits"] and not offload["safe"]
+    assert re.search(r"each host may need up to \d+ GiB of memory, of 64", plan(*words[:3], *words[4:6])[1])
+    plans = json.loads(plan(*words, "--host_memory", 128)[1])["plans"]
+    assert next(one for one in plans if one["strategy"] == "ZeRO-2 offload")["safe"]
+
+
+def test_a_width_that_is_told_is_kept_in_a_pipe_too(plan, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text = plan("llama-3.1-70b", "--hostfile", "hostfiles/2x8", "--gpu", "H100")
+    assert code == 0 and max(map(len, text.splitlines())) <= 80
+    assert re.search(r"batch +micro-batch \d+ x accumulation \d+ x 16 data-parallel ranks; recomputes", text)
+
+
+def test_what_does_not_fit_has_no_speed_and_no_price(plan):
+    plans = json.loads(plan("llama-3.1-405b", "--gpu", "4090", "--json")[1])["plans"]
+    assert plans and not any(one["fits"] for one in plans)
+    assert {
+        one[key] for one in plans for key in ("tokens_per_second_per_gpu", "usd_per_billion_tokens", "seconds")
+    } == {None}
+
+
+def test_adapters_are_named_where_all_weights_need_offload(plan):
+    words = ["qwen3-32b", "--gpu", "L40S", "--hostfile", "hostfiles/1x8", "--max_length", 8192]
+    text = plan(*words, "--strategy", "zero3", "zero3_offload")[1]
+    assert re.search(r"--method lora trains the same tokens sooner", text)

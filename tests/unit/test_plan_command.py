@@ -35,11 +35,20 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
     (["qwen3-8b", "--gpu", "H100", "--optim", "lamb", "--strategy", "zero2"], "does not run lamb under ZeRO-2"),
     (["recipes/qwen3-8b/none.yaml"], "there is no recipe"), (["recipes/tiny/full.yaml"], "this run computes in fp32"),
     (["recipes/llama-3.1-8b/full.yaml", "--method", "lora"], "flag --method"),
+    (["llama-3.1-8b", "--gpu", "H100", "--max_length", "262144"], "give at most 131072"),
+    (["qwen3-8b", "--gpu", "NVIDIA GeForce RTX 4090 D"], "did you mean 'RTX 4090'?"),
+    (["qwen3-8b", "--gpu", "NVIDIA H200 NVL"], "did you mean 'H200'?"),
     (["qwen3-8b", "--gpu", "8xH100"], "says how many"), (["recipes", "--gpu", "H100"], "the folder has no config.json"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(plan, words, said):
     code, text = plan(*words)
     assert code == 2 and said in text and "cure:" in text
+
+
+def test_a_host_of_more_gpus_than_any_has_is_a_mistake(plan, tmp_path):
+    (tmp_path / "many").write_text("a slots=1000\n")
+    code, text = plan("qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "many")
+    assert code == 2 and "1,000 GPUs in a host" in text and "cure:" in text
 
 
 def test_the_usual_batch_divides_over_any_cluster(plan, tmp_path):

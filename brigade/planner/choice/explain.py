@@ -37,7 +37,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         if result.fits:
             return f"would leave {result.spare_gib:.1f} GiB free, less than the margin of {kept:.1f} (--margin)"
         lacks = f"{figure(-result.spare_gib, 0 if result.spare_gib < -1 else 1)} GiB"
-        return f"out of memory by {lacks}, and {kept:.1f} of margin: {largest} take {parts[largest] / GIB:.0f}"
+        take = "the optimizer's states" if largest == "optimizer" else largest
+        return f"out of memory by {lacks}, and {kept:.1f} of margin: {take} take {parts[largest] / GIB:.0f}"
     if candidate.choice.why_only:
         against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
@@ -100,7 +101,7 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     ):
         return ""
     if candidate.estimate.job.method != "full":
-        return "faster by formula, but adapters leave little to offload: for what fits in no other way"
+        return "faster by formula, which no run with frozen weights has shown: for what fits in no other way"
     flag, what = ("--nvme", "disk") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
     return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 

@@ -74,10 +74,11 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
     if not in_time:
         took = f"{tokens / BILLION:g} billion tokens take {figure(fastest.hours(tokens), 1)} hours on {fastest.size}"
         return fastest, [f"No size of this cluster keeps the deadline of {deadline:g} h: at best {took}."]
+    least = min(one.gpu_hours() for one in in_time)  # of two as cheap, the smaller
     best = {
         "fastest": max(in_time, key=lambda one: one.speed),
         "fewest-gpus": min(in_time, key=lambda one: (one.cluster.gpus, one.hours())),
-    }.get(goal) or min(in_time, key=lambda one: one.gpu_hours())
+    }.get(goal) or min(in_time, key=lambda one: (round(one.gpu_hours() / least, 2), one.cluster.gpus))
     words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
     kept = f", with which {tokens / BILLION:g} billion tokens take {best.hours(tokens):,.1f} hours" if deadline else ""
     return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}."]
@@ -104,7 +105,7 @@ def better(whole: Answer) -> list[str]:
                 break
     if whole.workload.method == "full" and (trained := trained_parameters(whole.workload.shape, 16, ())):
         lora = answer(replace(whole.workload, method="lora", trained=trained), whole.cluster)
-        if lora.speed > LIGHTER * whole.speed:
+        if lora.speed > (SOONER if whole.winner.choice.offload else LIGHTER) * whole.speed:
             said.append(f"--method lora trains the same tokens sooner, {_against(lora, whole)}.")
     return said
 

@@ -44,12 +44,17 @@ KNOWN: dict[str, Callable[[ModelShape], bool]] = {
 }
 
 
-def taken(workload: Workload, choice: Choice, names: str) -> bool:
+def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> bool:
     """Whether train.py takes a strategy with the kernels of that name; compiled layers where they are proven to compute what
-    plain ones do (tests/ranks/test_compile.py), a loss in tiles where one rank has the whole head."""
+    plain ones do (tests/ranks/test_compile.py), a loss in tiles where one rank has the whole head. bf16: else in fp16"""
     compiled, liger = names == "torch.compile", names == "Liger"
     if compiled and (
-        workload.method != "full" or workload.shape.experts or choice.why_only or choice.offload or choice.axes
+        workload.method != "full"
+        or workload.shape.experts
+        or choice.why_only
+        or choice.offload
+        or choice.axes
+        or not bf16
     ):
         return False
     if KERNELS[names][1] == "tiled" and {"tensor", "stages"} & set(choice.axes):
@@ -57,7 +62,8 @@ def taken(workload: Workload, choice: Choice, names: str) -> bool:
     method = workload.method.removeprefix("rs")
     facts = {
         "optim": workload.optimizer or Job.optimizer,
-        "bf16": True,
+        "bf16": bf16,
+        "fp16": not bf16,
         "torch_compile": compiled,
         "use_liger_kernel": liger,
     }
@@ -131,10 +137,10 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
             )
 
 
-def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
+def refusal(job: Job, cluster: Cluster, usual: Gpu, at_most: bool = False) -> str:
     """Why it is not to be taken whatever it needs of a GPU: it may hang, or the nodes' memory or disks are too small; or "".
 
-    usual: that kind of GPU, which says what a host has where the cluster does not
+    usual: that kind of GPU, which says what a host has where the cluster does not; at_most: at its interval's upper end
     """
     needs = host(job)
     memory = cluster.host_gib or usual.host_gib * cluster.node_size
@@ -142,6 +148,8 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
     most, when = max((needs.training, "train"), (needs.loading, "load"))
     if most / GIB > memory:
         return f"to {when}, each host needs {most / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
+    if at_most and needs.fullest[1] / GIB > memory:
+        return f"each host may need up to {needs.fullest[1] / GIB:,.0f} GiB of memory, of {memory:,.0f} (--host_memory)"
     if needs.swapped / 1e9 > disk:
         return f"each host needs {needs.swapped / 1e9:,.0f} GB of local disk, of {disk:,.0f} (--nvme)"
     return ""
@@ -193,11 +201,12 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
             continue
         told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told)
+            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told, tight=tight)
             for names in workload.kernels
-            if taken(workload, choice, names)
+            if taken(workload, choice, names, device.bf16)
             for job in jobs(workload, cluster, choice, names)
             for result in [estimate(job, device, traces(job) if traces else None)]
+            for tight in [refusal(job, cluster, device, at_most=True) if choice.offload else ""]
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue

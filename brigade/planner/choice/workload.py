@@ -74,6 +74,7 @@ class Candidate:
 
     refused: why it is not to be taken, whatever it needs; told: whether the user has described what it offloads to
     lighter: its optimizer keeps less than the one that is usual, because that does not fit
+    tight: why the hosts' memory may not hold it
     """
 
     choice: Choice
@@ -83,6 +84,7 @@ class Candidate:
     refused: str = ""
     told: bool = False
     lighter: bool = False
+    tight: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +108,11 @@ class Candidate:
     def weighed(self) -> bool:
         """Whether its offload is compared with what fits without: adapters leave little to offload."""
         return self.told and self.estimate.job.method == "full"
+
+    @property
+    def safe(self) -> bool:
+        """Whether it fits at the upper ends of its memory's intervals, a GPU's and a host's."""
+        return self.estimate.safe and not self.tight
 
     @property
     def fits(self) -> bool:

@@ -10,6 +10,17 @@ from ..choice.goals import Answer, price
 from ..costs.host_memory import host
 from ..costs.memory import GIB
 
+# What a plan that does not fit has none of.
+OF_RUNS = (
+    "step_seconds",
+    "step_seconds_interval",
+    "seconds",
+    "tokens_per_second_per_gpu",
+    "mfu_percent",
+    "days_per_billion_tokens",
+    "gpu_hours_per_billion_tokens",
+    "usd_per_billion_tokens",
+)
 SCHEMA = 1  # changes where a key is renamed or removed
 
 
@@ -18,6 +29,8 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
     plans = [
         {"strategy": one.name, "reason": reason(one, answer.winner), "fits": one.fits, "kernels": one.kernels}
         | _numbers(one.estimate, given)
+        | {"safe": one.safe}
+        | dict.fromkeys(() if one.fits else OF_RUNS)
         for one in answer.ranked
     ]
     place = answer.ranked.index(answer.winner) if answer.winner else None

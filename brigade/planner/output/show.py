@@ -1,6 +1,7 @@
 """What `plan` prints: strategies side by side, one configuration in parts, formula beside trace."""
 
 import functools
+import os
 import shutil
 import sys
 import textwrap
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ...errors import UserError
-from ...errors.console import billions, figure
-from ...hardware import calibration
+from ...errors.console import billions, counted, figure
+from ...hardware import Gpu, calibration
 from ...hardware.network import links
 from ...shape.find import named_config, positions_of
 from ..choice import explain, goals, replicas, search
@@ -31,16 +32,21 @@ def say(label: str, text: str) -> None:
     print(wrapped(f"{label:9}{text}", 9))
 
 
+def columns() -> int | None:
+    """The terminal's width, or what COLUMNS says; None into a file or a pipe, which have none."""
+    told = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return max(40, shutil.get_terminal_size().columns) if told else None
+
+
 def wrapped(text: str, indent: int = 0) -> str:
     """In lines as wide as the terminal; whole into a file or a pipe."""
-    if not sys.stdout.isatty():
+    if not (width := columns()):
         return text
-    width = max(40, shutil.get_terminal_size().columns)
     return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
-def warnings(model: str, workload: Workload) -> list[str]:
-    """Of sequences beyond the model's positions, and of what it carries beside its decoder."""
+def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
+    """Of sequences beyond the model's positions, of what it carries beside its decoder, and of a GPU without bf16."""
     config, shape, said = named_config(model)[0], workload.shape, []
     positions = positions_of(config)
     if positions and workload.length > positions:
@@ -50,6 +56,8 @@ def warnings(model: str, workload: Workload) -> list[str]:
         tower = "a vision tower" if config.get("vision_config") else "more than a decoder"
         what = f"{billions(shape.other)} parameters, which a run freezes and the formulas count as trained"
         said.append(f"{shape.name} carries {tower} of {what}.")
+    if not device.bf16:
+        said.append(f"The {device.kind} has no bf16: this is planned for fp16 (recipe: fp16: true).")
     return said
 
 
@@ -133,13 +141,11 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
         f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, {workload.batch} x "
         f"{workload.length:,} tokens a step, {cluster.title} {device.kind}"
     )
-    narrow = (
-        sys.stdout.isatty() and shutil.get_terminal_size().columns < 120
-    )  # the chosen one is told in full below the table
-    columns = ["strategy", *([] if narrow else ["micro-batch", "recomputes", "kernels"])]
-    columns += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
+    narrow = (columns() or 160) < 120  # the chosen one is told in full below the table
+    names = ["strategy", *([] if narrow else ["micro-batch", "recomputes", "kernels"])]
+    names += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
     mfu = workload.method == "full" and not narrow
-    table = Table(*columns, *(["MFU"] if mfu else []), "why", title=title)
+    table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
     for candidate in ranked[:10]:
         result, fits = candidate.estimate, candidate.fits
         details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
@@ -162,6 +168,16 @@ def trained(job: Job, whole: Collection[str]) -> None:
     if job.trained:
         beside = len(whole) * job.shape.vocab * job.shape.hidden
         print(trains(job.trained - beside, beside, list(whole)))
+
+
+def batch(winner: Candidate) -> None:
+    """How a candidate makes its batch, and what computes it."""
+    job = winner.estimate.job
+    ranks = counted(job.data, "data-parallel rank")
+    made = f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {ranks}"
+    say("batch", f"{made}; recomputes {recomputes(job)}; {winner.kernels}; {job.optimizer}")
+    if winner.tight:
+        say("", winner.tight)
 
 
 def describe(result: Estimate, tokens: float = goals.BILLION, price: float | None = None) -> None:

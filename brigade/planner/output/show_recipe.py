@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...errors import UserError
 from ...errors.console import counted, figure
 from ...model.location import check_length
 from ...model.rope import positions_by
@@ -47,6 +48,8 @@ def show_recipe(
     words = [word for key, value in cluster.items() for word in (f"--{key}", str(value))]
     plan = RecipePlan(flags.load(["--recipe", path, *words]), hosts.link)
     result, recipe = plan.estimate, plan.settings.recipe
+    if recipe.training.bf16 and not result.gpu.bf16:
+        raise UserError(plan.settings.place("bf16"), f"the {result.gpu.kind} has no bf16", "use fp16")
     beside = plan.settings.recipe_path.with_name(BESIDE)
     if beside.is_file():  # else train.py looks at the model's
         check_length(plan.settings, positions_by(recipe.model.rope_parameters, positions_of(read_config(beside))))

@@ -63,6 +63,8 @@ def body(
         "max_length": workload.length,
         "global_batch_size": workload.batch,
         "micro_batch": job.micro_batch,
+        "bf16": candidate.estimate.gpu.bf16 or None,
+        "fp16": not candidate.estimate.gpu.bf16 or None,
         "optim": job.optimizer if job.optimizer != Job.optimizer else None,
         "activation_checkpointing": job.checkpointing == "full",
         "torch_compile": candidate.kernels == "torch.compile" or None,
