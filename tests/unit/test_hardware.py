@@ -11,7 +11,7 @@ from brigade.hardware import calibration, catalogue, flops_per_token, gpu, gpu_o
     ("NVIDIA A100-SXM4-40GB", 312), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100 80GB PCIe", 312),
     ("NVIDIA A100-PCIE-40GB", 312),
     ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
-    ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA A10G", 70),
+    ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("NVIDIA L40", 181), ("NVIDIA A10G", 70),
     ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 3090", 71), ("NVIDIA A10", 125), ("Tesla V100-SXM2-32GB", 125),
     ("Tesla V100-PCIE-32GB", 112),
     ("NVIDIA H20", 148), ("NVIDIA H800", 989), ("AMD Instinct MI300X", 1307), ("NVIDIA GeForce RTX 5090", 209.5),
@@ -28,7 +28,7 @@ def test_unknown_names(name):
 
 
 @pytest.mark.parametrize("name", [
-    "NVIDIA L40",  # not the L4: 181 TFLOPS
+    "NVIDIA L40G",  # neither L4 nor L40
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of the card
     "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
     "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
