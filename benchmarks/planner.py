@@ -38,6 +38,8 @@ from .published.table import counts_allocated
 PAGE = DOCS / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
+# Of a chip that no run was fitted to chips are left out; of experts on several ranks, where two sources have five rows, rows.
+LEFT_OUT = {"time_unseen": "chip", "memory_experts": "place"}
 TIMES = ("time_inside", "time_across", "time_experts")
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
 
@@ -54,7 +56,11 @@ def interval(errors: Iterable[float], tail: float) -> tuple[float, float]:
 def residuals() -> dict[str, list[tuple[Run, float]]]:
     """Predicted over measured: of memory, and of time inside a node, across nodes and of experts, speed's from left-out
     sources."""
-    found: dict[str, list[tuple[Run, float]]] = {"memory": [(run, memory_error(run)) for run in runs() if run.memory]}
+    memory = [(run, memory_error(run)) for run in runs() if run.memory]
+    found = {
+        "memory": [(run, error) for run, error in memory if run.job.expert == 1],
+        "memory_experts": [(run, error) for run, error in memory if run.job.expert > 1],
+    }
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
             if run.healthy and not run.job.fp8 and hardware.gpu(run.job.gpu).seen:  # FP8 is no train.py's
@@ -100,36 +106,43 @@ def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float
     return interval((error for _, error in found), tail), covered
 
 
+def within_others(name: str) -> list[bool]:
+    """inside() of one of residuals()."""
+    found, group = residuals().get(name, []), LEFT_OUT.get(name, "source")
+    return inside(found, tail_of(found, group), group)
+
+
 def by_source(kinds: Iterable[str]) -> dict[str, str]:
     """Source -> how many of its rows lie inside the interval that the others give, for those kinds of residuals()."""
     counts: dict[str, list[bool]] = {}
     for name in kinds:
         found = residuals().get(name, [])
-        for (run, _), within in zip(found, inside(found, tail_of(found)), strict=True):
-            counts.setdefault(run.source, []).append(within)
+        for (run, _), held_by in zip(found, within_others(name), strict=True):
+            counts.setdefault(run.source, []).append(held_by)
     return {source: f"{sum(each)} of {len(each)}" for source, each in counts.items()}
 
 
 @cache
 def by_what() -> dict[str, tuple[tuple[float, float], float]]:
-    """held() of everything that has an interval; of a chip that no run was fitted to, chips are left out."""
+    """held() of everything that has an interval."""
     every = residuals() | of_hosts()
-    return {name: held(rows, "chip" if name == "time_unseen" else "source") for name, rows in every.items()}
+    return {name: held(rows, LEFT_OUT.get(name, "source")) for name, rows in every.items()}
 
 
 # ---- what is written ----------------------------------------------------------------------------------------------
 def tables() -> dict[str, str]:
     """Of docs/planner-accuracy.md, with what hardware.yaml says now."""
     book, found = playbook(), residuals()
+    memory = found["memory"] + found["memory_experts"]
     near = {name: f"{sum(share >= 0.9 for share in of)} of {len(of)}" for name, of in book["shares"].items()}
     errors = {
         "memory, where the source says that it was allocated": [
-            error for run, error in found["memory"] if run.says_what and counts_allocated(run.row)
+            error for run, error in memory if run.says_what and counts_allocated(run.row)
         ],
         "memory, where it says that it was reserved, or of the device": [
-            error for run, error in found["memory"] if run.says_what and not counts_allocated(run.row)
+            error for run, error in memory if run.says_what and not counts_allocated(run.row)
         ],
-        "memory, all": [error for _, error in found["memory"]],
+        "memory, all": [error for _, error in memory],
         "tokens per second, runs with an MFU above 20 %": [speed_error(run, {}) for run in runs() if run.fits_speed],
         "the same, each source left out of the fit": [
             error for of in left_out(lambda run: run.source).values() for run, error in of if run.healthy
@@ -175,7 +188,7 @@ def tables() -> dict[str, str]:
         "sets": by_set(),
         "sources": leave_one_out(lambda run: run.source, "source", by_source(TIMES)),
         "models": leave_one_out(lambda run: run.model, "model"),
-        "memory": memory_left_out(by_source(["memory"])),
+        "memory": memory_left_out(by_source(["memory", "memory_experts"])),
         "first-choices": first_choices(),
         "chips": by_chip(lambda run: by_what()[of_time(run.job, hardware.gpu(run.job.gpu).seen)][0]),
         "simumax": beside_simumax(),

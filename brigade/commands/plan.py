@@ -185,8 +185,10 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
 
 def _batch(cluster: "Cluster", micro: int) -> int:
     """128 sequences, or more that divide over the GPUs, and where these are not too many over those of fewer hosts."""
-    fewer = 1 if cluster.all else 2 ** ((cluster.nodes - 1).bit_length() - 1) if cluster.nodes > 1 else 1
-    every, least = (count * micro for count in (math.lcm(cluster.gpus, fewer * cluster.node_size), cluster.gpus))
+    hosts = (
+        1 if cluster.all or cluster.nodes == 1 else 2 ** ((cluster.nodes - 1).bit_length() - 1)
+    )  # the most of sizes()
+    least, every = micro * cluster.gpus, micro * math.lcm(cluster.gpus, hosts * cluster.node_size)
     least = every if every <= 512 else least
     return -(-max(128, least) // least) * least
 

@@ -197,6 +197,17 @@ def test_hosts_that_may_not_hold_what_is_offloaded_are_said_to(plan):
     assert next(one for one in plans if one["strategy"] == "ZeRO-2 offload")["safe"]
 
 
+def test_where_experts_lie_on_several_ranks_memory_is_less_certain_and_says_why(plan):
+    words = ["qwen3-30b-a3b", "--gpu", "H200", "--hostfile", "hostfiles/2x8", "--json", "--strategy"]
+    spread = {}
+    for name in ("fsdp2", "ep_fsdp2"):
+        found = json.loads(plan(*words, name)[1])["plans"][0]
+        low, high = found["allocated_gib_interval"]
+        spread[name] = (high - low) / found["allocated_gib"]
+    assert spread["ep_fsdp2"] > 1.2 * spread["fsdp2"]
+    assert "more tokens than its share" in plan(*words[:5], "--strategy", "ep_fsdp2")[1]
+
+
 def test_a_width_that_is_told_is_kept_in_a_pipe_too(plan, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, text = plan("llama-3.1-70b", "--hostfile", "hostfiles/2x8", "--gpu", "H100")

@@ -106,7 +106,7 @@ def test_a_batch_of_fewer_sequences_than_gpus_is_planned_where_an_axis_takes_the
     ("llama-3.1-8b", H100, {"length": 131_072, "batch": 16}, {"sequence"}),
     ("qwen3-8b", Cluster("H100 80GB", 8, 1), {"length": 131_072, "batch": 8}, {"sequence"}),
     ("qwen3-235b-a22b", Cluster("H100 80GB", 8, 16, "1600 Gb/s"), {}, {"experts"}),
-    ("gpt-oss-120b", Cluster("H100 80GB", 8, 4), {}, {"experts"}),
+    ("gpt-oss-120b", Cluster("B200", 8, 2), {}, {"experts"}),
     ("qwen3-30b-a3b", Cluster("H100 80GB", 8, 4, "25 Gb/s"), {}, {"experts", "stages"}),
     ("llama-3.1-70b", Cluster("A100 80GB", 8, 4, "25 Gb/s"), {}, {"stages"}),
     ("qwen3-32b", Cluster("A100 80GB", 8, 2, "25 Gb/s"), {}, {"stages"}),

@@ -96,8 +96,8 @@ class Estimate:
         return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
 
     def memory_interval(self) -> tuple[float, float]:
-        """GiB allocated: the 80 % interval."""
-        low, high = intervals()["memory"]
+        """GiB allocated: the 80 % interval. Where experts lie on several ranks one of them may get more tokens than its share."""
+        low, high = intervals()["memory_experts" if self.job.expert > 1 else "memory"]
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:

@@ -119,9 +119,7 @@ def activation_bytes(job: Job) -> tuple[float, float]:
         kept = boundary / job.every + whole * (1 - 1 / job.every)
         # What the first norm keeps is what the layer begins with, or an fp32 copy of it.
         shared = boundary if job.one_kernel_norm or job.autocast else 0.0
-        if (
-            job.offload_activations
-        ):  # brought back for this layer, whose output's gradient is no other layer's input then
+        if job.offload_activations:  # the layer's input comes back, and its output's gradient takes no other's place
             return 0.0, whole + boundary + back
         return kept, whole - shared + back
     if job.checkpointing == "half":  # keeps every other product's output and attention's

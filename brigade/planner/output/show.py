@@ -194,6 +194,8 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
         f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({between(low, high)})",
     )
+    if job.expert > 1:
+        say("", "one of the ranks with experts may get more tokens than its share: hence the wide interval")
     if not result.safe:
         say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
