@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     sustained = fit(runs())
     hold(hardware.CATALOGUE, catalogue(sustained))
     if not options.check:  # the page's estimates are with what hardware.yaml says now
-        for remembered in (table, _estimate):
+        for remembered in (table, hardware.usual_share, _estimate):
             remembered.cache_clear()
     hold(INTERVALS, intervals())
     hold(PAGE, filled(PAGE.read_text(), tables()))

@@ -128,16 +128,16 @@ def _gpu(kind: str, entry: dict[str, Any]) -> Gpu:
 
 
 @functools.cache
-def usual_share(generation: str, without: str = "") -> float:
+def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float:
     """Of its dense peak that products of a training run reach on a card that no run was fitted to: the median of its
-    generation's fitted cards, or the least of all where there are none. without: a kind to leave out, with its chip's"""
+    generation's fitted cards, or the least of all where there are none. without: kinds to leave out"""
     shares: dict[str, set[float]] = {}
     fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
-    for entry in fitted.values():
+    for kind, entry in fitted.items():
         share = (
             entry["sustained"] * entry.get("matmul_tflops", MATMUL_SHARE * entry["bf16_tflops"]) / entry["bf16_tflops"]
         )
-        if not without or entry["sustained"] != fitted[without]["sustained"]:
+        if kind not in without:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
 

@@ -111,7 +111,7 @@ def node_gbit(named: str, node_size: int) -> float | None:
         gbit = float(rate.replace(",", ""))
     except ValueError:
         gbit = 0.0
-    gbit = gbit * (1000 if prefix in "Tt" else 1) * (8 if unit.startswith("B") and unit != "BE" else 1)
+    gbit = gbit * (1000 if prefix in "Tt" else 1) * (8 if unit.startswith("B") and unit.upper() != "BE" else 1)
     gbit *= int(cards or 1) * (node_size if each else 1)
     if not 0 < gbit < 1e7 or named.lstrip().startswith("-"):
         raise UserError(f"network {named!r}", f"{match[0]!r} is no rate", "give one like `3200 Gb/s`")

@@ -1,5 +1,5 @@
 """The dimensions of any decoder that Transformers can build, from the model itself on the meta device: for the architectures
-that shape.FAMILIES does not know. Remembered like a trace, so that only the first call imports torch."""
+that model_shape.FAMILIES does not know. Remembered like a trace, so that only the first call imports torch."""
 
 import re
 from collections.abc import Mapping

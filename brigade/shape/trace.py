@@ -18,10 +18,19 @@ from .. import cache
 from ..errors import UserError
 from .trace_settings import Trace, TraceSettings
 
-CODE = [
-    Path(__file__).with_name(f"{name}.py")
-    for name in ("trace", "trace_settings", "traced_model", "stand_ins", "from_code")
-]
+# What a trace, or a shape that is read off a model's code, depends on.
+NAMES = (
+    "trace",
+    "trace_settings",
+    "traced_model",
+    "stand_ins",
+    "from_code",
+    "from_config",
+    "config_json",
+    "model_shape",
+)
+CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
+CODE += [Path(__file__).parents[1] / "upstream" / "experts.py"]
 
 
 def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> Trace:
@@ -47,7 +56,7 @@ def trace(config: Mapping[str, Any], settings: TraceSettings, rows: int = 1) -> 
 def remembered(config: Mapping[str, Any], what: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> Any:
     """make(), or what it returned before for the same config, versions of torch, transformers and this code, and `what`."""
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in CODE]
-    key = json.dumps([config, versions(), code, what], sort_keys=True, default=str)
+    key = json.dumps([config, versions(), version("peft"), code, what], sort_keys=True, default=str)
     return json.loads(cache.remembered(key, lambda: json.dumps(make()), lambda text: text.endswith("}")))
 
 

@@ -69,6 +69,14 @@ def test_eight_bit_moments_come_before_an_axis_that_makes_training_much_slower()
     assert winner and winner.lighter and not winner.choice.axes and usual.seconds > 1.3 * winner.seconds
 
 
+def test_eight_bit_moments_that_are_faster_but_not_taken_say_why():
+    ranked = candidates(Workload(named_shape("llama-3.1-405b")), Cluster("H100 80GB", 8, 16))
+    winner = chosen(ranked)
+    faster = [one for one in ranked if one.lighter and one.fits and winner and one.seconds < winner.seconds]
+    assert winner and not winner.lighter and faster
+    assert all("8-bit moments are for" in reason(one, winner) for one in faster)
+
+
 def test_adapters_are_not_offloaded_where_they_fit():
     shape = named_shape("llama-3.1-8b")
     lora = Workload(shape, method="lora", trained=42_000_000)
@@ -205,7 +213,7 @@ def test_where_experts_lie_on_several_ranks_memory_is_less_certain_and_says_why(
         low, high = found["allocated_gib_interval"]
         spread[name] = (high - low) / found["allocated_gib"]
     assert spread["ep_fsdp2"] > 1.2 * spread["fsdp2"]
-    assert "more tokens than its share" in plan(*words[:5], "--strategy", "ep_fsdp2")[1]
+    assert "more tokens for its experts than its share" in plan(*words[:5], "--strategy", "ep_fsdp2")[1]
 
 
 def test_a_width_that_is_told_is_kept_in_a_pipe_too(plan, monkeypatch):

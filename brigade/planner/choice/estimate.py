@@ -26,6 +26,7 @@ class Estimate:
     """What a configuration takes.
 
     held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
+    best: share of its dense peak that no step is promised to compute beyond; 0 for the chip's in intervals()
     """
 
     job: Job
@@ -33,6 +34,7 @@ class Estimate:
     memory: Memory
     held: float
     context: float
+    best: float = 0.0
 
     @functools.cached_property
     def time(self) -> StepTime:
@@ -44,10 +46,11 @@ class Estimate:
     def least_seconds(self) -> float:
         """Of a step that computes at the best utilisation that anybody published for the chip, of any where nobody did; 0 with
         adapters and in FP8. Of attention the visible half counts, of recomputation nothing."""
-        s, best = self.job.shape, intervals()["best"]
+        s, known = self.job.shape, intervals()["best"]
         if self.job.method != "full" or self.job.fp8:
             return 0.0
-        share = best.get(self.gpu.kind, max(best.values())) * max(1.0, self.gpu.efficiency)
+        share = self.best or known.get(self.gpu.kind, max(known.values()))
+        share *= max(1.0, self.gpu.efficiency)
         needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length) / 2)
         return self.job.tokens_per_step * needed / (self.job.gpus * self.gpu.bf16_tflops * 1e12 * share)
 
@@ -126,9 +129,9 @@ def intervals() -> dict[str, Any]:
     return table(Path(__file__).with_name("intervals.yaml"))
 
 
-def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -> Estimate:
+def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None, best: float = 0.0) -> Estimate:
     """By formula, in milliseconds, for `device` or the catalogue's GPU of the job's kind, with the factors that the user's own
-    runs gave; activations and logits as `traced`. Raises UserError for an unknown GPU."""
+    runs gave; activations and logits as `traced`; best: as of an Estimate. Raises UserError for an unknown GPU."""
     device = device or gpu(job.gpu)
     together = job.gpus // job.replicas.count
     collectives = COLLECTIVES_GIB * (1 + math.log(together, 8)) if together > 1 else 0.0
@@ -141,4 +144,4 @@ def estimate(job: Job, device: Gpu | None = None, traced: Trace | None = None) -
     )
     held += stream_pool(job)
     context = (CONTEXT_GIB + collectives) * GIB
-    return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context)
+    return Estimate(job, device, max(found, key=lambda one: one.allocated), held, context, best)

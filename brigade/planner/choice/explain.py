@@ -8,7 +8,7 @@ from ...errors.console import figure
 from ...hardware.network import links
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
-from .search import NEAR, Traces, candidates, chosen
+from .search import MUCH, NEAR, Traces, candidates, chosen
 from .workload import Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
@@ -47,8 +47,10 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return f"may not fit: up to {result.most_gib:.0f} GiB"
     if untold := not_weighed(candidate, winner):
         return untold
+    if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
+        return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
-        return f"as fast, but {winner.name} is simpler"
+        return f"as fast, but {winner.name} is {'preferred' if winner.choice.axes else 'simpler'}"
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
     if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
         network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"

@@ -73,7 +73,7 @@ class Job:
     checkpointing: what is computed again in the backward pass: attention's scores, every other product (torchtitan's "selective
         op"), or whole layers, of which `every`-th
     trained: parameters with gradients where adapters are trained; 0: all of the model's
-    targets: what adapters lie on (adapters.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
+    targets: what adapters lie on (shape/lora.py); adapter_dropout: whether they drop from their inputs (lora_dropout)
     dora: adapters have magnitudes (DoRA), and measure the rows of their weights in each forward pass
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     fp8: how dense products in FP8 are scaled, a key of step_time.FP8; "" for bf16

@@ -52,7 +52,7 @@ class Memory:
 
 
 def stream_pool(job: Job) -> float:
-    """Bytes that ZeRO-3's streams hold besides: a block in which one gathered weights no other stream takes. Runs of published
+    """Bytes that ZeRO-3's streams hold besides: a block that one stream has left no other one takes. Runs of published
     tables reserved three times as much where a card had room, and one with 0.7 GiB to spare ran out of memory."""
     return (
         2 * min(LIVE, job.shape.parameters) if job.engine == "zero" and job.stage == 3 and job.shard_ranks > 1 else 0.0

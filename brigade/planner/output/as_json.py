@@ -38,10 +38,11 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
 
 
 def recipe_json(
-    result: Estimate, strategy: str, verdict: str, fits: bool, advice: Sequence[str], given: float | None
+    result: Estimate, strategy: str, verdict: str, fits: bool, tight: str, advice: Sequence[str], given: float | None
 ) -> str:
-    """Of a recipe: one plan, and what begins the answer in words."""
+    """Of a recipe: one plan, and what begins the answer in words. tight: why the hosts may not hold it"""
     plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""} | _numbers(result, given)
+    plan |= {"safe": result.safe and not tight}
     return _whole([plan], 0, list(advice))
 
 

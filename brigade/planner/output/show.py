@@ -186,16 +186,17 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if job.axes:
         say("axes", division(result))
     low, high = (f"{gib:.1f}" for gib in result.memory_interval())
+    held = f"the few runs with experts on several ranks: {low} to {high}" if job.expert > 1 else between(low, high)
     context, pool = result.context / GIB, stream_pool(result.job) / GIB
     allocator = result.device_gib - result.allocated_gib - context - pool
     streams = f"ZeRO-3's streams {pool:.2f}, " if pool else ""
     say(
         "memory",
         f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
-        f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({between(low, high)})",
+        f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({held})",
     )
     if job.expert > 1:
-        say("", "one of the ranks with experts may get more tokens than its share: hence the wide interval")
+        say("", "a rank may get more tokens for its experts than its share: hence so much at most")
     if not result.safe:
         say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))

@@ -57,6 +57,7 @@ def show_recipe(
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
     refused = refusal(job, usual, result.gpu)
+    tight = refusal(job, usual, result.gpu, at_most=True) if job.offload else ""
     if refused:
         found = f"it does not fit: {refused}"
     elif spare < 0:
@@ -66,7 +67,7 @@ def show_recipe(
     good = spare >= 0 and not refused
     advice = replicas.for_recipe(plan)
     if as_json:
-        print(recipe_json(result, plan.strategy_name, found, good, advice, price))
+        print(recipe_json(result, plan.strategy_name, found, good, tight, advice, price))
         return 0 if good else 1
     print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
     training = recipe.training
@@ -84,6 +85,8 @@ def show_recipe(
         say("", steps if own else counts)
     if trace:
         formula_and_trace(job, tracer(str(beside.parent) if beside.is_file() else recipe.model.model_name_or_path)(job))
+    if tight and not refused:
+        say("", tight)
     say("verdict", f"{found}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
     return 0 if good else 1
 
