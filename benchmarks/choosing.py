@@ -14,7 +14,7 @@ from brigade.commands import plan
 from brigade.errors import UserError
 from brigade.hardware import calibration
 from brigade.planner.choice.explain import not_weighed, reason
-from brigade.planner.choice.search import candidates, chosen
+from brigade.planner.choice.search import MUCH, candidates, chosen
 from brigade.planner.choice.workload import Candidate
 
 from .pages import DOCS, command, markdown
@@ -86,11 +86,9 @@ def but(best: Candidate, plain: Candidate | None) -> str:
         return ": may not fit"
     if not_weighed(plain, best):
         return ": hosts' memory not told"
-    return (
-        ": 8-bit moments, less than 1.3 times as fast"
-        if plain.lighter and not best.lighter
-        else ": as fast, less simple"
-    )
+    if plain.lighter and not best.lighter:
+        return f": 8-bit moments, less than {MUCH} times as fast"
+    return ": as fast, less simple"
 
 
 def cell(found: Answer) -> str:

@@ -26,6 +26,7 @@ from .planner_rows import CHIPS, Run, _estimate, best, fit, left_out, memory_err
 from .planner_tables import (
     beside_simumax,
     by_chip,
+    by_engine,
     by_set,
     first_choices,
     leave_one_out,
@@ -40,6 +41,7 @@ INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 # Of a chip that no run was fitted to chips are left out; of experts on several ranks, where two sources have five rows, rows.
 LEFT_OUT = {"time_unseen": "chip", "memory_experts": "place"}
+MEMORY = ("memory", "memory_experts")
 TIMES = ("time_inside", "time_across", "time_experts")
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
 
@@ -106,20 +108,15 @@ def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float
     return interval((error for _, error in found), tail), covered
 
 
-def within_others(name: str) -> list[bool]:
-    """inside() of one of residuals()."""
-    found, group = residuals().get(name, []), LEFT_OUT.get(name, "source")
-    return inside(found, tail_of(found, group), group)
-
-
-def by_source(kinds: Iterable[str]) -> dict[str, str]:
-    """Source -> how many of its rows lie inside the interval that the others give, for those kinds of residuals()."""
-    counts: dict[str, list[bool]] = {}
+@cache
+def within(kinds: tuple[str, ...]) -> dict[int, bool]:
+    """A run's place -> whether it lies in the interval that the other sources give, for those kinds of residuals()."""
+    found: dict[int, bool] = {}
     for name in kinds:
-        found = residuals().get(name, [])
-        for (run, _), held_by in zip(found, within_others(name), strict=True):
-            counts.setdefault(run.source, []).append(held_by)
-    return {source: f"{sum(each)} of {len(each)}" for source, each in counts.items()}
+        rows, group = residuals()[name], LEFT_OUT.get(name, "source")
+        each = inside(rows, tail_of(rows, group), group)
+        found |= {run.place: held for (run, _), held in zip(rows, each, strict=True)}
+    return found
 
 
 @cache
@@ -186,10 +183,11 @@ def tables() -> dict[str, str]:
             ],
         ),
         "sets": by_set(),
-        "sources": leave_one_out(lambda run: run.source, "source", by_source(TIMES)),
-        "models": leave_one_out(lambda run: run.model, "model"),
-        "memory": memory_left_out(by_source(["memory", "memory_experts"])),
+        "sources": leave_one_out(lambda run: run.source, "source", within(TIMES)),
+        "models": leave_one_out(lambda run: run.model, "model", within(TIMES)),
+        "memory": memory_left_out(within(MEMORY)),
         "first-choices": first_choices(),
+        "engines": by_engine(within(TIMES), within(MEMORY)),
         "chips": by_chip(lambda run: by_what()[of_time(run.job, hardware.gpu(run.job.gpu).seen)][0]),
         "simumax": beside_simumax(),
         "playbook": markdown(["the whole table", "rows", "error"], whole),

@@ -60,12 +60,11 @@ def trivial(run: Run, others: list[Run]) -> float:
     return statistics.median(measured_mfu(one) for one in same) / measured_mfu(run)
 
 
-def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[str, str] | None = None) -> str:
+def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[int, bool]) -> str:
     """The table of left-out groups, beside a model that knows nothing but the median MFU of the others.
 
-    within: group -> how many of its rows lie in the others' interval, where that is to be told
+    within: a run's place -> whether it lies in the interval that the other sources give
     """
-    told = within or {}
     lines = []
     every, plain = [], []
     for name, members in left_out(key).items():
@@ -82,14 +81,14 @@ def leave_one_out(key: Callable[[Run], str], what: str, within: Mapping[str, str
                 name,
                 *spread(error for _, error in healthy),
                 f"{table.quantiles(e - 1 for e in simple)[1]:.1f}%",
-                told.get(name, ""),
+                counted(within, (run for run, _ in members)),
             ]
         )
-    lines.append(["**all**", *spread(every), f"{table.quantiles(e - 1 for e in plain)[1]:.1f}%", ""])
+    lines.append(
+        ["**all**", *spread(every), f"{table.quantiles(e - 1 for e in plain)[1]:.1f}%", counted(within, runs())]
+    )
     head = [f"left out: {what}", "speed: rows", "median", "p90", "bias", "median with the others' MFU"]
-    if within:
-        return markdown([*head, "of those in 16 bits, in the others' interval"], lines)
-    return markdown(head, [line[:-1] for line in lines])
+    return markdown([*head, "of those in 16 bits, in the others' interval"], lines)
 
 
 def textbook(run: Run) -> float:
@@ -102,10 +101,10 @@ def textbook(run: Run) -> float:
     return (12 * trained / shared[0] + 2 * trained / shared[1] + (2 * trained + frozen) / shared[2]) / GIB
 
 
-def memory_left_out(within: Mapping[str, str]) -> str:
+def memory_left_out(within: Mapping[int, bool]) -> str:
     """By source, beside a model that knows nothing but the textbook's states, times what the others' runs had of them.
 
-    within: source -> how many of its rows lie in the interval that the others give
+    within: a run's place -> whether it lies in the interval that the others give
     """
     lines = []
     measured = [run for run in runs() if run.memory]
@@ -116,14 +115,14 @@ def memory_left_out(within: Mapping[str, str]) -> str:
         simple = [ratio * textbook(run) / (run.memory or 0.0) - 1 for run in members]
         plain[members[0].says_what] += simple
         off = f"{table.quantiles(simple)[1]:.1f}%"
-        lines.append([source, *spread(map(memory_error, members)), off, within.get(source, "")])
+        lines.append([source, *spread(map(memory_error, members)), off, counted(within, members)])
     groups = {
         "where the source says what it measured": ([run for run in measured if run.says_what], plain[True]),
         "all": (measured, plain[True] + plain[False]),
     }
     for name, (members, simple) in groups.items():
         off = f"{table.quantiles(simple)[1]:.1f}%"
-        lines.append([f"**{name}**", *spread(map(memory_error, members)), off, ""])
+        lines.append([f"**{name}**", *spread(map(memory_error, members)), off, counted(within, members)])
     head = ["source", "memory: rows", "median", "p90", "bias", "median with the textbook's states"]
     return markdown([*head, "in the others' interval"], lines)
 
@@ -200,6 +199,26 @@ def beside_simumax() -> str:
 
     lines = [[what, len(ours), *off(ours), *off(others)] for what, (ours, others) in kinds.items()]
     return markdown(["of", "rows", "the planner: median", "worst", "SimuMax: median", "worst"], lines)
+
+
+def counted(within: Mapping[int, bool], members: Iterable[Run]) -> str:
+    """How many of those runs lie in the others' interval, of those of which that is known."""
+    known = [within[run.place] for run in members if run.place in within]
+    return f"{sum(known)} of {len(known)}" if known else ""
+
+
+def by_engine(times: Mapping[int, bool], memory: Mapping[int, bool]) -> str:
+    """By what computes, a key of engines.ENGINES. times, memory: a run's place -> whether it lies in the others' interval"""
+    lines = []
+    for engine in dict.fromkeys(run.job.engine for run in runs()):
+        members = [run for run in runs() if run.job.engine == engine]
+        held, fast = [run for run in members if run.memory], [run for run in members if run.speed and run.healthy]
+        measured = [*spread(map(memory_error, held)), counted(memory, held)]
+        lines.append([engine, *measured, *spread(speed_error(run, {}) for run in fast), counted(times, fast)])
+    errors, inside = ["median", "p90", "bias"], "in the others' interval"
+    return markdown(
+        ["engine", "memory: rows", *errors, inside, "speed: rows", *errors, f"of those in 16 bits, {inside}"], lines
+    )
 
 
 def by_chip(between: Callable[[Run], tuple[float, float]]) -> str:

@@ -183,16 +183,6 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
     return Cluster(*described, all=every if len(sizes) > 1 else 0)
 
 
-def _batch(cluster: "Cluster", micro: int) -> int:
-    """128 sequences, or more that divide over the GPUs, and where these are not too many over those of fewer hosts."""
-    hosts = (
-        1 if cluster.all or cluster.nodes == 1 else 2 ** ((cluster.nodes - 1).bit_length() - 1)
-    )  # the most of sizes()
-    least, every = micro * cluster.gpus, micro * math.lcm(cluster.gpus, hosts * cluster.node_size)
-    least = every if every <= 512 else least
-    return -(-max(128, least) // least) * least
-
-
 def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
     """What the flags ask for. Raises UserError for what contradicts itself, the model or train.py."""
     from typing import get_args
@@ -200,14 +190,15 @@ def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
     from ..planner.choice.strategies import named
     from ..planner.choice.workload import INSTALLED, MICRO_BATCHES, Workload
     from ..recipe.schema import TrainingSection
-    from ..shape.find import named_config, named_shape, positions_of, stretches
+    from ..shape.find import described, named_config, positions_of, stretches
     from ..shape.lora import ENDS, trained_parameters
 
-    shape, method, keys = named_shape(options.model), options.method, METHODS[options.method].keys
+    config, place, name = named_config(options.model)
+    shape, method, keys = described(config, place, name), options.method, METHODS[options.method].keys
     micro = options.micro_batch or 1
     gpus = cluster.gpus
     least = gpus * micro  # of which a batch is a multiple
-    batch = options.global_batch_size or _batch(cluster, micro)
+    batch = options.global_batch_size or cluster.batch(micro)
     whole = options.lora_modules_to_save
     whole = () if whole == "none" else tuple(whole.replace(",", " ").split())
     optims = get_args(TrainingSection.model_fields["optim"].annotation)
@@ -216,7 +207,6 @@ def _workload(options: argparse.Namespace, cluster: "Cluster") -> "Workload":
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
         _refuse("method", f"{problem}, which Transformers holds in 3D parameters", f"use --method {method[1:]}")
-    config = named_config(options.model)[0]
     positions = positions_of(config)
     if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
         problem = f"{options.max_length:,} tokens are more than the {positions:,} positions of {shape.name}"

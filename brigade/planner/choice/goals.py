@@ -47,10 +47,8 @@ def answer(workload: Workload, cluster: Cluster, traces: Traces | None = None) -
 
 
 def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer]:
-    """Of fewer hosts, half as many each time, and where `inside` of fewer GPUs on one; those alone where something fits. Of hosts
-    of unequal slots the largest alone."""
-    hosts = [2**power for power in range(10) if 2**power < cluster.nodes] if not cluster.all else [1]
-    smaller = [replace(cluster, nodes=number, all=0) for number in hosts]
+    """Of fewer hosts, and where `inside` of fewer GPUs on one; those alone where something fits."""
+    smaller = [replace(cluster, nodes=number, all=0) for number in cluster.fewer]
     if inside:
         smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
     for fewer in smaller:

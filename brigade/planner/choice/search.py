@@ -201,17 +201,17 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster, traces: Traces | N
             continue
         told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
         found = [
-            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told, tight=tight)
+            Candidate(choice, names, result, workload.margin, refusal(job, cluster, device), told)
             for names in workload.kernels
             if taken(workload, choice, names, device.bf16)
             for job in jobs(workload, cluster, choice, names)
             for result in [estimate(job, device, traces(job) if traces else None)]
-            for tight in [refusal(job, cluster, device, at_most=True) if choice.offload else ""]
         ]
         if not found:  # no micro-batch that was asked for divides the batch
             continue
         safe = [candidate for candidate in found if candidate.fits and candidate.estimate.safe]
-        best.append(min(safe, key=lambda c: c.seconds) if safe else max(found, key=lambda c: c.estimate.spare_gib))
+        one = min(safe, key=lambda c: c.seconds) if safe else max(found, key=lambda c: c.estimate.spare_gib)
+        best.append(replace(one, tight=refusal(one.estimate.job, cluster, device, at_most=True)))
     if not best and workload.choices and workload.batch % cluster.gpus:
         near = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         problem = f"{workload.batch} sequences do not divide over {cluster.gpus} GPUs"

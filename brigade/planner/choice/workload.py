@@ -1,5 +1,6 @@
 """What a search is asked, and what it answers with: a cluster, what to train on it, and a strategy with its estimate."""
 
+import math
 from dataclasses import dataclass
 
 from ...shape.model_shape import ModelShape
@@ -37,6 +38,18 @@ class Cluster:
     @property
     def gpus(self) -> int:
         return self.all or self.node_size * self.nodes
+
+    @property
+    def fewer(self) -> list[int]:
+        """Numbers of hosts to try beside all: half as many each time; of hosts of unequal slots the largest alone."""
+        return [1] if self.all else [2**power for power in range(10) if 2**power < self.nodes]
+
+    def batch(self, micro: int) -> int:
+        """128 sequences, or more that divide over the GPUs, and where these are not too many over those of fewer hosts."""
+        least = micro * self.gpus
+        every = micro * math.lcm(self.gpus, max(self.fewer, default=1) * self.node_size)
+        least = every if every <= 512 else least
+        return -(-max(128, least) // least) * least
 
     @property
     def title(self) -> str:

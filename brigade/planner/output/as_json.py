@@ -27,9 +27,14 @@ SCHEMA = 1  # changes where a key is renamed or removed
 def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> str:
     """Of a model on a cluster: every strategy, the chosen one's place among them or null, and what begins the answer in words."""
     plans = [
-        {"strategy": one.name, "reason": reason(one, answer.winner), "fits": one.fits, "kernels": one.kernels}
+        {
+            "strategy": one.name,
+            "reason": reason(one, answer.winner),
+            "fits": one.fits,
+            "safe": one.safe,
+            "kernels": one.kernels,
+        }
         | _numbers(one.estimate, given)
-        | {"safe": one.safe}
         | dict.fromkeys(() if one.fits else OF_RUNS)
         for one in answer.ranked
     ]
@@ -41,8 +46,8 @@ def recipe_json(
     result: Estimate, strategy: str, verdict: str, fits: bool, tight: str, advice: Sequence[str], given: float | None
 ) -> str:
     """Of a recipe: one plan, and what begins the answer in words. tight: why the hosts may not hold it"""
-    plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""} | _numbers(result, given)
-    plan |= {"safe": result.safe and not tight}
+    plan = {"strategy": strategy, "reason": verdict, "fits": fits, "safe": result.safe and not tight, "kernels": ""}
+    plan |= _numbers(result, given)
     return _whole([plan], 0, list(advice))
 
 
@@ -76,7 +81,6 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "recomputes": job.checkpointing,
         "loss": job.loss,
         "optimizer": job.optimizer,
-        "safe": result.safe,
         "device_gib": result.device_gib,
         "card_gib": result.gpu.memory_gib,
         "allocated_gib": result.allocated_gib,

@@ -57,7 +57,7 @@ def show_recipe(
     spare = result.spare_gib - margin * whole
     usual = replace(hosts, gpu=result.gpu.kind, node_size=job.node_size, nodes=job.nodes)
     refused = refusal(job, usual, result.gpu)
-    tight = refusal(job, usual, result.gpu, at_most=True) if job.offload else ""
+    tight = refusal(job, usual, result.gpu, at_most=True)
     if refused:
         found = f"it does not fit: {refused}"
     elif spare < 0:
