@@ -11,6 +11,7 @@ their best that products reach in training. Everything else is counted, or publi
 import argparse
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 from brigade import hardware
 from brigade.errors.tables import table
 from brigade.hardware import calibration
-from brigade.planner.choice.estimate import of_time
+from brigade.planner.choice.estimate import of_memory, of_time
 
 from .pages import DOCS, REPOSITORY, filled, markdown
 from .planner_hosts import Held, checkpoints, disk_table, loading, memory_table, published
@@ -41,8 +42,9 @@ INTERVALS = REPOSITORY / "brigade" / "planner" / "choice" / "intervals.yaml"
 Rows = list[tuple[Run, float]] | list[tuple[Held, float]]  # with predicted over measured
 # Of a chip that no run was fitted to chips are left out; of experts on several ranks, where two sources have five rows, rows.
 LEFT_OUT = {"time_unseen": "chip", "memory_experts": "place"}
-MEMORY = ("memory", "memory_experts")
-TIMES = ("time_inside", "time_across", "time_experts")
+MEMORY = ("memory", "memory_zero", "memory_experts")
+TIMES = ("time_inside", "time_across", "time_zero", "time_experts")
+OURS = ("ddp", "fsdp2", "zero")  # engines of train.py that have rows
 HELD = 75.0  # percent of left-out rows that an interval holds at least; meant are 80
 
 
@@ -56,17 +58,15 @@ def interval(errors: Iterable[float], tail: float) -> tuple[float, float]:
 
 @cache
 def residuals() -> dict[str, list[tuple[Run, float]]]:
-    """Predicted over measured: of memory, and of time inside a node, across nodes and of experts, speed's from left-out
-    sources."""
-    memory = [(run, memory_error(run)) for run in runs() if run.memory]
-    found = {
-        "memory": [(run, error) for run, error in memory if run.job.expert == 1],
-        "memory_experts": [(run, error) for run, error in memory if run.job.expert > 1],
-    }
+    """Predicted over measured, by of_memory() and of_time(); speed's from left-out sources."""
+    found: dict[str, list[tuple[Run, float]]] = {name: [] for name in (*MEMORY, *TIMES)}
+    for run in runs():
+        if run.memory:
+            found[of_memory(run.job)].append((run, memory_error(run)))
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
             if run.healthy and not run.job.fp8 and hardware.gpu(run.job.gpu).seen:  # FP8 is no train.py's
-                found.setdefault(of_time(run.job), []).append((run, 1 / error))
+                found[of_time(run.job)].append((run, 1 / error))
     return found | {
         "time_unseen": [
             (run, 1 / unseen_error(run)) for run in runs() if run.fits_speed and run.chip and not run.job.fp8
@@ -93,12 +93,21 @@ def inside(found: Rows, tail: float, group: str = "source") -> list[bool]:
 
 
 def tail_of(found: Rows, group: str = "source") -> float:
-    """The share of rows to cut on each side: as much as leaves HELD percent of left-out groups' rows inside.
+    """The share of rows to cut on each side: as much as leaves HELD percent of left-out groups' rows inside, of all and of
+    each of train.py's engines with ten.
 
     A tenth on each side would hold fewer: rows of one source err together, and a new source in its own way.
     """
-    tails = [tail / 100 for tail in range(10, -1, -1)]
-    return next((tail for tail in tails if 100 * sum(inside(found, tail, group)) >= HELD * len(found)), 0.0)
+
+    def enough(tail: float) -> bool:
+        each: dict[str, list[bool]] = defaultdict(list)
+        for (run, _), one in zip(found, inside(found, tail, group), strict=True):
+            each["all"].append(one)
+            if isinstance(run, Run) and run.job.engine in OURS:
+                each[run.job.engine].append(one)
+        return all(100 * sum(of) >= HELD * len(of) for name, of in each.items() if name == "all" or len(of) >= 10)
+
+    return next((tail for tail in (tail / 100 for tail in range(10, -1, -1)) if enough(tail)), 0.0)
 
 
 def held(found: Rows, group: str = "source") -> tuple[tuple[float, float], float]:
@@ -130,7 +139,7 @@ def by_what() -> dict[str, tuple[tuple[float, float], float]]:
 def tables() -> dict[str, str]:
     """Of docs/planner-accuracy.md, with what hardware.yaml says now."""
     book, found = playbook(), residuals()
-    memory = found["memory"] + found["memory_experts"]
+    memory = [one for name in MEMORY for one in found[name]]
     near = {name: f"{sum(share >= 0.9 for share in of)} of {len(of)}" for name, of in book["shares"].items()}
     errors = {
         "memory, where the source says that it was allocated": [

@@ -60,6 +60,8 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
 # Words of networks between hosts, by which a rate that is not told is the usual one of that kind of GPU.
 NETWORKS = r"\d|^-$|unspecified|unknown|infini|\bib\b|[ehnx]dr\b|\befa\b|roce|ethernet|nvl|slingshot|tcp"
 LONGEST = 30_000_000  # tokens of a row
+# DeepSpeed before version 0.6 of February 2022; what Megatron-LM was compared with (arXiv 2104.04473).
+OLD_DEEPSPEED = r"^megatron-lm|deepspeed\W{0,2}v?0\.[0-5]\b|\b202[01]\b|arxiv\W{0,2}2[01]\d\d\.\d"
 # How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
 SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 
@@ -95,6 +97,12 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         stage = 3 if int(match[1]) > 1 else stage
     if traits["engine"] == "megatron-2022" and stage >= 2:
         traits["engine"] = "zero"
+    if (
+        traits["engine"] == "zero"
+        and stage == 3
+        and re.search(OLD_DEEPSPEED, f"{framework} ; {row.get('source', '').lower()}")
+    ):
+        traits["engine"] = "zero-2021"
     precision, method = precision_of(row), method_of(row)
     fused = native or traits["engine"] == "zero" or re.search(FUSED_BY_DEFAULT, framework)
     optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
@@ -125,7 +133,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         raise Inexpressible(
             f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
         )
-    node = min(8, gpus)
+    # hpZ's second copy lies in a node; of a cluster that does not say, a node has eight GPUs
+    copies = re.search(r"hpz\W{0,2}(\d+)", strategy)
+    node = min(max(8, int(copies[1]) if copies else 8), gpus)
     # torchtune's ladder: each of its rows adds to those above it
     cumulative = "ladder" in row.get("notes", "").lower()
     if cumulative and ("lora" in kernels or "+packed" not in kernels):
@@ -159,7 +169,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         context=context,
         virtual=size(row, "vp", 1),
         shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
-        hpz=node if re.search(r"hpz|zero ?\+\+", strategy) else 0,
+        hpz=(int(copies[1]) if copies else node) if re.search(r"hpz|zero ?\+\+", strategy) else 0,
+        node_size=max(8, node),
         quantised=bool(re.search(r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|zero ?\+\+(?!.*hpz)", strategy)),
         checkpointing=how,
         every=every,

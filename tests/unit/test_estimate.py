@@ -209,6 +209,20 @@ def test_zero_plus_plus_sends_less_over_slow_networks_and_takes_no_memory():
     assert memory(rounded) == memory(plain)
 
 
+def test_under_zero_3_small_micro_batches_wait_for_python_and_longer_on_more_ranks():
+    """A layer took 16 ms on two A100s with 256 tokens as with 512 (collected.csv, qwen-019 and 020)."""
+    few = {"engine": "zero", "sequence": 512, "checkpointing": "full"}
+    waits = [step_time(job(data=ranks, **few)).launches for ranks in (8, 64, 512)]
+    assert waits[0] > 5 * step_time(job(**few | {"stage": 2})).launches
+    assert waits == sorted(waits) and waits[2] > 2 * waits[0]
+    assert step_time(job(**few | {"sequence": 2**16})).launches == 0  # long enough to hide it
+
+
+def test_a_matrix_larger_than_what_zero_3_keeps_gathered_is_gathered_whole():
+    wide = ModelShape("wide", 4, 16384, 2**17, 128, 128, 128, 32000)
+    assert memory(job(wide, engine="zero")).buffers > 2 * 16384 * 2**17
+
+
 def test_four_bits_are_gathered_and_offloaded_as_four_bits():
     lora = job(LLAMA_8B, engine="fsdp2", method="lora", trained=10**7, data=16, link="25 Gb/s")
     qlora = replace(lora, method="qlora")

@@ -121,7 +121,9 @@ def test_a_row_that_cannot_be_expressed_has_a_reason(change, reason):
     ("DeepSpeed", "ZeRO-3 + CPU offload (optimizer)", "3", ("zero", 3, "optimizer")),
     ("TRL", "zero3 offload of parameters", "", ("zero", 3, "all")), ("HF Trainer", "DDP", "0", ("ddp", 0, "")),
     ("axolotl", "FSDP2", "", ("fsdp2", 3, "")), ("Megatron-DeepSpeed", "3D", "", ("megatron-2022", 0, "")),
-    ("DeepSpeed", "data parallel", "0", ("ddp", 0, "")),
+    ("DeepSpeed", "data parallel", "0", ("ddp", 0, "")), ("DeepSpeed 0.5.10", "ZeRO-3", "", ("zero-2021", 3, "")),
+    ("Megatron-LM", "ZeRO-3 without model parallelism", "3", ("zero-2021", 3, "")),
+    ("DeepSpeed 0.5.10", "ZeRO-2", "", ("zero", 2, "")),
 ])  # fmt: skip
 def test_a_row_s_engine(framework, strategy, zero, wanted):
     row = table.read(ROOT / "benchmarks" / "data" / "published.csv")[0]
@@ -254,6 +256,17 @@ def test_gaps_that_single_rows_showed_are_closed():
         assert float(table.predict(row)["pred_tok_s_gpu"]) == pytest.approx(float(row["tok_s_gpu"]), rel=0.15), row[
             "id"
         ]
+
+
+def test_zero_3_over_hundreds_of_ranks_is_not_promised_too_much():
+    """Narayanan et al. 2021, table 2: the same batch took as long on 1,536 GPUs as on 768."""
+    rows = [row for row in table.read(ROOT / "benchmarks" / "data" / "collected.csv") if row["set"] == "narayanan21"]
+    for row in rows:
+        found = table.predict(row)
+        assert (found["fits"] == "yes") == (row["status"] == "ok"), row["id"]
+        if row["status"] == "ok":
+            assert 0.8 < float(found["pred_tok_s_gpu"]) / float(row["tok_s_gpu"]) < 1.6, row["id"]
+    assert len(rows) == 7
 
 
 def test_zero3_s_streams_are_counted_where_memory_is_short():

@@ -99,8 +99,8 @@ class Estimate:
         return 1e9 / (self.tokens_per_second_per_gpu * self.job.gpus) / 86400
 
     def memory_interval(self) -> tuple[float, float]:
-        """GiB allocated: the 80 % interval. Where experts lie on several ranks one of them may get more tokens than its share."""
-        low, high = intervals()["memory_experts" if self.job.expert > 1 else "memory"]
+        """GiB allocated: the 80 % interval."""
+        low, high = intervals()[of_memory(self.job)]
         return self.allocated_gib * low, self.allocated_gib * high
 
     def time_interval(self) -> tuple[float, float]:
@@ -115,11 +115,18 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
 
 
+def of_memory(job: Job) -> str:
+    """Which of intervals() its memory has. Where experts lie on several ranks one of them may get more tokens than its share."""
+    return "memory_experts" if job.expert > 1 else "memory_zero" if job.deepspeed else "memory"
+
+
 def of_time(job: Job, seen: bool = True) -> str:
-    """Which of intervals() a step's time has: mixtures of experts vary more than what lies between their GPUs, and a kind of GPU
-    that no run was fitted to (not `seen`) more than either."""
+    """Which of intervals() a step's time has: DeepSpeed and mixtures of experts vary more than what lies between their GPUs, and
+    a kind of GPU that no run was fitted to (not `seen`) more than either."""
     if not seen:
         return "time_unseen"
+    if job.deepspeed:
+        return "time_zero"
     return "time_experts" if job.shape.experts else "time_across" if job.nodes > 1 else "time_inside"
 
 

@@ -147,6 +147,11 @@ class Job:
         return ENGINES[self.engine]
 
     @property
+    def deepspeed(self) -> bool:
+        """Of whatever age: benchmarks have an older one."""
+        return self.engine.startswith("zero")
+
+    @property
     def order(self) -> Schedule:
         """In which a stage goes through its micro-batches."""
         return SCHEDULES[self.schedule]

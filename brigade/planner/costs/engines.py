@@ -25,6 +25,11 @@ class Engine:
     cut_by_cost: bool = False
     tensor_hidden: float = 0.0
     host_seconds: float = 2e-3
+    host_sharded: float = 1.0
+    host_rank: float = 0.0
+    calls: int = 1
+    gathers_behind: bool = True
+    scatters_behind: bool = True
     holds_inputs: bool = False
     streams: float = 0.0
     dummies: bool = False

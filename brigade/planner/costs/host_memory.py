@@ -49,7 +49,7 @@ def host(job: Job) -> Host:
     ranks = min(job.node_size, job.gpus)
     psi = stages(job)[0].parameters
     trained = job.trained or job.shape.parameters
-    width = 4 if job.engine != "zero" and job.method == "full" else 2
+    width = 4 if not job.deepspeed and job.method == "full" else 2
     converted = job.method != "qlora" and (width == 4 or job.shape.family.sinks)
     copied = width * (job.shape.parameters if job.engine == "fsdp2" else psi * ranks) if converted else 0.0
     states = 4 + OPTIMIZER_BYTES[job.optimizer]
@@ -71,7 +71,7 @@ def checkpoint(job: Job, trained: float) -> float:
     own file in half precision besides, and under ZeRO-1 and 2 the engine's copy of the same. A weight that two layers share is
     kept once more by those two (deepspeed/runtime/engine.py saves a state_dict by names) and by FSDP2's sharded files.
     """
-    zero = job.stage if job.engine == "zero" else 0
+    zero = job.stage if job.deepspeed else 0
     kept = (4 + OPTIMIZER_BYTES[job.optimizer] + {0: 0, 1: 4, 2: 4, 3: 2}[zero]) * trained
     if job.shape.tied:
         whole = 4 if job.engine == "fsdp2" and job.method == "full" else 0

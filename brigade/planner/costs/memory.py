@@ -54,9 +54,7 @@ class Memory:
 def stream_pool(job: Job) -> float:
     """Bytes that ZeRO-3's streams hold besides: a block that one stream has left no other one takes. Runs of published
     tables reserved three times as much where a card had room, and one with 0.7 GiB to spare ran out of memory."""
-    return (
-        2 * min(LIVE, job.shape.parameters) if job.engine == "zero" and job.stage == 3 and job.shard_ranks > 1 else 0.0
-    )
+    return 2 * min(LIVE, job.shape.parameters) if job.deepspeed and job.stage == 3 and job.shard_ranks > 1 else 0.0
 
 
 def settings_of(job: Job) -> TraceSettings | None:
@@ -188,7 +186,7 @@ def _moments(job: Job, stage: Stage, kept: float, back: float, traced: Trace | N
     # The first gradient that the backward pass makes is whole until it is reduced; FSDP2's is among its buffers.
     if last and not waiting and job.method == "full" and job.stage < 2:
         head = engine.gradients * at_end
-    elif job.engine == "zero" and job.method == "full" and job.data > 1:
+    elif job.deepspeed and job.method == "full" and job.data > 1:
         head = 2 * at_end
     between = psi - stage.embedding - stage.head
     first_made = between / max(stage.layers, 1) + last * at_end  # of a layer, and of the head
@@ -216,7 +214,7 @@ def _roots(job: Job, optimizer: float) -> float:
     """
     if job.optimizer != "adamw_torch" or job.step_in_backward:
         return 0.0
-    if job.engine == "zero":
+    if job.deepspeed:
         return min(optimizer / 3, 4 * SUB_GROUP_SIZE if job.stage == 3 else math.inf)
     return optimizer / 2
 
@@ -224,10 +222,11 @@ def _roots(job: Job, optimizer: float) -> float:
 def _buffers(job: Job, stage: Stage) -> float:
     """Gathered weights, reduction buckets and half-precision copies that stand at the peak."""
     s, full, psi = job.shape, job.method == "full", stage.parameters
-    if job.stage >= 3 and job.engine == "zero":
+    if job.stage >= 3 and job.deepspeed:
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
-        together = s.experts * s.expert
-        return 2 * max(min(LIVE, psi), s.vocab * s.hidden, together) + 2 * 2 * s.hidden**2 + 2 * together * full
+        together, widest = s.experts * s.expert, s.hidden * max(s.vocab, s.ffn, s.query_width)
+        listed = 2 * widest * (not job.conventions.gathers_behind)  # torch 1 gathered lists of tensors by way of a copy
+        return 2 * max(min(LIVE, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full + listed
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.
         # Stages of a pipeline stay gathered for all micro-batches, and wait for the last one with their gradients whole, in fp32
@@ -241,7 +240,7 @@ def _buffers(job: Job, stage: Stage) -> float:
         layer = max(dense, moe)
         gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head)
-    if job.engine == "zero" and job.data > 1:
+    if job.deepspeed and job.data > 1:
         return 2.0 * BUCKET
     if job.engine.startswith("fsdp") and job.stage == 2:  # reshard_after_forward: false; SHARD_GRAD_OP
         return 2 * psi + (6 if full else 2) * max(s.dense_layer, s.moe_layer)

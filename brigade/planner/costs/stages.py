@@ -107,7 +107,7 @@ def vocabulary_divisors(job: Job) -> tuple[int, int]:
     divides that one, unless there are adapters (training/tensor_engines.py), and leaves an embedding of its own whole (deepspeed
     0.19.8, module_inject/tp_plan_converter.py).
     """
-    t, auto, tied = job.tensor, job.engine == "zero", job.shape.tied
+    t, auto, tied = job.tensor, job.deepspeed, job.shape.tied
     if not job.ours:
         return t, t
     if tied:
@@ -117,7 +117,7 @@ def vocabulary_divisors(job: Job) -> tuple[int, int]:
 
 def logits_divisor(job: Job) -> int:
     """Over how many ranks logits stay divided: train.py gathers them, AutoTP not those of a head that is the embedding."""
-    return job.tensor if not job.ours or (job.engine == "zero" and job.shape.tied and job.method == "full") else 1
+    return job.tensor if not job.ours or (job.deepspeed and job.shape.tied and job.method == "full") else 1
 
 
 def adapter_share(job: Job) -> float:

@@ -93,7 +93,7 @@ def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     Fewer ranks are left to share the states of experts that expert parallelism has divided.
     """
     frozen, full = frozen_bytes(job, stage.parameters), job.method == "full"
-    if job.engine == "zero" and job.stage == 3 and stage.whole:
+    if job.deepspeed and job.stage == 3 and stage.whole:
         return _beside_autotp(job, stage)
     if not stage.experts:
         return _shared(job, stage.trained, frozen, job.shard_ranks)
@@ -129,8 +129,8 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
 def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
     """stage_states of parameters of which `n` ranks hold one copy together."""
     engine, stage = job.conventions, job.stage
-    if job.engine in ("ddp", "zero", "fsdp2"):
-        kind = f"zero{stage}" if job.engine == "zero" else job.engine
+    if job.deepspeed or job.engine in ("ddp", "fsdp2"):
+        kind = f"zero{stage}" if job.deepspeed else job.engine
         states = model_states(kind, round(trained), n, half=True, optim=job.optimizer, hpz=job.hpz, frozen=frozen)
         if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
             return StateBytesPerRank(states.parameters if job.offload == "optimizer" else 0.0, 0.0, 0.0), 0.0

@@ -149,8 +149,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     if job.expert > 1:
         around += _experts(job, net, again > 0)
         around_across = around_across or net.crosses(job.expert, 1 if job.ours else job.tensor)
-    launching = job.conventions.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
-    waiting = max(0.0, launching - forward - backward - around)
+    waiting = _waiting(job, again, forward + backward + around)
     per_micro = [n * (forward + backward + waiting + around) + add for n in (stage.layers for stage in parts)]
     per_micro[-1] += head
     slowest = per_micro.index(max(per_micro))
@@ -171,6 +170,17 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
     return replace(found, synchronising=synchronising(job, g, found.total))
+
+
+def _waiting(job: Job, again: float, busy: float) -> float:
+    """Seconds per layer and micro-batch for which a GPU that is busy for `busy` waits for Python to launch what comes next. Under
+    stage 3 Python waits for the GPU in turn, and neither gets far ahead (256 to 8,192 tokens: collected.csv, qwen-019 to 027)."""
+    engine = job.conventions
+    launching = engine.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
+    if job.stage < 3:
+        return max(0.0, launching - busy)
+    launching = launching * engine.host_sharded + engine.host_rank * job.shard_ranks
+    return math.hypot(busy, launching) - busy if engine.gathers_behind else launching
 
 
 def _tensor(job: Job, net: Links) -> tuple[float, bool]:
@@ -245,16 +255,19 @@ def _data(job: Job, net: Links, forward: float, backward: float, stage: Stage) -
         gather = scatter = across = 0.0
         for psi, trained, sharing, holding, stride in parts:
             weights, reduced = gathered * psi / layers, engine.reduced / (4 if job.quantised else 1)
-            one = layers * net.half(weights / (2 if job.quantised else 1), sharing, stride)
+            calls = layers * engine.calls
+            one = calls * net.half(weights / engine.calls / (2 if job.quantised else 1), sharing, stride)
             if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
-                one = (one + (2 * m - 1) * layers * net.half(weights, job.hpz, stride)) / (2 * m)
+                one = (one + (2 * m - 1) * calls * net.half(weights / engine.calls, job.hpz, stride)) / (2 * m)
             gather += one
-            scatter += layers * net.half(reduced * trained / layers, sharing, stride)
+            scatter += calls * net.half(reduced * trained / calls, sharing, stride)
             kept = engine.reduced * trained / sharing / layers
             across += layers * net.all_reduce(kept, holding // sharing, stride * sharing)
-        exposed = m * (max(0.0, gather - forward) + max(0.0, gather + scatter - backward)) + 2 * gather / layers
-        exposed += max(0.0, across - max(0.0, backward - gather - scatter))
-        return exposed + CONTENTION * m * min(2 * gather + scatter + across / m, forward + backward)
+        gathers, scatters = gather * engine.gathers_behind, scatter * engine.scatters_behind
+        exposed = m * (max(0.0, gathers - forward) + max(0.0, gathers + scatters - backward)) + 2 * gather / layers
+        exposed += m * (2 * (gather - gathers) + scatter - scatters)
+        exposed += max(0.0, across - max(0.0, backward - gathers - scatters))
+        return exposed + CONTENTION * m * min(2 * gathers + scatters + across / m, forward + backward)
     reduce = gather = 0.0
     for _, trained, _, holding, stride in parts:
         calls = max(1.0, engine.reduced * trained / engine.bucket) if engine.bucket else layers
