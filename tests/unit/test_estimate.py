@@ -215,7 +215,8 @@ def test_under_zero_3_small_micro_batches_wait_for_python_and_longer_on_more_ran
     waits = [step_time(job(data=ranks, **few)).launches for ranks in (8, 64, 512)]
     assert waits[0] > 5 * step_time(job(**few | {"stage": 2})).launches
     assert waits == sorted(waits) and waits[2] > 2 * waits[0]
-    assert step_time(job(**few | {"sequence": 2**16})).launches == 0  # long enough to hide it
+    many = step_time(job(**few | {"sequence": 2**16}))
+    assert many.launches < 0.01 * many.compute
 
 
 def test_a_matrix_larger_than_what_zero_3_keeps_gathered_is_gathered_whole():
