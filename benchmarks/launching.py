@@ -2,9 +2,10 @@
 
     python -m benchmarks.launching           # measures -> benchmarks/results/launching.csv, docs/planner-accuracy.md
 
-One process is rank 0 of as many ranks as it is told there are. Its collectives return at once and move nothing, and its matrices
-are so small that they cost nothing: what is left is what Transformers, DeepSpeed and torch do for each layer before a GPU could
-begin, and for each rank. DeepSpeed is the pinned one, unchanged. Each figure is (12 layers - 4 layers) / 8 of medians of fifteen
+One process is rank 0 of as many ranks as it is told there are. Its collectives return at once, with zeros, and its matrices are
+so small that they cost next to nothing: what is left is what Transformers, DeepSpeed and torch do for each layer before a GPU
+could begin, and for each rank. FSDP2 is measured with few ranks: what a GPU copies for all ranks in one kernel, a CPU copies
+one by one. DeepSpeed is the pinned one, unchanged. Each figure is (12 layers - 4 layers) / 8 of medians of fifteen
 steps in fresh processes, the median of five turns. A GPU's kernels take longer to launch than a CPU's; only ratios are used.
 """
 

@@ -65,7 +65,8 @@ def residuals() -> dict[str, list[tuple[Run, float]]]:
             found[of_memory(run.job)].append((run, memory_error(run)))
     for members in left_out(lambda run: run.source).values():
         for run, error in members:
-            if run.healthy and not run.job.fp8 and hardware.gpu(run.job.gpu).seen:  # FP8 is no train.py's
+            # FP8 and DeepSpeed of 2021 are no train.py's
+            if run.healthy and not run.job.fp8 and run.job.engine != "zero-2021" and hardware.gpu(run.job.gpu).seen:
                 found[of_time(run.job)].append((run, 1 / error))
     return found | {
         "time_unseen": [

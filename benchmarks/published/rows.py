@@ -60,8 +60,7 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
 # Words of networks between hosts, by which a rate that is not told is the usual one of that kind of GPU.
 NETWORKS = r"\d|^-$|unspecified|unknown|infini|\bib\b|[ehnx]dr\b|\befa\b|roce|ethernet|nvl|slingshot|tcp"
 LONGEST = 30_000_000  # tokens of a row
-# DeepSpeed before version 0.6 of February 2022; what Megatron-LM was compared with (arXiv 2104.04473).
-OLD_DEEPSPEED = r"^megatron-lm|deepspeed\W{0,2}v?0\.[0-5]\b|\b202[01]\b|arxiv\W{0,2}2[01]\d\d\.\d"
+QUANTISED = r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|int8 weight|int4 grad|zero ?\+\+(?!.*hpz)"  # of ZeRO++
 # How products in FP8 are scaled: in blocks, by rows, by torch's own dynamic scales, or by Transformer Engine's, one for a tensor.
 SCALED = ((r"mx", "mx"), (r"row.?wise", "row"), (r"float8", "torch"))
 
@@ -97,12 +96,6 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         stage = 3 if int(match[1]) > 1 else stage
     if traits["engine"] == "megatron-2022" and stage >= 2:
         traits["engine"] = "zero"
-    if (
-        traits["engine"] == "zero"
-        and stage == 3
-        and re.search(OLD_DEEPSPEED, f"{framework} ; {row.get('source', '').lower()}")
-    ):
-        traits["engine"] = "zero-2021"
     precision, method = precision_of(row), method_of(row)
     fused = native or traits["engine"] == "zero" or re.search(FUSED_BY_DEFAULT, framework)
     optimizer = optimizer_of(row, "adamw_torch_fused" if fused else "adamw_torch")
@@ -133,9 +126,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         raise Inexpressible(
             f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
         )
-    # hpZ's second copy lies in a node; of a cluster that does not say, a node has eight GPUs
-    copies = re.search(r"hpz\W{0,2}(\d+)", strategy)
-    node = min(max(8, int(copies[1]) if copies else 8), gpus)
+    hpz = _copies(strategy, gpus, stage)
+    node = min(max(8, hpz), gpus)  # hpZ's second copy lies in a node; where nothing is told, a node has eight GPUs
     # torchtune's ladder: each of its rows adds to those above it
     cumulative = "ladder" in row.get("notes", "").lower()
     if cumulative and ("lora" in kernels or "+packed" not in kernels):
@@ -157,6 +149,8 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     offload = offload_of(row, traits["engine"])
     if traits["engine"] == "zero" and stage == 0:
         traits["engine"] = "ddp"
+    if traits["engine"] == "zero" and stage == 3 and _old_deepspeed(row):
+        traits["engine"] = "zero-2021"
     job = Job(
         shape,
         sequence,
@@ -169,9 +163,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         context=context,
         virtual=size(row, "vp", 1),
         shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
-        hpz=(int(copies[1]) if copies else node) if re.search(r"hpz|zero ?\+\+", strategy) else 0,
+        hpz=hpz,
         node_size=max(8, node),
-        quantised=bool(re.search(r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|zero ?\+\+(?!.*hpz)", strategy)),
+        quantised=bool(re.search(QUANTISED, strategy)),
         checkpointing=how,
         every=every,
         offload_activations=offloaded,
@@ -189,6 +183,28 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     if job.gpus != gpus:
         raise Inexpressible(f"{data} (dp) x {tensor} (tp) x {pipeline} (pp) x {context} (cp) are not its {gpus} GPUs")
     return job
+
+
+def _old_deepspeed(row: Mapping[str, str]) -> bool:
+    """Whether a row is of DeepSpeed before version 0.6 (February 2022): its version says so, else its year or its paper's."""
+    said = told(row, "framework", "strategy")
+    if version := re.search(r"deepspeed\W{0,2}v?0\.(\d+)", said):
+        return int(version[1]) < 6
+    paper = re.search(r"arxiv\W{0,2}(org/(abs|pdf)/)?2[01]\d\d\.\d", row.get("source", "").lower())
+    return bool(paper or re.search(r"\b202[01]\b", told(row, "framework")))
+
+
+def _copies(strategy: str, gpus: int, stage: int) -> int:
+    """Over how many ranks hpZ's second copy of the weights lies; 0 without one. Raises Inexpressible."""
+    if not re.search(r"hpz|zero ?\+\+", strategy):
+        return 0
+    number = re.search(r"hpz(?:_partition_size)?\W{0,3}(\d+)", strategy)
+    ranks = int(number[1]) if number else min(8, gpus)
+    if ranks <= 1:
+        return 0
+    if stage < 3 or gpus % ranks:
+        raise Inexpressible(f"hpZ over {ranks} of {gpus} GPUs under ZeRO-{stage}")
+    return ranks
 
 
 def _adapters(row: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:

@@ -16,9 +16,9 @@ PEER_SHARE = 0.8  # of a card's link that gathers and scatters reach: 361 of 450
 PEER_LATENCY = 3.4e-6  # NCCL's own tuning table, NVLink, ring, per hop
 CALL_LATENCY = 15e-6  # launching a collective and waking its kernels
 HOP = 14e-6  # NCCL's tuning table, network, ring, Simple, per hop
-# Of a ring over several nodes, per rank: every rank's part crosses each border between nodes, one after the other. It is why
-# collectives over hundreds of ranks are slow (AMSP, arXiv 2311.00257, figures 2 and 3); read off runs of FSDP and nanotron on 16
-# to 512 GPUs (benchmarks/data).
+# Of a ring over several nodes, per rank: read off runs of FSDP and nanotron on 16 to 512 GPUs (benchmarks/data). Every rank's
+# part crosses each border between nodes, one after the other, so collectives over hundreds of ranks are slow (AMSP, arXiv
+# 2311.00257, figures 2 and 3).
 PACE = 10e-6
 # Bus bandwidth in GB/s of one ring over 2, 4, 8 ... nodes of eight cards with 3200 Gbit/s of EFA (HF Ultra-Scale Playbook), of
 # gathers and scatters and of all-reduces. What bounds it there are its many hops, not the cards: groups side by side each have

@@ -12,7 +12,7 @@ import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which t
 from brigade.errors import UserError
 from brigade.hardware import catalogue, gpu
 from brigade.hardware.network import hold_name, links, node_gbit
-from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate
+from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
 from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.engines import ENGINES, LOGIT_BYTES
 from brigade.planner.costs.host_memory import PROCESS, host
@@ -217,6 +217,35 @@ def test_under_zero_3_small_micro_batches_wait_for_python_and_longer_on_more_ran
     assert waits == sorted(waits) and waits[2] > 2 * waits[0]
     many = step_time(job(**few | {"sequence": 2**16}))
     assert many.launches < 0.01 * many.compute
+
+
+def test_adapters_gradients_fill_few_buckets_under_zero_3():
+    lora = job(engine="zero", method="lora", trained=42_000_000, data=512, sequence=4096)
+    with_scatters, without = step_time(lora).across, step_time(replace(lora, trained=1)).across
+    assert with_scatters < 1.05 * without  # 3 buckets of hidden^2 elements, not five in each of 32 layers
+
+
+def test_a_ring_over_several_nodes_takes_as_much_longer_as_it_has_ranks():
+    one = links(gpu("A100 80GB"), "800 Gb/s", 8)
+    hops = [one.ring("gather", ranks, 1)[1] for ranks in (16, 128, 1024)]
+    assert hops[1] > 8 * hops[0] and hops[2] == pytest.approx(8 * hops[1], rel=0.02)
+
+
+def test_deepspeed_has_intervals_of_its_own():
+    zero, fsdp2 = job(engine="zero"), job(engine="fsdp2")
+    assert (of_memory(zero), of_time(zero)) == ("memory_zero", "time_zero")
+    assert (of_memory(fsdp2), of_time(fsdp2)) == ("memory", "time_inside")
+    assert (of_memory(replace(zero, engine="fsdp2", data=16)), of_time(replace(fsdp2, data=16))) == (
+        "memory",
+        "time_across",
+    )
+
+
+def test_zero_3_over_hundreds_of_ranks_with_little_to_compute_is_told():
+    many = job(engine="zero", gpu="A100 80GB", data=1024)
+    assert estimate(many).crowded
+    assert not estimate(replace(many, engine="fsdp2")).crowded and not estimate(replace(many, data=64)).crowded
+    assert not estimate(replace(many, micro_batch=16)).crowded
 
 
 def test_a_matrix_larger_than_what_zero_3_keeps_gathered_is_gathered_whole():

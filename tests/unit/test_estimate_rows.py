@@ -122,7 +122,8 @@ def test_a_row_that_cannot_be_expressed_has_a_reason(change, reason):
     ("TRL", "zero3 offload of parameters", "", ("zero", 3, "all")), ("HF Trainer", "DDP", "0", ("ddp", 0, "")),
     ("axolotl", "FSDP2", "", ("fsdp2", 3, "")), ("Megatron-DeepSpeed", "3D", "", ("megatron-2022", 0, "")),
     ("DeepSpeed", "data parallel", "0", ("ddp", 0, "")), ("DeepSpeed 0.5.10", "ZeRO-3", "", ("zero-2021", 3, "")),
-    ("Megatron-LM", "ZeRO-3 without model parallelism", "3", ("zero-2021", 3, "")),
+    ("DeepSpeed of 2021", "ZeRO-3", "3", ("zero-2021", 3, "")), ("DeepSpeed", "DeepSpeed 0.5 ZeRO-3", "", ("zero-2021", 3, "")),
+    ("DeepSpeed 0.5.10", "ZeRO-3 + CPU offload (optimizer)", "", ("zero-2021", 3, "optimizer")),
     ("DeepSpeed 0.5.10", "ZeRO-2", "", ("zero", 2, "")),
 ])  # fmt: skip
 def test_a_row_s_engine(framework, strategy, zero, wanted):
@@ -256,6 +257,28 @@ def test_gaps_that_single_rows_showed_are_closed():
         assert float(table.predict(row)["pred_tok_s_gpu"]) == pytest.approx(float(row["tok_s_gpu"]), rel=0.15), row[
             "id"
         ]
+
+
+@pytest.mark.parametrize("source, wanted", [
+    ("arXiv 2104.04473 table 2", "zero-2021"), ("https://arxiv.org/abs/2104.04473", "zero-2021"),
+    ("arXiv 2311.00257", "zero"), ("deepspeedai/DeepSpeed#2021", "zero"), ("a blog that looks back on 2021", "zero"),
+])  # fmt: skip
+def test_a_paper_s_number_tells_how_old_its_deepspeed_is(source, wanted):
+    row = ROW | {"framework": "DeepSpeed", "strategy": "ZeRO-3", "source": source}
+    assert job_of_row(row).engine == wanted
+    assert job_of_row(row | {"framework": "DeepSpeed 0.16"}).engine == "zero"
+
+
+@pytest.mark.parametrize("said, copies", [
+    ("hpZ", 8), ("hpZ 4", 4), ("zero_hpz_partition_size: 2", 2), ("hpZ=1", 0), ("hpZ 0", 0), ("", 0),
+])  # fmt: skip
+def test_how_many_ranks_share_the_second_copy(said, copies):
+    assert job_of_row(ROW | {"framework": "DeepSpeed", "strategy": f"ZeRO-3 {said}", "n_gpus": "8"}).hpz == copies
+
+
+@pytest.mark.parametrize("strategy", ["ZeRO-3 hpZ 3", "ZeRO-3 hpZ 16", "ZeRO-2 hpZ 8"])
+def test_a_second_copy_that_cannot_be_is_refused(strategy):
+    assert "hpZ" in table.predict(ROW | {"framework": "DeepSpeed", "strategy": strategy, "n_gpus": "8"})["reason"]
 
 
 def test_zero_3_over_hundreds_of_ranks_is_not_promised_too_much():

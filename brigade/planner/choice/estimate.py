@@ -83,6 +83,14 @@ class Estimate:
         return self.most_gib <= self.gpu.memory_gib
 
     @property
+    def crowded(self) -> bool:
+        """Whether it is of the kind of which published runs took far longer than predicted: ZeRO-3 over hundreds of ranks, each
+        with so little to compute that most of a step waits (arXiv 2311.00257: docs/planner-accuracy.md)."""
+        job, time = self.job, self.time
+        waits = time.across + time.launches > time.total / 2
+        return job.deepspeed and job.stage == 3 and job.shard_ranks >= 128 and waits
+
+    @property
     def tokens_per_second_per_gpu(self) -> float:
         return self.job.tokens_per_step / self.time.total / self.job.gpus
 
@@ -121,8 +129,8 @@ def of_memory(job: Job) -> str:
 
 
 def of_time(job: Job, seen: bool = True) -> str:
-    """Which of intervals() a step's time has: DeepSpeed and mixtures of experts vary more than what lies between their GPUs, and
-    a kind of GPU that no run was fitted to (not `seen`) more than either."""
+    """Which of intervals() a step's time has: DeepSpeed and mixtures of experts vary more than the network explains, and a kind
+    of GPU that no run was fitted to (not `seen`) more than either."""
     if not seen:
         return "time_unseen"
     if job.deepspeed:

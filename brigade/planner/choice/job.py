@@ -148,7 +148,7 @@ class Job:
 
     @property
     def deepspeed(self) -> bool:
-        """Of whatever age: benchmarks have an older one."""
+        """Whether DeepSpeed trains it, in any version."""
         return self.engine.startswith("zero")
 
     @property

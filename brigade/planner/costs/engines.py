@@ -1,5 +1,6 @@
 """What engines, losses and optimizers keep and send: conventions.yaml, whose comments explain it and name the sources."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,11 @@ class Engine:
     host_seconds: float = 2e-3
     host_sharded: float = 1.0
     host_rank: float = 0.0
-    calls: int = 1
-    gathers_behind: bool = True
-    scatters_behind: bool = True
+    host_norm: float = math.inf
+    collectives: int = 1
+    gathers_hidden: bool = True
+    scatters_hidden: bool = True
+    listed: bool = False
     holds_inputs: bool = False
     streams: float = 0.0
     dummies: bool = False

@@ -225,7 +225,7 @@ def _buffers(job: Job, stage: Stage) -> float:
     if job.stage >= 3 and job.deepspeed:
         # All experts of a layer are one parameter (Transformers 5), gathered whole; its gradient is whole until it is reduced.
         together, widest = s.experts * s.expert, s.hidden * max(s.vocab, s.ffn, s.query_width)
-        listed = 2 * widest * (not job.conventions.gathers_behind)  # torch 1 gathered lists of tensors by way of a copy
+        listed = 2 * widest * job.conventions.listed
         return 2 * max(min(LIVE, psi), widest, together) + 2 * 2 * s.hidden**2 + 2 * together * full + listed
     if job.stage >= 3:
         # Two layers gathered in bf16, one's gradients in bf16 and fp32, and the root's embedding and head, which stay gathered.

@@ -173,14 +173,13 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
 
 
 def _waiting(job: Job, again: float, busy: float) -> float:
-    """Seconds per layer and micro-batch for which a GPU that is busy for `busy` waits for Python to launch what comes next. Under
-    stage 3 Python waits for the GPU in turn, and neither gets far ahead (256 to 8,192 tokens: collected.csv, qwen-019 to 027)."""
+    """Seconds per layer and micro-batch for which a GPU that is busy for `busy` waits for Python to launch what comes next."""
     engine = job.conventions
     launching = engine.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
-    if job.stage < 3:
-        return max(0.0, launching - busy)
+    if job.stage < 3 or math.isinf(engine.host_norm):
+        return max(0.0, launching * (engine.host_sharded if job.stage >= 3 else 1) - busy)
     launching = launching * engine.host_sharded + engine.host_rank * job.shard_ranks
-    return math.hypot(busy, launching) - busy if engine.gathers_behind else launching
+    return (busy**engine.host_norm + launching**engine.host_norm) ** (1 / engine.host_norm) - busy
 
 
 def _tensor(job: Job, net: Links) -> tuple[float, bool]:
@@ -255,16 +254,20 @@ def _data(job: Job, net: Links, forward: float, backward: float, stage: Stage) -
         gather = scatter = across = 0.0
         for psi, trained, sharing, holding, stride in parts:
             weights, reduced = gathered * psi / layers, engine.reduced / (4 if job.quantised else 1)
-            calls = layers * engine.calls
-            one = calls * net.half(weights / engine.calls / (2 if job.quantised else 1), sharing, stride)
+            calls = layers * engine.collectives
+            one = calls * net.half(weights / engine.collectives / (2 if job.quantised else 1), sharing, stride)
             if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
-                one = (one + (2 * m - 1) * calls * net.half(weights / engine.calls, job.hpz, stride)) / (2 * m)
+                one = (one + (2 * m - 1) * calls * net.half(weights / engine.collectives, job.hpz, stride)) / (2 * m)
             gather += one
+            if (
+                engine.collectives > 1
+            ):  # what fills a bucket of hidden^2 elements: with adapters less than a layer's matrices
+                calls = min(calls, max(1.0, trained / job.shape.hidden**2))
             scatter += calls * net.half(reduced * trained / calls, sharing, stride)
             kept = engine.reduced * trained / sharing / layers
             across += layers * net.all_reduce(kept, holding // sharing, stride * sharing)
-        gathers, scatters = gather * engine.gathers_behind, scatter * engine.scatters_behind
-        exposed = m * (max(0.0, gathers - forward) + max(0.0, gathers + scatters - backward)) + 2 * gather / layers
+        gathers, scatters = gather * engine.gathers_hidden, scatter * engine.scatters_hidden  # behind computing
+        exposed = m * (max(0.0, gathers - forward) + max(0.0, gathers + scatters - backward)) + 2 * gathers / layers
         exposed += m * (2 * (gather - gathers) + scatter - scatters)
         exposed += max(0.0, across - max(0.0, backward - gathers - scatters))
         return exposed + CONTENTION * m * min(2 * gathers + scatters + across / m, forward + backward)

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator
 from ...errors import UserError
 from ...errors.console import billions, counted
 from ...recipe.method import METHODS
-from ..choice.estimate import intervals, of_time
+from ..choice.estimate import intervals, of_memory, of_time
 from ..choice.search import candidates, chosen
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.memory import GIB
@@ -102,7 +102,7 @@ class Picture:
             f"{counted(cluster.nodes, 'node')} of {cluster.node_size} x {cluster.gpu}{between}",
         )
         best = ranked[0].estimate
-        memory, seconds = intervals()["memory"], intervals()[of_time(best.job, best.gpu.seen)]
+        memory, seconds = intervals()[of_memory(best.job)], intervals()[of_time(best.job, best.gpu.seen)]
         accuracy = (
             f"By formula, not measured. 80 % intervals: torch allocates {memory[0]:g} to {memory[1]:g} times as much, "
             f"a step takes {seconds[0]:g} to {seconds[1]:g} times as long."

@@ -208,6 +208,11 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     say("disk", f"{checkpoint(needs.checkpoint)} for a checkpoint")
     step, low, high = (figure(seconds, 2) for seconds in (result.time.total, *result.time_interval()))
     say("time", f"{step} s per step ({between(low, high)}): {parts(result.time, 1, 0.005)}")
+    if result.crowded:
+        say(
+            "",
+            "most of a step waits, and published runs of ZeRO-3 on so many ranks took up to 3.8 times as long as predicted",
+        )
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
