@@ -5,8 +5,8 @@
 One process is rank 0 of as many ranks as it is told there are. Its collectives return at once, with zeros, and its matrices are
 so small that they cost next to nothing: what is left is what Transformers, DeepSpeed and torch do for each layer before a GPU
 could begin, and for each rank. FSDP2 is measured with few ranks: what a GPU copies for all ranks in one kernel, a CPU copies
-one by one. DeepSpeed is the pinned one, unchanged. Each figure is (12 layers - 4 layers) / 8 of medians of fifteen
-steps in fresh processes, the median of five turns. A GPU's kernels take longer to launch than a CPU's; only ratios are used.
+one by one. DeepSpeed is the pinned one, unchanged. Each figure is (12 layers - 4 layers) / 8 of medians of fifteen steps in
+fresh processes, the median of five turns. A GPU's kernels take longer to launch than a CPU's; only ratios are used.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .pages import DOCS, REPOSITORY, RESULTS, filled, markdown, read, save, where
+from .pages import DOCS, REPOSITORY, RESULTS, markdown, read, save, where, write
 
 PATH, PAGE = RESULTS / "launching.csv", DOCS / "planner-accuracy.md"
 HIDDEN, LAYERS, TOKENS, STEPS, ROUNDS = 256, (4, 12), 16, 18, 5
@@ -144,7 +144,7 @@ def main() -> None:
         for (kind, ranks, again), of in took.items()
     ]
     save(PATH, rows)
-    PAGE.write_text(filled(PAGE.read_text(), tables()))
+    write(PAGE, tables())
 
 
 if __name__ == "__main__":

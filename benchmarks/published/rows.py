@@ -127,7 +127,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
             f"{data} (dp) x {micro} (mbs) x {accumulation} (grad_acc) are not its {batch} sequences (gbs)"
         )
     hpz = _copies(strategy, gpus, stage)
-    node = min(max(8, hpz), gpus)  # hpZ's second copy lies in a node; where nothing is told, a node has eight GPUs
+    node_size = max(8, hpz)  # hpZ's second copy lies in a node; where nothing is told, a node has eight GPUs
     # torchtune's ladder: each of its rows adds to those above it
     cumulative = "ladder" in row.get("notes", "").lower()
     if cumulative and ("lora" in kernels or "+packed" not in kernels):
@@ -162,9 +162,9 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         pipeline=pipeline,
         context=context,
         virtual=size(row, "vp", 1),
-        shard=node if re.search("hsdp|hybrid.?shard", strategy) else 0,
+        shard=min(node_size, gpus) if re.search("hsdp|hybrid.?shard", strategy) else 0,
         hpz=hpz,
-        node_size=max(8, node),
+        node_size=node_size,
         quantised=bool(re.search(QUANTISED, strategy)),
         checkpointing=how,
         every=every,

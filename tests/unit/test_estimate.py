@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import benchmarks.published  # noqa: F401 - pure, megatron and nanotron, which train.py does not run
 from brigade.errors import UserError
 from brigade.hardware import catalogue, gpu
-from brigade.hardware.network import hold_name, links, node_gbit
 from brigade.planner.choice.estimate import SHORT, SHORT_IN_STEP, estimate, of_memory, of_time
 from brigade.planner.choice.job import FUSED, Job
 from brigade.planner.costs.engines import ENGINES, LOGIT_BYTES
@@ -202,35 +201,6 @@ def test_activations_need_more_room_than_states():
     assert SHORT_IN_STEP < SHORT < 1
 
 
-def test_zero_plus_plus_sends_less_over_slow_networks_and_takes_no_memory():
-    plain = job(LLAMA_8B, engine="zero", data=16, hpz=8, link="100 Gb/s")
-    rounded = replace(plain, quantised=True)
-    assert 2 * step_time(rounded).across < step_time(plain).across
-    assert memory(rounded) == memory(plain)
-
-
-def test_under_zero_3_small_micro_batches_wait_for_python_and_longer_on_more_ranks():
-    """A layer took 16 ms on two A100s with 256 tokens as with 512 (collected.csv, qwen-019 and 020)."""
-    few = {"engine": "zero", "sequence": 512, "checkpointing": "full"}
-    waits = [step_time(job(data=ranks, **few)).launches for ranks in (8, 64, 512)]
-    assert waits[0] > 5 * step_time(job(**few | {"stage": 2})).launches
-    assert waits == sorted(waits) and waits[2] > 2 * waits[0]
-    many = step_time(job(**few | {"sequence": 2**16}))
-    assert many.launches < 0.01 * many.compute
-
-
-def test_adapters_gradients_fill_few_buckets_under_zero_3():
-    lora = job(engine="zero", method="lora", trained=42_000_000, data=512, sequence=4096)
-    with_scatters, without = step_time(lora).across, step_time(replace(lora, trained=1)).across
-    assert with_scatters < 1.05 * without  # 3 buckets of hidden^2 elements, not five in each of 32 layers
-
-
-def test_a_ring_over_several_nodes_takes_as_much_longer_as_it_has_ranks():
-    one = links(gpu("A100 80GB"), "800 Gb/s", 8)
-    hops = [one.ring("gather", ranks, 1)[1] for ranks in (16, 128, 1024)]
-    assert hops[1] > 8 * hops[0] and hops[2] == pytest.approx(8 * hops[1], rel=0.02)
-
-
 def test_deepspeed_has_intervals_of_its_own():
     zero, fsdp2 = job(engine="zero"), job(engine="fsdp2")
     assert (of_memory(zero), of_time(zero)) == ("memory_zero", "time_zero")
@@ -239,13 +209,6 @@ def test_deepspeed_has_intervals_of_its_own():
         "memory",
         "time_across",
     )
-
-
-def test_zero_3_over_hundreds_of_ranks_with_little_to_compute_is_told():
-    many = job(engine="zero", gpu="A100 80GB", data=1024)
-    assert estimate(many).crowded
-    assert not estimate(replace(many, engine="fsdp2")).crowded and not estimate(replace(many, data=64)).crowded
-    assert not estimate(replace(many, micro_batch=16)).crowded
 
 
 def test_a_matrix_larger_than_what_zero_3_keeps_gathered_is_gathered_whole():
@@ -259,16 +222,6 @@ def test_four_bits_are_gathered_and_offloaded_as_four_bits():
     assert 2 * step_time(qlora).across < step_time(lora).across
     lora, qlora = (replace(one, engine="zero", offload="all") for one in (lora, qlora))
     assert host(lora).training - host(qlora).training > 0.5 * (host(lora).training - 8 * PROCESS)
-
-
-def test_adapters_cost_time_where_they_lie():
-    job = Job(LLAMA_8B, 2**12, method="lora", trained=10**5)
-    costs = [
-        step_time(replace(job, targets=targets, adapter_dropout=dropout)).compute
-        for targets, dropout in (("qv", False), ("qkvo", False), ("qkvom", False), ("qkvom", True))
-    ]
-    assert costs == sorted(costs) and len(set(costs)) == 4
-    assert step_time(replace(job, engine="zero", stage=2)).compute < costs[2]  # no copies in fp32
 
 
 def test_offload_leaves_the_optimizer_on_the_host():
@@ -300,36 +253,6 @@ def test_interleaved_stages_keep_more_micro_batches(virtual, held):
     wanted = job(engine="megatron", stage=1, pipeline=8, virtual=virtual, accumulation=64)
     assert micro_batches_in_flight(wanted, 0) == pytest.approx(held)
     assert micro_batches_in_flight(replace(wanted, accumulation=1), 0) == 1 <= micro_batches_in_flight(wanted, 7)
-
-
-# ---- links -------------------------------------------------------------------------------------------------------
-def test_rings_side_by_side_share_a_node_s_cards():
-    """Under EFA one ring over many nodes does not fill them: its hops bound it, and four side by side have as much each."""
-    device = gpu("H100")
-    usual, efa = (links(device, named, 8) for named in ("3200 Gb/s", "EFA (3200Gb/s per node)"))
-    rates = {net: [net.ring("all_reduce", 256 // stride, stride)[0] for stride in (1, 4, 8)] for net in (usual, efa)}
-    assert rates[usual] == pytest.approx([8 * rates[usual][2], 2 * rates[usual][2], rates[usual][2]])
-    assert rates[efa][0] == rates[efa][1] < rates[usual][1] and rates[efa][2] == rates[usual][2]
-    assert usual.gbit == efa.gbit == pytest.approx(3200 * device.network / device.efficiency)
-
-
-@pytest.mark.parametrize("named, gbit", [
-    ("3200 Gb/s", 3200), ("EFA (AWS P5, 3200Gb/s per node)", 3200), ("RoCE 1600Gb/s per node", 1600), ("8x400 Gbit/s", 3200),
-    ("8 x 200Gbps HDR", 1600), ("3.2 Tb/s", 3200), ("1,600 Gb/s", 1600), ("100 GbE", 100), ("25Gbps", 25), ("50 GB/s", 400),
-    ("4 * 100Gb RoCE", 400), ("8x 400G IB", 3200), ("InfiniBand HDR 200Gb", 200), ("4*100GbE", 400),
-    ("400 Gb/s per GPU", 3200), ("DGX NDR IB (assumed)", None), ("-", None), ("", None),
-])  # fmt: skip
-def test_a_network_s_name_states_its_rate(named, gbit):
-    assert node_gbit(named, 8) == gbit
-
-
-@pytest.mark.parametrize(
-    "named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s", "1e9 Gb/s"]
-)
-def test_a_network_without_a_rate_is_refused(named):
-    with pytest.raises(UserError) as error:
-        hold_name(named, "flag --network")
-    assert "3200 Gb/s" in error.value.cure
 
 
 def test_what_a_host_holds():

@@ -176,9 +176,10 @@ def _waiting(job: Job, again: float, busy: float) -> float:
     """Seconds per layer and micro-batch for which a GPU that is busy for `busy` waits for Python to launch what comes next."""
     engine = job.conventions
     launching = engine.host_seconds * (1 + again / 2) * (1 if job.method == "full" else ADAPTED)
+    if job.stage >= 3:
+        launching = launching * engine.host_sharded + engine.host_rank * job.shard_ranks
     if job.stage < 3 or math.isinf(engine.host_norm):
-        return max(0.0, launching * (engine.host_sharded if job.stage >= 3 else 1) - busy)
-    launching = launching * engine.host_sharded + engine.host_rank * job.shard_ranks
+        return max(0.0, launching - busy)
     return (busy**engine.host_norm + launching**engine.host_norm) ** (1 / engine.host_norm) - busy
 
 
@@ -259,9 +260,7 @@ def _data(job: Job, net: Links, forward: float, backward: float, stage: Stage) -
             if job.hpz:  # the first gather of a step fills the node's own copy, from which the others come
                 one = (one + (2 * m - 1) * calls * net.half(weights / engine.collectives, job.hpz, stride)) / (2 * m)
             gather += one
-            if (
-                engine.collectives > 1
-            ):  # what fills a bucket of hidden^2 elements: with adapters less than a layer's matrices
+            if engine.collectives > 1:  # a bucket of hidden^2 elements each: with adapters far fewer
                 calls = min(calls, max(1.0, trained / job.shape.hidden**2))
             scatter += calls * net.half(reduced * trained / calls, sharing, stride)
             kept = engine.reduced * trained / sharing / layers

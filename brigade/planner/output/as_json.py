@@ -66,6 +66,7 @@ def _numbers(result: Estimate, given: float | None) -> dict[str, Any]:
         "method": job.method,
         "gpu": result.gpu.kind,
         "gpu_seen": result.gpu.seen,
+        "crowded": result.crowded,
         "gpus": job.gpus,
         "nodes": job.nodes,
         "tensor": job.tensor,
