@@ -46,11 +46,12 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
 
     Raises UserError when a file with other content is there: it may be a user's, edited since.
     """
-    content, suffix = text(kind, job, restarts=restarts), SUFFIXES[kind]
+    suffix = SUFFIXES[kind]
     path = Path(name(job) + suffix if to is None else to)
     if str(path) == "-":
-        print(content, end="")
+        print(text(kind, job, restarts=restarts), end="")
         return path
+    content = text(kind, job, restarts=restarts, file=str(path))
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(content)
@@ -68,9 +69,10 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
     return path
 
 
-def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] = ()) -> str:
+def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] = (), file: str | None = None) -> str:
     """The job file.
 
+    file: its path, which its first lines name (default: RECIPE-TOPOLOGY)
     launched: accelerate's configuration as `launch` hands it to accelerate on every host
     restarts: flags of `launch` (--restarts 3 --min_hosts 2), which then runs inside Slurm's allocation
 
@@ -82,6 +84,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote}
+    file = file or name(job) + SUFFIXES[kind]
     suffix = "sh" if kind == "sbatch" else "yaml"
     written = ["python", "-m", "brigade", "launch", job.recipe]
     written += [*(["--hostfile", job.hostfile] if job.hostfile else []), "--write", kind, *restarts, *job.flags]
@@ -89,7 +92,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
     values = {
         "title": _comment(f"{job.settings.name}, {job.strategy.name}, {hosts}."),
         "written": _comment(f"Written by: {shlex.join(written)}"),
-        "file": name(job) + SUFFIXES[kind],
+        "file": _comment(shlex.quote(file)),
         "name": name(job),
         "label": dns_name(job),
         "job": job,
@@ -104,7 +107,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
         "secrets": secrets(job),
         "restarts": shlex.join([*restarts, job.recipe, *train_words(job)[3:]]) if restarts else "",
     }
-    values |= _of_accelerate(job, launched) if kind == "accelerate" else _of_scheduler(job, kind)
+    values |= _of_accelerate(job, launched, file) if kind == "accelerate" else _of_scheduler(job, kind)
     return engine.get_template(f"{kind}.{suffix}.jinja").render(values)
 
 
@@ -122,14 +125,14 @@ def _of_scheduler(job: Job, kind: str) -> dict[str, Any]:
     }
 
 
-def _of_accelerate(job: Job, launched: bool) -> dict[str, Any]:
+def _of_accelerate(job: Job, launched: bool, file: str) -> dict[str, Any]:
     """What the template of accelerate's configuration needs besides."""
     strategy, several = job.strategy, len(job.hosts) > 1
     if strategy.is_deepspeed and several and not launched and job.hostfile is None:
         problem = "DeepSpeed's launcher reads hosts from a file, and there is none"
         raise UserError("the hosts", problem, "add --hostfile, or under Slurm: --write sbatch")
     kind = "DEEPSPEED" if strategy.is_deepspeed else "FSDP" if strategy.is_fsdp else "MULTI_GPU"
-    start = ["accelerate", "launch", "--config_file", name(job) + SUFFIXES["accelerate"]]
+    start = ["accelerate", "launch", "--config_file", file]
     start += ["--machine_rank", "0"] if several and not strategy.is_deepspeed else []
     options = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True} | (strategy.fsdp or {})
     return {
