@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import identity
 from ..strategy import Strategy
-from . import leftovers, owner
+from . import leftovers, owner, starts
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -30,8 +31,7 @@ STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on f
 _LOADER, _DUMPER = (getattr(yaml, f"C{kind}", getattr(yaml, kind)) for kind in ("SafeLoader", "SafeDumper"))
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (training/sample_answers.py)
-STARTS = ".starts"  # how often a job has begun at the same step: starts.py
-JOB = "BRIGADE_JOB"  # in the environment, set by the files of `launch --write`: the same at each start of one job, and no other's
+JOB = "BRIGADE_JOB"  # in the environment, set by some files of `launch --write`: the same at each start of one job, and no other's
 _OR_FRESH = "give another --output_dir (--fresh begins anew and moves these files aside)"
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
@@ -81,9 +81,8 @@ def open_run(settings: Settings, strategy: Strategy, world: World, batch: Batch)
     """
     run = _open(settings, strategy, world, batch)
     if world.is_main_rank and not run.finished and (job := os.environ.get(JOB)):
-        from . import starts
-
-        starts.count(run.directory / STARTS, job, max(whole_checkpoints(run.directory), default=0))
+        with suppress(OSError):  # whoever trains here says that it cannot be written
+            starts.count(run.directory / starts.FILE, job, max(whole_checkpoints(run.directory), default=0))
     return run
 
 
@@ -227,7 +226,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
 
 
 def _occupied(directory: Path) -> bool:  # by a run of this replica: what others leave here before it begins is none
-    none = owner.FILE, STARTS, heartbeat.FOLDER
+    none = owner.FILE, starts.FILE, heartbeat.FOLDER
     return any(path.name not in none and not path.name.startswith("replica-") for path in directory.iterdir())
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from torch.distributed.run import get_args_parser
 
 from brigade.launch.job import make
 from brigade.launch.write import text
-from brigade.run import events
+from brigade.run import events, starts
 
 ROOT = Path(__file__).parents[2]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -53,6 +54,8 @@ SCANCEL = 'echo "scancel $*" >>calls; kill -TERM $(cat pids)'
 PYTHON = f"""\
 #!{sys.executable}
 import json, os, pathlib, sys, time
+if sys.argv[1:3] == ["-m", "brigade.run.starts"]:
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], os.environ | {{"PYTHONPATH": "{ROOT}"}})
 node, mode = os.environ["SLURM_NODEID"], pathlib.Path("mode").read_text()
 pathlib.Path(f"started-{{node}}.tmp").write_text(json.dumps(sys.argv[1:]))
 os.rename(f"started-{{node}}.tmp", f"started-{{node}}")
@@ -63,7 +66,6 @@ if mode == "fail" and node == "1":
     sys.exit(3)
 if node == "0" and mode != "end quietly":
     output.mkdir(parents=True, exist_ok=True)
-    pathlib.Path("job").write_text(os.environ["BRIGADE_JOB"])
 if mode == "succeed" and node == "0":
     (output / "success.json").write_text("{{}}")
 if mode.startswith("stopped by ") and node == "0":
@@ -214,8 +216,7 @@ def test_flags_arrive_as_they_were_given(batch):
         assert code == 0, output
         for words in batch.started():
             assert words[words.index("train.py") + 1 :] == ["--recipe", TINY, *flags, "--output_dir", values[0]]
-        (batch.directory / values[0] / "success.json").unlink()
-        (batch.directory / values[0]).rmdir()
+        shutil.rmtree(batch.directory / values[0])
 
 
 def test_a_real_failure_fails_and_is_not_queued_again(batch):
@@ -250,6 +251,33 @@ def test_notice_of_the_end_stops_the_ranks_and_queues_again(batch):
         assert not Path(f"/proc/{pid}").exists(), "a rank lives on"
 
 
+@pytest.mark.parametrize("restarts", [(), ("--restarts", "3")], ids=["", "restarts"])
+def test_a_job_whose_notice_comes_before_its_first_step_comes_back_so_often_and_no_more(batch, restarts):
+    """Its ranks are told to end before train.py has counted anything."""
+    written = script(restarts=restarts)
+    for _ in range(starts.MOST):
+        process = batch.start(written, "hang")
+        batch.wait_for(1 if restarts else 2)
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate(timeout=30) and process.returncode == 0
+        for path in batch.directory.glob("started-?"):
+            path.unlink()
+    requeued = batch.calls.count("scontrol requeue 41234")
+    code, output = batch.run(written, "hang")
+    assert code == 2 and "this job was started 3 times from step 0" in output, output
+    assert requeued == batch.calls.count("scontrol requeue 41234") == starts.MOST and not batch.started()
+    (batch.directory / "outputs/tiny-full-ddp/checkpoint-4").mkdir()
+    (batch.directory / "outputs/tiny-full-ddp/checkpoint-4/trainer_state.json").touch()
+    assert batch.run(written)[0] == 0, "it got further"
+
+
+def test_a_notice_before_anything_was_started_queues_the_job_again(batch):
+    code, output = batch.run(
+        script(restarts=("--restarts", "3")).replace("trap on_notice USR1\n", "trap on_notice USR1\nkill -USR1 $$\n")
+    )
+    assert code == 0 and "scontrol requeue 41234" in batch.calls and not batch.started(), output
+
+
 def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
     (batch.directory / "outputs/tiny-full-ddp").mkdir(parents=True)
     (batch.directory / "outputs/tiny-full-ddp/success.json").touch()
@@ -264,7 +292,6 @@ def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
 def test_a_run_that_was_stopped_is_queued_again_unless_somebody_wrote_the_file(batch, by, again):
     code, output = batch.run(script(), f"stopped by {by}")
     assert code == 0 and ("scontrol requeue 41234" in batch.calls) is again, output
-    assert (batch.directory / "job").read_text() == "slurm-41234", "train.py counts the starts of one job"
 
 
 def test_what_stopped_an_earlier_start_does_not_count(batch):
