@@ -17,6 +17,7 @@ from ..hardware.network import hold_name
 from ..recipe.batch import Batch, batch_arithmetic
 from ..recipe.files import find
 from ..recipe.flags import Settings
+from ..recipe.schedules import check_last_rate
 from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
 from ..strategy.axes import NONE, Axes
 from ..strategy.axis_keys import of_ds_config, of_mesh
@@ -124,6 +125,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
     world = World(0, 0, size, min(size, next(iter(slots.values()), size)), next(iter(slots), "here"), "lint")
     try:
         hold_name(settings.recipe.cluster.network or "", settings.place("network"))
+        check_last_rate(settings.recipe.training, settings.recipe.training.learning_rate, settings.place)
     except UserError as error:
         yield of_error("recipe-invalid", error, recipe.name, settings.recipe_path)
     try:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ..errors import UserError, shortened
 from .files import DEFAULT_RECIPE, find, read_yaml
+from .schedules import check_schedule
 from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
 
 STRATEGIES = ("ds_config", "accelerate_config")
@@ -154,6 +155,7 @@ def load(argv: list[str]) -> Settings:
         from .mistakes import explain
 
         raise explain(error, settings.sources, path, document) from None
+    check_schedule(settings.recipe.training, settings.place)
     return settings
 
 

@@ -55,6 +55,8 @@ def _wanted(complaint: Any) -> str:
     """What a value should be, in one of pydantic's complaints."""
     if complaint["type"] == "model_type":
         return "a section of keys and values"
+    if complaint["loc"][-1] == "[key]":
+        return "a table whose keys are words"
     said = complaint["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     said = re.split(r", (?:unable|got) ", said)[0].replace("a valid integer", "an integer").replace("a valid ", "a ")
     return f"a number {said}" if said.startswith(("greater ", "less ")) else said

@@ -13,6 +13,29 @@ Positive = Annotated[int, Field(ge=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
 
 
+# What YAML 1.1 takes for a text: it wants a point in a number, and a sign in its exponent.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+def _numbers(value: Any) -> Any:
+    """The value of a table, in which texts like `1e-7` and `1.5e8` have become numbers."""
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def _numbers_of_table(table: Any) -> Any:
+    try:
+        return _numbers(table)
+    except RecursionError:  # a YAML alias to itself
+        raise ValueError("a table that has an end") from None
+
+
+Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
+
+
 def _steps(value: int) -> int:
     if value != -1 and value < 1:
         raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
@@ -80,7 +103,7 @@ class ModelSection(Section):
     installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
     """Run the Python files that come with the model."""
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: Table | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
     """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""
@@ -186,10 +209,12 @@ class TrainingSection(Section):
     """Optimizer steps; -1: num_train_epochs decides. A finished run given more of either goes on from its last checkpoint."""
     learning_rate: float = Field(2e-5, gt=0)
     lr_scheduler_type: Literal[
-        "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
-    ] = "cosine"
-    lr_scheduler_kwargs: dict[str, Any] = {}
-    """Further arguments of Transformers' scheduler: `{num_decay_steps: 100}`."""
+        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "constant",
+        "constant_with_warmup", "inverse_sqrt", "polynomial", "warmup_stable_decay"
+    ] = "cosine"  # fmt: skip
+    lr_scheduler_kwargs: Table = {}
+    """The schedule's own arguments, by Transformers' names: `{min_lr_rate: 0.1}`. warmup_stable_decay falls over its last
+    num_decay_steps, below 1 a share of all steps; default: 0.1."""
     warmup_steps: AtLeastZero = 0
     """Below 1: a share of all steps."""
     weight_decay: AtLeastZero = 0.0
@@ -290,9 +315,9 @@ class ClusterSection(Section):
     """The GPU's usual name (`H100 80GB`), by which the planner counts memory and speed."""
     network: str | None = None
     """For the planner: what a host's network cards reach together (`100 Gb/s`), where it is not what is usual with that GPU."""
-    ds_config: str | dict[str, Any] | None = None
+    ds_config: str | Table | None = None
     """A DeepSpeed configuration: a file, or the keys themselves; `none` for DDP."""
-    accelerate_config: str | dict[str, Any] | None = None
+    accelerate_config: str | Table | None = None
     """An accelerate configuration with its own strategy: FSDP2, HSDP, axes."""
     nvme_path: str | None = None
     """Where NVMe offload swaps to; default: a folder in the output directory."""

@@ -7,9 +7,9 @@ from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from . import preflight
 from .engines import OneProcess
-from .schedule import run_length, warmup
+from .schedule import run_length, schedule_arguments, warmup
 
-SAME = ("num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "weight_decay", "max_grad_norm",
+SAME = ("num_train_epochs", "max_steps", "lr_scheduler_type", "weight_decay", "max_grad_norm",
         "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "seed", "logging_steps", "report_to")  # fmt: skip
 
 NEVER = 2**40  # steps
@@ -22,7 +22,7 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
     from transformers import TrainingArguments
     from transformers.utils import logging as transformers_logging
 
-    training, batch = run.settings.recipe.training, run.batch
+    training, batch, steps = run.settings.recipe.training, run.batch, run_length(run, train_samples)
     transformers_logging.disable_progress_bar()  # ours is progress.py
     transformers_logging.set_verbosity_error()
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.directory / "tensorboard")
@@ -59,7 +59,8 @@ def training_arguments(run: Run, engine: OneProcess, train_samples: int, resumin
         per_device_eval_batch_size=batch.micro if evaluated == "auto" else evaluated,
         gradient_accumulation_steps=batch.accumulation,
         learning_rate=batch.learning_rate,
-        warmup_steps=warmup(run, run_length(run, train_samples)),
+        warmup_steps=warmup(run, steps),
+        lr_scheduler_kwargs=schedule_arguments(run, steps),
         dataloader_num_workers=workers if workers != "auto" else 0 if engine.cpu else 2,
         use_liger_kernel=preflight.liger(run.settings)[0],
         use_cpu=engine.cpu,

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..checkpoint import manifest
 from ..errors import UserError
 from ..run.directory import SUCCESS, Run
-from .schedule import warmup
+from .schedule import rate
 
 
 def check(run: Run, length: float, checkpoint: Path | None, place: str) -> None:
@@ -39,22 +39,11 @@ def check(run: Run, length: float, checkpoint: Path | None, place: str) -> None:
     if steps <= done:
         cure = f"a number above {done} lengthens it; for a shorter run give another --output_dir"
         raise UserError(place, f"it asks for {steps} steps, and the run in {here} has {done} already", cure)
-    if not any(_rate(run, length, step) for step in range(done + 1, steps + 1)):
+    if not any(rate(run, length, step) for step in range(done + 1, steps + 1)):
         cure = f"{further}, with a schedule of its own"
         raise UserError(settings.place("lr_scheduler_type"), f"from step {done} on its learning rate is 0", cure)
-    old, new = _rate(run, before, done), _rate(run, length, done + 1)
+    old, new = rate(run, before, done), rate(run, length, done + 1)
     run.lengthened = (
         f"from {before} to {steps} steps; the learning rate is from here on that of {training.lr_scheduler_type} over {steps} "
         f"steps: {new:.3g} at step {done + 1}, after {old:.3g} at step {done}"
     )
-
-
-def _rate(run: Run, steps: float, step: int) -> float:
-    """The learning rate of the 1-based `step` of a run of so many steps."""
-    import torch
-    from transformers import get_scheduler
-
-    training, total = run.settings.recipe.training, math.ceil(steps)
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=run.batch.learning_rate)
-    how = training.lr_scheduler_type, optimizer, warmup(run, steps), total, training.lr_scheduler_kwargs
-    return run.batch.learning_rate * get_scheduler(*how).lr_lambdas[0](step - 1)

@@ -19,10 +19,11 @@ from ..model.location import check_beside
 from ..recipe.batch import Batch, length
 from ..recipe.files import DEFAULT_RECIPE, calibration_file
 from ..recipe.flags import Settings
+from ..recipe.schedules import check_last_rate
 from ..recipe.schema import BY_PROOF
 from ..run.directory import RECORD, SUCCESS, Run
 from ..strategy import Strategy
-from .schedule import run_length
+from .schedule import check_phases, run_length
 
 Mistake = tuple[str, str, str]  # place or a recipe's key, problem, cure
 
@@ -48,6 +49,7 @@ def _check(run: Run, config: Any) -> Batch:
     """run.batch, with what an "auto" micro-batch is on this rank's device: what this run began with, where it continues, or the
     planner's. Raises UserError."""
     settings = run.settings
+    check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
     packed_samples.check(settings, config)
@@ -165,6 +167,7 @@ def check_steps(run: Run, train_samples: int, checkpoint: Path | None) -> None:
         problem += "it would never reach learning_rate"
         cure = f"for a short trial --warmup_steps 0; else {steps} at most, or a share of all steps, e.g. 0.05"
         raise UserError(settings.place("warmup_steps"), problem, cure)
+    check_phases(run, in_parts)
     if training.sync_every:
         from ..strategy.replicas import check_length
 

@@ -30,6 +30,7 @@ from ..run.directory import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
 from ..strategy.axis_keys import with_axes
 
+PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
 STEPS, SAVE_STEPS = 6, 3
 
 
@@ -120,7 +121,7 @@ def model_config(settings: Settings) -> dict[str, Any]:
 def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:
     """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
     checkpointing, packing and strategy stay the recipe's."""
-    recipe = settings.document()
+    recipe, schedule = settings.document(), settings.recipe.training.lr_scheduler_kwargs
     recipe["model"] |= {
         "model_name_or_path": str(model),
         "from_scratch": True,
@@ -147,6 +148,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
         "logging_steps": 1,
         "warmup_steps": 0,
+        "lr_scheduler_kwargs": {key: value for key, value in schedule.items() if key not in PHASES},
         "report_to": [],
         "report_page": False,
         "save_total_limit": None,
