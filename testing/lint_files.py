@@ -51,6 +51,8 @@ EXAMPLES = {
     "hostfile-comment": ({"hosts": "node1 slots=8 # spare\n"}, "hosts:1"),
     "hostfile-slots": ({"hosts": "node1 slots=8\n\nnode2 slot=8\n"}, "hosts:3"),
     "hostfile-duplicate": ({"hosts": "node1 slots=8\nnode1\tslots=4\n"}, "hosts:2"),
+    "hostfile-bom": ({"hosts": "\ufeffnode1 slots=8\n"}, "hosts:1"),
+    "hostfile-name": ({"hosts": "node1 slots=8\nnode-[2-4] slots=8\n"}, "hosts:2"),
     "hostfile-empty": ({"hosts": "# none yet\n"}, "hosts"),
     "hostfile-localhost": ({"hosts": "node1 slots=8\nlocalhost slots=8\n"}, "hosts:2: localhost"),
     "hostfile-unequal": ({"hosts": "a slots=8\nb slots=8\nc slots=4\n"}, "hosts:3: c"),
@@ -82,6 +84,7 @@ EXAMPLES = {
     "ds-overlap-comm": ({"ds.json": {"zero_optimization": {"stage": 2, "overlap_comm": True}}}, Z + ".overlap_comm"),
     "ds-memory-limits": (
         {"ds.json": ds({"max_live_parameters": 0})}, Z + ".stage3_max_live_parameters"),
+    "accelerate-variable": ({"a.yaml": DDP | {"num_processes": "$WORLD_SIZE"}}, "a.yaml:4: num_processes"),
     "accelerate-distributed-type": ({"a.yaml": {"num_processes": 8}}, "a.yaml: distributed_type"),
     "accelerate-not-a-table": ({"a.yaml": {**FSDP, "fsdp_config": "FULL_SHARD"}}, "a.yaml:2: fsdp_config"),
     "accelerate-not-a-number": ({"a.yaml": fsdp(fsdp_version="two")}, "a.yaml:3: fsdp_config.fsdp_version"),

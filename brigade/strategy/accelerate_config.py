@@ -5,6 +5,7 @@ unknown keys) is lint's: lint/accelerate.py.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
 SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+_VARIABLE = re.compile(r"\$[\w{(]")
 _TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
 
 
@@ -131,6 +133,9 @@ def mesh_sizes(mesh: Mapping[str, Any]) -> dict[str, Any]:
 
 def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     """What is wrong with an accelerate config in the part that a run reads."""
+    if variables := list(_variables(document, name)):  # what else is wrong depends on their values
+        yield from variables
+        return
     kind = str(document.get("distributed_type") or "NO")
     if "distributed_type" not in document or kind not in _TYPES:
         value = shown(kind) if "distributed_type" in document else "it is missing"
@@ -144,6 +149,16 @@ def findings(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
     if kind == "FSDP":
         yield from _fsdp_findings(fsdp, name)
     yield from _mesh_findings(mesh, name)
+
+
+def _variables(document: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """Values that only a shell would replace: accelerate reads the file as it stands."""
+    tables = {"": document} | {f"{key}.": table for key, table in zip(SECTIONS, sections(document), strict=True)}
+    for prefix, values in tables.items():
+        for key, value in values.items():
+            if isinstance(value, str) and _VARIABLE.search(value):
+                flag = f"--{key} {value}" if not prefix else "a flag of `accelerate launch`"
+                yield Finding.of("accelerate-variable", name, f"{prefix}{key}", value=shown(value), flag=flag)
 
 
 def _zero_findings(zero: Mapping[str, Any], document: Mapping[str, Any], name: str) -> Iterator[Finding]:

@@ -221,3 +221,9 @@ def test_distributed_types_that_mean_ddp(pick, kind):
 ])  # fmt: skip
 def test_broken_accelerate_configs(pick, mistake, document):
     mistake(pick, cluster={"accelerate_config": document})
+
+
+def test_a_variable_is_refused_where_nobody_replaces_it(pick, mistake):
+    document = {"distributed_type": "MULTI_GPU", "num_machines": 1, "num_processes": "$WORLD_SIZE"}
+    message = mistake(pick, cluster={"accelerate_config": document})
+    assert "num_processes" in message and "'$WORLD_SIZE' is a variable" in message and "--num_processes" in message

@@ -100,7 +100,7 @@ BROKEN = [
     "node1: slots=8", "node1 slots=8x", "node1 slots = 8", "node1 slots=", "node1 slots=0", "node1 slots=-1",
     "node1 slots=8.5",
     "node1", "slots=8", "node1 8", "node1 slots=8 slots=8", "node1 slots=8 # spare", "node1 slot=8",
-    "node1,node2 x slots=8",
+    "node1,node2 x slots=8", '"node1" slots=8', "'node1' slots=8", "node-[1-4] slots=8", "node1,node2 slots=8",
     "node1 max_slots=8", "node1 slots=8,",
 ]  # fmt: skip
 
@@ -132,6 +132,18 @@ def test_any_file_is_read_or_is_a_users_mistake(folder, content):
     except UserError:
         return
     assert found and all(slots > 0 for slots in found.values())
+
+
+def test_a_byte_order_mark_is_refused_since_deepspeed_takes_it_for_a_part_of_the_name(tmp_path, mistake):
+    from deepspeed.launcher.runner import fetch_hostfile
+
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=8\n", encoding="utf-8-sig")
+    assert list(fetch_hostfile(str(path))) == ["\ufeffnode1"]
+    message = mistake(read_hostfile, path)
+    assert f"{path}, line 1" in message and "byte order mark" in message and "sed -i" in message
+    path.write_text("node1 slots=8\n", encoding="utf-16")
+    assert "is not text" in mistake(read_hostfile, path)
 
 
 def test_missing_and_empty_files(tmp_path, mistake):
