@@ -1,11 +1,11 @@
 """Each file in hostfiles/ is what its name says, read by DeepSpeed's own parser."""
 
-from pathlib import Path
-
 import pytest
 from deepspeed.launcher.runner import fetch_hostfile
 
-HOSTFILES = sorted((Path(__file__).resolve().parents[2] / "hostfiles").iterdir())
+from testing.shipped import shipped
+
+HOSTFILES = shipped("hostfiles/*")
 
 
 def test_the_usual_sizes_are_there():
@@ -15,7 +15,8 @@ def test_the_usual_sizes_are_there():
 @pytest.mark.parametrize("path", HOSTFILES, ids=lambda path: path.name)
 def test_hostfile_is_as_named(path):
     hosts, slots = map(int, path.name.split("x"))
-    assert fetch_hostfile(str(path)) == {f"node{number}": slots for number in range(1, hosts + 1)}
+    names = [f"node{number}" for number in range(1, hosts + 1)] if hosts > 1 else ["localhost"]  # which needs no ssh
+    assert fetch_hostfile(str(path)) == dict.fromkeys(names, slots)
 
 
 @pytest.mark.parametrize("path", HOSTFILES, ids=lambda path: path.name)
