@@ -7,9 +7,10 @@ from typing import Any
 from brigade.cluster import World
 
 from .ranks import REPOSITORY
+from .shipped import shipped
 
-DS_CONFIGS = sorted(path.name for path in (REPOSITORY / "ds_configs").glob("*.json"))
-ACCELERATE_CONFIGS = sorted(path.name for path in (REPOSITORY / "accelerate_configs").glob("*.yaml"))
+DS_CONFIGS = [path.name for path in shipped("ds_configs/*.json")]
+ACCELERATE_CONFIGS = [path.name for path in shipped("accelerate_configs/*.yaml")]
 ZERO3 = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
 FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True}}
 

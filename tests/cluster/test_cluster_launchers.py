@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from testing import marks
-from tests.cluster.conftest import PATIENCE, REPOSITORY, SHORT, STEPS, losses
+from testing.shipped import shipped
+from tests.cluster.conftest import PATIENCE, SHORT, STEPS, losses
 from tests.ranks import test_launchers as on_one_host
 
 # gloo takes the card of the host's own name, and each rank all cores, unless told otherwise: README, "On a cluster".
@@ -50,8 +51,8 @@ LAUNCHES = {
         "deepspeed --hostfile hostfiles/16x8 --num_nodes 2 --num_gpus 1 train.py --ds_config ds_configs/zero3.json",
         "zero3", slots={"node1": [0], "node2": [0]}),
     "deepspeed-one-host": Launch(
-        "deepspeed --hostfile hostfiles/1x8 --num_gpus 2 train.py --ds_config ds_configs/zero3.json",
-        "zero3", slots={"node1": [0, 1]}, hosts=("node1",)),
+        "deepspeed --hostfile hostfiles/1x8 --no_ssh_check --master_addr localhost --num_gpus 2 train.py"
+        " --ds_config ds_configs/zero3.json", "zero3", slots={"localhost": [0, 1]}, hosts=("node1",)),
     "accelerate-zero3": Launch(
         "accelerate launch --config_file accelerate_configs/zero3_2x8.yaml --num_processes 2 train.py", "zero3"),
     "accelerate-ddp": Launch(
@@ -124,9 +125,6 @@ def test_every_configuration_and_hostfile_is_started_by_some_command():
     started = {word for launch in LAUNCHES.values() for word in launch.line.split()}
     started |= {word for words, *_ in on_one_host.COMMANDS.values() for word in words}
     files = {
-        f"{folder}/{path.name}"
-        for folder in ("accelerate_configs", "hostfiles")
-        for path in (REPOSITORY / folder).iterdir()
-        if not path.name.startswith(".")
+        f"{folder}/{path.name}" for folder in ("accelerate_configs", "hostfiles") for path in shipped(f"{folder}/*")
     }
     assert not files - started, "add a command to LAUNCHES that uses them"

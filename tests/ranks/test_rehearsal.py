@@ -18,8 +18,9 @@ from brigade.strategy.axes import NAMES
 from brigade.training import rehearse
 from testing import marks, parity, runs
 from testing.ranks import REPOSITORY
+from testing.shipped import shipped
 
-RECIPES = sorted(path.relative_to(REPOSITORY) for path in REPOSITORY.glob("recipes/*/*.yaml"))
+RECIPES = [path.relative_to(REPOSITORY) for path in shipped("recipes/*/*.yaml")]
 HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
 
 

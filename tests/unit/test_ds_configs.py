@@ -6,9 +6,10 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from brigade.strategy.axes import without
+from testing.shipped import shipped
 from tests.unit.test_ds_keys import ALLOWED, OWNED, ROOT, paths_of
 
-DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "ds_configs").glob("*.json"))}
+DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
 
 
 @pytest.mark.parametrize("name", DS_CONFIGS)

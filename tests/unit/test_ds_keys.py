@@ -41,12 +41,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brigade.strategy.deepspeed_config import judge
+from testing.shipped import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = yaml.safe_load((ROOT / "brigade/strategy/ds_keys.yaml").read_text())
 ALLOWED, REMOVED, OWNED, DEPRECATED = (TABLE[part] for part in ("allowed", "removed", "owned_by_recipe", "deprecated"))
 LIMITS = ("gt", "ge", "lt", "le")
-DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "ds_configs").glob("*.json"))}
+DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
 
 MODELS = {
     "zero_optimization": DeepSpeedZeroConfig,

@@ -15,6 +15,7 @@ from brigade.recipe.files import DEFAULT_RECIPE
 from brigade.recipe.identity import identity
 from brigade.recipe.mistakes import OTHER_NAMES
 from brigade.recipe.schema import SECTION_OF, SECTIONS
+from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +27,7 @@ def test_without_any_flag_the_default_recipe():
     assert settings.recipe.training.learning_rate == 3e-3
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize("path", shipped("recipes/*/*.yaml"), ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_recipe_loads(path):
     settings = flags.load(["--recipe", str(path)])
     assert settings.name == f"{path.parent.name}-{path.stem}"

@@ -1,10 +1,15 @@
 """The house stands: rooms import only what is below them, nothing imports in a circle, and there are at most nine floors."""
 
 import ast
+import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from testing.shipped import FOLDERS as SHARED_WITH_USERS
+from testing.shipped import NAMES
 
 ROOT = Path(__file__).parents[2]
 FLOORS = 9
@@ -87,3 +92,15 @@ def test_what_is_imported_is_there():
     wanted = {(name, other) for name, path in MODULES.items() for other in imported(name, path)}
     ours = {(name, other) for name, other in wanted if other.partition(".")[0] in FOLDERS}
     assert [each for each in sorted(ours) if each[1] not in MODULES and each[1] not in folders] == []
+
+
+def test_tests_know_the_shipped_files_from_those_of_users():
+    """After `plan --write recipes/my-model/` all tests pass as before. A new file of ours is a line of testing/shipped.txt."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", *SHARED_WITH_USERS], cwd=ROOT, capture_output=True, text=True)
+        assert set(NAMES) == set(listed.stdout.split())
+    assert [name for name in NAMES if not (ROOT / name).is_file()] == []
+    folders = "|".join(SHARED_WITH_USERS)
+    looks = re.compile(rf"({folders})\b[^\n]*\b(r?glob|iterdir|listdir)\(|glob\(.({folders})/")
+    files = (path for folder in ("tests", "testing", "testbed") for path in (ROOT / folder).rglob("*.py"))
+    assert [str(path) for path in files if looks.search(path.read_text()) and path != Path(__file__)] == []

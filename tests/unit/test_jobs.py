@@ -18,10 +18,11 @@ from brigade.launch.write import SUFFIXES, dns_name, name, secrets, text, train_
 from brigade.recipe.files import read_yaml
 from brigade.strategy.accelerate_config import mesh_sizes
 from brigade.strategy.axis_keys import of_ds_config, of_mesh
+from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*/*.yaml"))
-HOSTFILES = sorted(f"hostfiles/{path.name}" for path in (ROOT / "hostfiles").iterdir())
+RECIPES = [str(path.relative_to(ROOT)) for path in shipped("recipes/*/*.yaml")]
+HOSTFILES = [f"hostfiles/{path.name}" for path in shipped("hostfiles/*")]
 ANY_MICRO_BATCH = ("--per_device_train_batch_size", "auto")  # then only the global batch must divide
 ZERO3 = ("--ds_config", "ds_configs/zero3.json")
 STRATEGIES = ("ds_config", "accelerate_config")

@@ -13,9 +13,10 @@ from brigade.launch import job as jobs
 from brigade.launch.write import text as job_file
 from brigade.strategy import choose
 from brigade.strategy.axis_keys import as_mesh
+from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "accelerate_configs").iterdir())
+FILES = shipped("accelerate_configs/*.yaml")
 DDP = "{distributed_type: MULTI_GPU, parallelism_config: {%s_size: 2}}"
 FSDP2 = "{distributed_type: FSDP, fsdp_config: {fsdp_version: 2%s}%s}"
 
@@ -130,7 +131,7 @@ def test_several_hosts_without_a_hostfile(mistake):
     assert document(job(asked("fsdp2", 2, 8), hostfile=None))["main_process_ip"] == "node1"
 
 
-AXES = [path for path in sorted((ROOT / "recipes").glob("*/*.yaml")) if "parallelism_config" in path.read_text()]
+AXES = [path for path in shipped("recipes/*/*.yaml") if "parallelism_config" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", AXES, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -15,6 +15,7 @@ from brigade.planner.choice.strategies import CHOICES, named, runs
 from brigade.recipe import flags
 from brigade.recipe.method import METHODS, method_of
 from brigade.strategy.axis_keys import of_ds_config
+from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -87,7 +88,7 @@ def test_a_search_among_what_is_asked_for(plan, tmp_path):
     runnable = [choice for choice in CHOICES if runs(choice, optim="sgd")]
     assert set(plain) <= set(runnable)
     assert all(named([name], "sgd") == (choice,) for choice in runnable for name in (choice.key, choice.name))
-    files = {path.stem for path in ROOT.glob("ds_configs/*.json") if not of_ds_config(json.loads(path.read_text()))}
+    files = {path.stem for path in shipped("ds_configs/*.json") if not of_ds_config(json.loads(path.read_text()))}
     assert {choice.key for choice in plain if choice.file.endswith("json")} == files
 
 

@@ -24,6 +24,7 @@ from brigade.shape.from_config import shape_of
 from brigade.shape.lora import lora_parameters
 from brigade.strategy import Strategy
 from brigade.training import micro_batch, planned
+from testing.shipped import shipped
 
 CONFIG = json.loads((REPOSITORY / "recipes/qwen3-8b/config.json").read_text())
 BATCH = Batch(64, 2, 2, 16, 1e-5)
@@ -73,7 +74,7 @@ def test_the_shipped_ds_configs_are_known(job):
         "zero3_offload_param": "all",
         "zero3_nvme": "nvme",
     }
-    for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
+    for path in shipped("ds_configs/*.json"):
         config = json.loads(path.read_text())
         stage = config["zero_optimization"]["stage"]
         strategy = Strategy(f"zero{stage}", path.stem, "a test", config)
@@ -314,7 +315,7 @@ def test_but_not_where_a_flag_names_the_model_or_a_run_repeats_itself(beside, tm
     check_beside(settings, load_config(settings))
 
 
-@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("recipes/*/config.json")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", shipped("recipes/*/config.json"), ids=lambda path: path.parent.name)
 def test_config_classes_keep_what_the_shipped_configs_say(load, path):
     from transformers import AutoConfig
 

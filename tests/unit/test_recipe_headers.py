@@ -34,12 +34,13 @@ from brigade.recipe.method import method_of
 from brigade.shape.find import named_shape
 from brigade.strategy import choose
 from brigade.strategy.axes import NAMES
+from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
-RECIPES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("recipes/*/*.yaml"))
+RECIPES = [str(path.relative_to(ROOT)) for path in shipped("recipes/*/*.yaml")]
 PLANNED = [recipe for recipe in RECIPES if "tiny" not in recipe]
-FOLDERS = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("recipes/*/config.json")} - {"recipes/tiny"}
+FOLDERS = {str(path.parent.relative_to(ROOT)) for path in shipped("recipes/*/config.json")} - {"recipes/tiny"}
 every_planned = pytest.mark.parametrize("recipe", PLANNED)
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
@@ -219,11 +220,11 @@ def test_lora_of_a_base_model_fits_one_card_of_24_gb(folder):
 
 def test_headers_and_table_are_the_planners():
     """`python -m brigade plan --headers` writes them."""
-    assert refresh(check=True) == []
+    assert refresh(check=True, recipes=shipped("recipes/*/*.yaml")) == []
 
 
 def test_recipes_cover_sizes_methods_and_clusters():
-    planned = recipe_plans()
+    planned = recipe_plans(shipped("recipes/*/*.yaml"))
     assert len({(p.estimate.job.shape.name, p.estimate.job.method, p.cluster) for p in planned}) >= 24
     assert {p.estimate.job.gpus for p in planned} >= {1, 8, 16, 32, 128}
     sizes = [p.estimate.job.shape.parameters for p in planned]

@@ -10,11 +10,12 @@ from brigade.model.tiny import VOCABULARY, shrink
 from brigade.recipe import flags
 from brigade.strategy import Strategy
 from brigade.training import rehearse
+from testing.shipped import shipped
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("recipes/*/config.json")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", shipped("recipes/*/config.json"), ids=lambda path: path.parent.name)
 def test_the_architecture_stays_and_the_sizes_shrink(path):
     config = json.loads(path.read_text())
     tiny = shrink(config)

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ from ...recipe.method import METHODS
 from ...shape.config_json import read_config
 from ...shape.find import RECIPES, config_of, positions_of
 from ..choice.job import Job
-from ..choice.job_of_recipe import BESIDE, PublishedModel, RecipePlan, here, load_plan, published_model
+from ..choice.job_of_recipe import (
+    BESIDE,
+    PublishedModel,
+    RecipePlan,
+    here,
+    load_plan,
+    published_model,
+    published_models,
+)
 from ..choice.workload import Candidate, Workload
 from ..costs.host_memory import host
 from .header import header, replaced
@@ -168,9 +176,13 @@ def _in_the_way(path: Path, cure: str) -> UserError:
 
 
 # ---- all headers ----
-def recipe_plans() -> list[RecipePlan]:
-    """Every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere."""
-    found = [load_plan(path) for path in sorted(RECIPES.glob("*/*.yaml"))]
+def recipe_plans(recipes: Iterable[Path] | None = None) -> list[RecipePlan]:
+    """Every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere.
+
+    recipes: default: those in the folders of models.yaml, for users have their own recipes beside them
+    """
+    ours = (path for path in sorted(RECIPES.glob("*/*.yaml")) if path.parent.name in published_models())
+    found = [load_plan(path) for path in (ours if recipes is None else recipes)]
     kept = [plan for plan in found if plan.settings.recipe.cluster.gpu]
     return sorted(kept, key=lambda plan: (plan.estimate.job.shape.parameters, plan.estimate.job.gpus, plan.path))
 
@@ -192,9 +204,9 @@ def row(plan: RecipePlan) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def refresh(check: bool) -> list[str]:
+def refresh(check: bool, recipes: Iterable[Path] | None = None) -> list[str]:
     """Write all headers and the table of recipes/README.md anew, or only look; returns what was (or would be) changed."""
-    plans, changed = recipe_plans(), []
+    plans, changed = recipe_plans(recipes), []
     texts = {path: replaced(path.read_text(), header(plan)) for plan in plans for path in [plan.settings.recipe_path]}
     head, rule, table = OVERVIEW.read_text().partition(RULE)
     rest = table.lstrip("\n").partition("\n\n")[2]

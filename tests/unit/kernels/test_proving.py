@@ -14,6 +14,7 @@ from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
 from brigade.model import attention, packed_samples
 from brigade.recipe.files import REPOSITORY
 from testing import faulty_kernels
+from testing.shipped import shipped
 from tests.unit.kernels.made_up import (
     A100,
     CPU,
@@ -107,7 +108,7 @@ def test_an_optimizer_that_steps_otherwise_is_found(change):
 
 
 def test_the_tiny_model_keeps_what_kernels_depend_on():
-    recipes = sorted(path for path in (REPOSITORY / "recipes").glob("*/config.json"))
+    recipes = shipped("recipes/*/config.json")
     assert len(recipes) > 3
     for path in recipes:
         whole = models.as_json(transformers.AutoConfig.from_pretrained(path.parent))
