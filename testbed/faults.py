@@ -157,7 +157,8 @@ FAULTS: dict[str, Fault] = {
         r"error: node\d, rank \d failed first", r"step 3\n.*the loss is nan in micro-batch 1 of rank 1 on node2, and no weight",
         r"train\S* row \d+", r"cure: look at these samples, or continue with --nonfinite skip"), 2,
         lost="the steps since the last checkpoint", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "nan"}),
-    "no-marker": Fault("all ranks end with exit code 0, but train.py did not reach its end", (r"no success\.json",),
+    "no-marker": Fault("all ranks end with exit code 0, but train.py did not reach its end", (
+        r"error: node\d, rank \d failed first: exit code 0, before its first step, where train\.py had not reached its end",),
                        variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leave"}),
     "disk-full": Fault("a host's disk is full", (r"error: node2, rank 1 failed first", r"No space left on device",
                                                  r"cure: make room: a disk of node2 is full"), 2,
@@ -200,6 +201,12 @@ FAULTS: dict[str, Fault] = {
         storage.own_data, storage.change_data, lost=SINCE_CHECKPOINT + ", once the old data is back",
         words="--restarts 1" + _SOON + " --dataset_name null --train_file {shared}/train.jsonl"
         " --validation_file {shared}/heldout.jsonl", **_EVERY_SECOND | {"after": None}),
+    "leaves-with-0": Fault("a rank ends with exit code 0 in mid-run", (
+        r"error: node2, rank 1 failed first: exit code 0, at step 3, in the forward pass, .* sys\.exit\(0\) or os\._exit\(0\)",),
+        lost=SINCE_CHECKPOINT, variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "leaves"}),
+    "hangs-at-exit": Fault("a rank does not end after the run's success", (
+        r"the run has succeeded; rank 1 on node2 did not end within 8 s: ended now", r"succeeded: "), 0, lost="nothing",
+        steps=4, words=SILENCE, variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "hangs-at-exit"}),
     "slow-rank": Fault("a rank is slow", (r"rank 1 on node2 is slow, score 0\.\d+.*forward pass", r"succeeded"), 0,
                        lost="nothing", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "slow-forward"}, steps=30),
     "rank-stopped": Fault("a rank is stopped (SIGSTOP)", (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .heartbeat import PHASES
 
 # As they stand after "in".
-_WORDS = {
+PLACES = {
     "starting": "the start",
     "loading": "loading the model",
     "window": "preparing a window of data",
@@ -85,7 +85,7 @@ def sentence(ranks: list[Silent]) -> str:
     late = culprits(ranks)
     if not late:
         one = ranks[0]
-        where = _numbered(one) if one.collective else _WORDS[one.phase]
+        where = _numbered(one) if one.collective else PLACES[one.phase]
         if len(ranks) == 1:
             return f"{_named(ranks)} {_what(one)}"
         text = f"{names(one.rank for one in ranks)} have waited for each other in {where} since step {one.step}"
@@ -95,7 +95,7 @@ def sentence(ranks: list[Silent]) -> str:
     text = f"{_named(late)} {_what(first, len(late) > 1)}"
     if waiting:
         verb, them = "waits" if len(waiting) == 1 else "wait", "it" if len(late) == 1 else "them"
-        places = Counter(collective_in_words(one.collective) or _WORDS[one.phase] for one in waiting)
+        places = Counter(collective_in_words(one.collective) or PLACES[one.phase] for one in waiting)
         text += f"; {names(one.rank for one in waiting)} {verb} for {them} in {places.most_common(1)[0][0]}"
     return text
 
@@ -105,10 +105,10 @@ def _what(one: Silent, several: bool = False) -> str:
     if one.stopped:
         return f"{has} been stopped (SIGSTOP, or a debugger) {since}"
     if not one.answers:
-        return f"{has} not answered {since}; last seen in {_WORDS[one.phase]}"
+        return f"{has} not answered {since}; last seen in {PLACES[one.phase]}"
     if one.collective:
         return f"{has} waited in {_numbered(one)} {since}"
-    return f"{has} {'waited' if one.phase in _READS else 'hung'} in {_WORDS[one.phase]} {since}"
+    return f"{has} {'waited' if one.phase in _READS else 'hung'} in {PLACES[one.phase]} {since}"
 
 
 def _numbered(one: Silent) -> str:

@@ -114,9 +114,12 @@ def fail(error: BaseException, world: World, directory: Path | None = None) -> N
 
     The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
     directory: where the run writes
-    KeyboardInterrupt and SystemExit go on as they are. Leaves by os._exit: destructors of a half-dead process group hang,
-    and a rank that hangs keeps all others.
+    KeyboardInterrupt and SystemExit go on as they are, but for sys.exit(0): in mid-run it is an error, whoever calls it. Leaves
+    by os._exit: destructors of a half-dead process group hang, and a rank that hangs keeps all others.
     """
+    if isinstance(error, SystemExit) and not error.code:
+        where = RuntimeError(f"sys.exit({'' if error.code is None else error.code}) was called in mid-run")
+        error = where.with_traceback(error.__traceback__)
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
     from ..errors.disk import of_disk
@@ -175,6 +178,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     try:
         main()
         finish()
+        supervised.note(done=True)
     except SystemExit as exit_:
         code = exit_.code
     if isinstance(code, str):  # sys.exit("message")

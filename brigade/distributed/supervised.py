@@ -9,7 +9,7 @@ notes: int | None = None  # where this process writes what the host's agent shou
 
 
 def note(**what: Any) -> None:
-    """Let the agent know something of this rank: told, follows, stage, marker, waits. Without `launch`: nothing."""
+    """Let the agent know something of this rank: told, follows, stage, marker, waits, done. Without `launch`: nothing."""
     if notes is not None:
         with suppress(OSError):
             os.write(notes, json.dumps(what).encode() + b"\n")

@@ -17,6 +17,8 @@ def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> 
         signal.signal(number, lambda received, _: os.kill(child, received))
     rank = int(os.environ["RANK"])
     pending = {out: b"", notes: b""}  # the beginning of a line whose end is still to come
+    observer, silent = Observer(child), False
+    done = False  # the rank has said that its work is done
 
     def send(**what: Any) -> None:
         with suppress(OSError):  # its end is noticed by poll
@@ -24,11 +26,14 @@ def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> 
 
     def hand_on(source: int) -> bool:
         """Send the whole lines that are there; False at the end of the source."""
+        nonlocal done
         chunk = os.read(source, 65536)
         *lines, pending[source] = (pending[source] + chunk).split(b"\n")
         if source == notes:
-            for line in lines:
-                send(**json.loads(line))
+            for said in map(json.loads, lines):
+                done |= said.pop("done", False)
+                if said:
+                    send(**said)
             return bool(chunk)
         lines = [line.rpartition(b"\r")[2] for line in lines]  # of a progress bar its last state
         if b"\r" in pending[out] or len(pending[out]) > 65536:  # a bar that goes on, or output without lines
@@ -44,7 +49,6 @@ def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> 
     for source in (out, notes, wake, agent.fileno()):
         poll.register(source, select.POLLIN)
     ended = status = 0
-    observer, silent = Observer(child), False
     while not ended:
         for source, _ in poll.poll(1000 * LOOK):
             if source == wake:
@@ -66,7 +70,8 @@ def watch(child: int, agent: socket.socket, out: int, notes: int, wake: int) -> 
     if pending[out]:
         send(out=pending[out].decode(errors="replace"))
     code = os.waitstatus_to_exitcode(status)
-    send(exit=code)
+    # Whoever calls sys.exit(0) or os._exit(0) in the middle of a run ends it without a word.
+    send(exit=code, **({} if code or done else {"left": observer.seen()}))
     agent.close()
     if code < 0:  # so that the launcher sees a signal too
         if -code != signal.SIGKILL:

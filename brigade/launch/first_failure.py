@@ -21,6 +21,8 @@ READY = 300.0  # seconds within which one rank has imported its packages, from t
 GRACE = 120.0  # seconds in which ranks that are asked to stop save a checkpoint, where they have not measured it
 HEARD = 5.0  # seconds to wait after the last rank fell silent: each says then which collective it waits in
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
+LEAVE = 60.0  # seconds after a run's success within which its ranks and launchers end
+UPLOAD = 600.0  # likewise, where a tracker may still send what it has
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Failure:
     kind: "lost" (host), "signal", "reported" (the rank said why), "exit", "launcher" (it ended, or started no rank),
     "hang", "rendezvous" (ranks met, but do not reach each other), "unfinished" (all ended well, but train.py did not), "follows"
     (a rank stopped because of another's failure)
-    code: exit code, negative for a signal; text: what is known
+    code: exit code, negative for a signal; text: what is known; kept: where more is to be read, as a line
     """
 
     at: float
@@ -40,6 +42,7 @@ class Failure:
     rank: int | None = None
     code: int | None = None
     text: str = ""
+    kept: str = ""
 
     def in_words(self) -> str:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
@@ -50,7 +53,8 @@ class Failure:
         if self.kind == "signal" and self.code:
             how = f": killed by signal {-self.code} ({_signal(self.code)})" + (f", {self.text}" if self.text else "")
         else:
-            how = {"exit": f": exit code {self.code}", "reported": ""}.get(self.kind, f": {self.text}")
+            exited = f": exit code {self.code}{self.text and ', '}{self.text}"
+            how = {"exit": exited, "reported": ""}.get(self.kind, f": {self.text}")
         return f"{where} failed first{how}"
 
     def cure(self, tail: list[str]) -> str | None:
@@ -74,8 +78,8 @@ def _signal(code: int) -> str:
 
 
 def first(failures: list[Failure]) -> Failure:
-    """The failure that explains the others: the earliest, but a host that was lost or a rank that was killed goes before
-    what its peers say of their closed connections a moment earlier or later."""
+    """The failure that explains the others: the earliest, but a host that was lost, a rank that was killed or one that left
+    with exit code 0 goes before what its peers say of their closed connections a moment earlier or later."""
     failures = [failure for failure in failures if failure.kind != "follows"] or failures
     earliest = min(failures, key=lambda failure: failure.at)
     if earliest.kind not in ("reported", "exit", "launcher"):
@@ -83,14 +87,16 @@ def first(failures: list[Failure]) -> Failure:
     near = [failure for failure in failures if failure.at - earliest.at < RACE]
     lost = [failure for failure in near if failure.kind == "lost"]
     killed = [failure for failure in near if failure.kind == "signal" and -(failure.code or 0) in _CAUSES]
-    return min(lost or killed or [earliest], key=lambda failure: failure.at)
+    left = [failure for failure in near if failure.kind == "exit" and failure.code == 0]
+    return min(lost or killed or left or [earliest], key=lambda failure: failure.at)
 
 
 def report(failure: Failure, tail: list[str], log: Path) -> list[str]:
     """The lines that tell a failure: where and how, the last lines of that rank or launcher, the cure if one is known."""
     quoted = [*(f"  | {line}" for line in tail), f"  these are its last lines; all of them: {log}"] if tail else []
     cure = failure.cure(tail)
-    return [f"error: {failure.in_words()}", *quoted, *([f"  cure: {cure}"] if cure else [])]
+    kept = [f"  {failure.kept}"] if failure.kept else []
+    return [f"error: {failure.in_words()}", *kept, *quoted, *([f"  cure: {cure}"] if cure else [])]
 
 
 @dataclass
@@ -110,12 +116,19 @@ class Rank:
     waits: dict[str, Any] | None = None
 
 
+def _left(seen: dict[str, Any]) -> str:
+    """How a rank left with exit code 0 before train.py was done. seen: heartbeat.Observer.seen()"""
+    where = f"at step {seen['step']}, in {hangs.PLACES[seen['phase']]}" if seen["step"] else "before its first step"
+    return f"{where}, where train.py had not reached its end: something called sys.exit(0) or os._exit(0)"
+
+
 class Judge:
     """Takes in what the hosts tell, each kind of message by its method on_KIND, and keeps what went wrong.
 
     ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
     stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take
     stopping: set when the ranks are told to stop, by a failure or the user; what ends from then on is no failure
+    leave_within: seconds after the last word of a run that has succeeded; late: who has not ended by then, in words
     """
 
     def __init__(self, channels: list[Channel], program: str, start_timeout: float, output: Output) -> None:
@@ -125,6 +138,7 @@ class Judge:
         self.ended: set[str] = set()
         self.reached_end = self.stopping = False
         self.stopped, self.grace, self._gone = "", GRACE, False
+        self.leave_within, self.late, self._spoke = LEAVE, "", 0.0
         self.since = time.monotonic()  # of the start; then of the first rank's readiness
         self._one_waits, self._all_wait_since = False, 0.0
         self._silent_since: float | None = None
@@ -136,7 +150,7 @@ class Judge:
 
     def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
         """Something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
-        one = self.ranks[rank]
+        one, self._spoke = self.ranks[rank], time.monotonic()
         if "out" in what:
             self.output.keep(self.log(rank), what["out"])
             if rank == 0:
@@ -166,6 +180,8 @@ class Judge:
             self._fail("reported", channel, what["told"], rank, what.get("code"))
         if "exit" in what:
             one.exit = code = what["exit"]
+            if "left" in what and not one.reported:
+                self._fail("exit", channel, _left(what["left"]), rank, 0)
             if code and not one.reported:
                 kind = "follows" if one.follows else "signal" if code < 0 else "exit"
                 self._fail(kind, channel, "its watching process was killed" if "unwatched" in what else "", rank, code)
@@ -268,15 +284,30 @@ class Judge:
         for channel in self.channels:
             asked = [one.rank for one in late[:8] if one.rank in channel.ranks and not one.stopped]
             channel.tell("stacks", ranks=asked)
-        kept = f"\n  stacks and collectives of all ranks: {self._records}" if self._records else ""
-        self._fail("hang", self._channel(first), hangs.sentence(seen) + kept, first)
+        kept = f"stacks and collectives of all ranks: {self._records}" if self._records else ""
+        self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept)
+
+    def check_end(self) -> None:
+        """A rank or a launcher that hangs at its exit would keep a run that has succeeded for ever: it is named, and ended."""
+        if not self.reached_end or self.stopping or self.late or time.monotonic() - self._spoke < self.leave_within:
+            return
+        left = {rank: one.host for rank, one in self.ranks.items() if one.exit is None}
+        hosts = [channel.host for channel in self.channels if channel.host not in self.ended]
+        self.late = hangs.names(left) if left else self.program
+        on = ", ".join(dict.fromkeys(left.values()) if left else hosts)
+        self.output.say(
+            f"the run has succeeded; {self.late} on {on} did not end within {self.leave_within:.0f} s: ended now"
+        )
 
     def _channel(self, rank: int) -> Channel:
         return next(channel for channel in self.channels if rank in channel.ranks)
 
     def decided(self) -> bool:
-        """Whether nothing is left to wait for: all hosts ended, or something failed and its cause had time to come in."""
+        """Whether nothing is left to wait for: all hosts ended, the run succeeded and some do not end, or something failed and
+        its cause had time to come in."""
         now = time.monotonic()
+        if self.late:
+            return True
         if self.failures:
             causes = [failure.at for failure in self.failures if failure.kind != "follows"]
             return now > self.failures[0].at + RACE or (bool(causes) and now > causes[0] + SETTLE)
@@ -294,10 +325,12 @@ class Judge:
         """All ended well, but the run has not succeeded."""
         self._fail("unfinished", self.channels[0], text, 0, 0)
 
-    def _fail(self, kind: str, channel: Channel, text: str, rank: int | None = None, code: int | None = None) -> None:
+    def _fail(
+        self, kind: str, channel: Channel, text: str, rank: int | None = None, code: int | None = None, kept: str = ""
+    ) -> None:
         """Keep a failure, unless it is our own doing: that ranks and launchers end once they are told to stop."""
         if not self.stopping or kind in ("lost", "unfinished"):
-            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text))
+            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text, kept))
 
     def _status(self, channel: Channel) -> str:
         ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")

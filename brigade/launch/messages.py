@@ -77,6 +77,7 @@ KINDS = {
             "grace": float,
             "exit": Code,
             "unwatched": bool,
+            "left": _SILENT,
             "silent": _SILENT | None,
             "waits": _WAITS,
             "records": Text,

@@ -4,6 +4,7 @@ Who does what: rendezvous.py meets the hosts, each host's agent.py runs its rank
 """
 
 import asyncio
+import math
 import os
 import resource
 import secrets
@@ -68,6 +69,11 @@ class Launch:
             self.channels.append(Channel(host, range(rank, rank + slots), line, self.events, options.silence))
             rank += slots
         self.judge = Judge(self.channels, launchers.program(options.launcher), options.start_timeout, output)
+        training = job.settings.recipe.training
+        if training.hang_timeout != "auto":
+            self.judge.leave_within = training.hang_timeout or math.inf
+        if set(training.report_to) - {"tensorboard"}:  # that writes a file
+            self.judge.leave_within = max(self.judge.leave_within, first_failure.UPLOAD)
         self.marker = job.output_dir.absolute() / "success.json"  # whatever a rank says
         self.before: dict[str, Any] = {}  # progress of the output directory when the launch began,
         self.after: dict[str, Any] = {}  # and when it ended before its time
@@ -91,6 +97,7 @@ class Launch:
                 await self._hear()
                 self.judge.check_start()
                 self.judge.check_hang()
+                self.judge.check_end()
             await self._let_them_save()
             await self._stop(STOPPED_GRACE if self.stop_signal else FAILED_GRACE)
         finally:

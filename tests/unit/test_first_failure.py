@@ -1,11 +1,13 @@
 """Which rank is blamed for a start that hangs, and for a run that does."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from brigade.launch import first_failure
 from brigade.launch.first_failure import Judge
+from brigade.launch.policy import fault_of
 
 NOW = [1000.0]
 
@@ -21,7 +23,8 @@ def judge(monkeypatch):
     hosts = [
         SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)
     ]
-    return Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing))
+    said = []
+    return Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing, say=said.append, said=said))
 
 
 def test_late_is_who_is_later_than_the_first_rank(judge):
@@ -141,7 +144,9 @@ def test_a_hang_is_judged_once_all_ranks_are_silent_and_have_said_where_they_wai
     (failure,) = judge.failures
     assert (failure.kind, failure.host, failure.rank) == ("hang", "node1", 1)
     said = "rank 1 on node1 has waited in data loading since step 41; rank 0 waits for it in all-reduce"
-    assert failure.in_words() == f"{said}\n  stacks and collectives of all ranks: /out/heartbeats"
+    assert failure.in_words() == said == fault_of(failure).in_words, "the time line names the culprit"
+    told = first_failure.report(failure, [], Path("log"))
+    assert told == [f"error: {said}", "  stacks and collectives of all ranks: /out/heartbeats"]
 
 
 def test_a_rank_that_moves_again_takes_everything_back(judge):
@@ -162,3 +167,35 @@ def test_a_rank_that_says_nothing_has_been_stopped_or_is_stuck(judge):
     NOW[0] += first_failure.HEARD + 1
     judge.check_hang()
     assert judge.failures[0].text.startswith("rank 1 on node1 has not answered since step 41")
+
+
+# ---- ranks that leave before the end, and after it -----------------------------------------------------------------
+def test_a_rank_that_ends_with_0_in_mid_run_failed_first_whatever_the_others_report_of_it(judge):
+    first, second = judge.channels
+    judge.on_rank(first, 0, told="RuntimeError: Connection closed by peer", code=1)
+    judge.on_rank(second, 1, exit=0, left=SILENT | {"step": 3})
+    said = "node1, rank 1 failed first: exit code 0, at step 3, in the backward pass, where train.py had not reached its end"
+    assert first_failure.first(judge.failures).in_words().startswith(said)
+
+
+def test_ranks_that_end_with_0_when_their_work_is_done_are_no_failures(judge):
+    for rank, channel in enumerate(judge.channels):
+        judge.on_rank(channel, rank, exit=0)
+    assert not judge.failures
+
+
+@pytest.mark.parametrize("hangs", ["rank 1 on node1", "torchrun on node1"])
+def test_who_hangs_at_its_exit_does_not_hold_a_run_that_has_succeeded(judge, hangs):
+    first, second = judge.channels
+    judge.on_rank(first, 0, marker=True)
+    judge.on_rank(first, 0, exit=0)
+    judge.on_ended(first, code=0)
+    if "torchrun" in hangs:
+        judge.on_rank(second, 1, exit=0)
+    NOW[0] += judge.leave_within - 1
+    judge.check_end()
+    assert not judge.decided()
+    NOW[0] += 2
+    judge.check_end()
+    assert judge.decided() and not judge.failures
+    assert judge.output.said == [f"the run has succeeded; {hangs} did not end within 60 s: ended now"]

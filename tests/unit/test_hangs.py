@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ import pytest
 from torch.distributed import pipelining
 
 from brigade.cluster import World
-from brigade.distributed import heartbeat
+from brigade.distributed import heartbeat, stop
 from brigade.distributed import observer as observers
+from brigade.distributed import ranks as all_ranks
 from brigade.distributed.hangs import Silent, names, sentence
 from brigade.distributed.observer import Observer, is_stopped
 from brigade.strategy import Strategy
@@ -194,3 +196,25 @@ def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "leave", left.append)
     watch.judge()
     assert left[0].startswith("error: ")
+
+
+def test_sys_exit_with_0_in_mid_run_is_an_error_that_says_where(monkeypatch, capsys):
+    def library():
+        sys.exit(0)
+
+    monkeypatch.setattr(stop, "leaving", threading.RLock())
+    monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(Left(code)))
+    try:
+        library()
+    except SystemExit as error:
+        with pytest.raises(Left) as left:
+            all_ranks.fail(error, World(0, 0, 1, 1, "node1", "python"))
+    assert left.value.args == (1,)
+    told = capsys.readouterr().err
+    assert "RuntimeError: sys.exit(0) was called in mid-run" in told and "in library" in told
+    with pytest.raises(SystemExit):
+        all_ranks.fail(SystemExit(2), World(0, 0, 1, 1, "node1", "python"))
+
+
+class Left(BaseException):
+    """Instead of the end of the process."""

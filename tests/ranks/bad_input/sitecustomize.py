@@ -12,8 +12,11 @@ BRIGADE_TEST_FAULT:
     slow-forward   rank 1 takes 0.3 seconds longer for each step from the third on
     hang       rank 1 never gets beyond importing torch
     leave      every rank ends with exit code 0 instead of importing torch
+    leaves, exits   rank 1 ends with exit code 0 in its third step, by os._exit(0) and by sys.exit(0)
+    hangs-at-exit   rank 1 does not end, though all its work is done
 """
 
+import atexit
 import importlib.abc
 import importlib.util
 import os
@@ -81,6 +84,8 @@ IN_THIRD_STEP = {
     "killed-in-optimizer": ("training_step", _kill_in_step),
     "slow-forward": ("training_step", _sleep_in_model),
     "nan": ("compute_loss", _nan),
+    "leaves": ("compute_loss", lambda trainer: os._exit(0)),
+    "exits": ("compute_loss", lambda trainer: sys.exit(0)),
 }
 SERVE_BOTH = ("compute_loss", "outputs")  # a pipeline's trainer has a compute_loss of its own, and the same `outputs`
 # The same, from the first call on.
@@ -137,6 +142,8 @@ if FAULT == "slow" and RANK == "0":
     time.sleep(4)
 elif FAULT == "elsewhere" and RANK == "1":
     os.chdir("elsewhere")
+elif FAULT == "hangs-at-exit" and RANK == "1":
+    atexit.register(time.sleep, 3600)
 elif FAULT in IN_THIRD_STEP | AT_ONCE and RANK == "1":
     sys.meta_path.insert(0, _BrokenTrainer())
 elif (FAULT == "hang" and RANK == "1") or (FAULT == "leave" and RANK):
