@@ -261,6 +261,9 @@ FAULTS: dict[str, Fault] = {
                          strike=strikes.sigterm_all, **_STOPS),
     "stop-file": Fault("a file `stop` in the output directory", (r"Stopped by the file stop", r"stopped at step"), 75,
                        strike=strikes.stop_file, **_STOPS),
+    "two-at-once": Fault("a second launch on the same hosts, while the first one's launchers start", (r"succeeded: ",), 0,
+                         strike=strikes.launch_beside, when="starting 1 rank", steps=4, after=strikes.trained_beside,
+                         lost="nothing"),
     "two-runs": Fault("a second launch on the same output directory, from another host", (r"stopped by SIGINT at step",), 130,
                       strike=strikes.launch_again, after=strikes.refused_the_second, lost="nothing: the first run goes on"),
 }  # fmt: skip

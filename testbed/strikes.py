@@ -248,6 +248,21 @@ def launch_again(attempt: Attempt) -> None:
     signal_launch(signal.SIGINT)(attempt)
 
 
+def launch_beside(attempt: Attempt) -> None:
+    """A second run on the same hosts, while the first one's launchers start."""
+    launch = attempt.cluster["node1"].find("-m brigade launch")[-1]
+    words = Path(f"/proc/{launch}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    command = [word.replace(str(attempt.folder), f"{attempt.folder}-beside") for word in words]
+    done = attempt.cluster["node1"].run(command, check=False, timeout=300, OMP_NUM_THREADS="1")
+    (attempt.folder / "second").write_text(f"{done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def trained_beside(attempt: Attempt) -> None:
+    code, _, said = (attempt.folder / "second").read_text().partition("\n")
+    ports = [re.search(r"to 10\.77\.0\.1:(\d+)", text)[1] for text in (attempt.said, said)]  # type: ignore[index]
+    assert code == "0" and "succeeded: " in said and ports[0] != ports[1], said
+
+
 def refused_the_second(attempt: Attempt) -> None:
     saved_a_checkpoint(attempt)
     code, _, said = (attempt.folder / "second").read_text().partition("\n")

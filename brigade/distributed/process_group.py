@@ -2,6 +2,7 @@
 
 import datetime
 import itertools
+import os
 import threading
 import time
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from ..cluster import World
 from . import stop, supervised
@@ -20,6 +22,7 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 PATIENCE = 15  # seconds after which a host says that it waits for others
 _waits = itertools.count()  # of wait_for_all: as many on every rank
 launchers_store: Any = None  # the one of all ranks, once a run had replicas
+_RUN = "brigade/run"  # in its store: the name of the launch
 ENDED = "brigade/ended"  # in its store: which rank ended at once, by a signal
 
 
@@ -42,12 +45,27 @@ def join(world: World) -> None:
     impatient.daemon = True
     impatient.start()
     try:
-        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **_of_this_launch())
     finally:
         impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     supervised.note(stage="joined")
     stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
+
+
+def _of_this_launch() -> dict[str, Any]:
+    """Under `launch`: the store, rank and size with which to make the group, once rank 0 is known to belong to the same launch.
+
+    Raises RuntimeError where another launch's rank 0 answers."""
+    if not (name := os.environ.get(supervised.RUN)):
+        return {}
+    store, rank, size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
+    store.set_timeout(RENDEZVOUS_TIMEOUT)
+    if rank == 0:
+        store.set(_RUN, name)
+    elif (other := store.get(_RUN).decode()) != name:
+        raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
+    return {"store": store, "rank": rank, "world_size": size}
 
 
 def wait_for_all() -> None:

@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
+RUN = "BRIGADE_RUN"  # in the environment of every process of a launch: its name, by which all of them are found
 notes: int | None = None  # where this process writes what the host's agent should know
 
 

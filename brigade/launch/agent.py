@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from ..distributed.launched import owner
 from .hearing import BEAT, SILENCE, Hearing
+from .held_port import HeldPort
 from .host_facts import addresses as own_addresses
 from .host_facts import devices_fail, holder, look_around, processes, progress, send
 from .probing import LINE, Probes, process_environment
@@ -34,6 +34,7 @@ class Agent(Probes):
         super().__init__()
         self.hearing, self.patience = Hearing(), SILENCE
         self.listener: asyncio.Server | None = None
+        self.port: HeldPort | None = None
         self.ranks: dict[int, int] = {}  # rank -> pid of its training process
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.writer: asyncio.StreamWriter | None = None
@@ -133,10 +134,8 @@ class Agent(Probes):
     async def do_listen(self, port: int, nonce: str) -> dict[str, Any]:
         """Hold a port (0: any) and greet whoever connects, so that the others can find the way to this host. The answer is
         the port, or who has it already."""
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
         try:
-            listening = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+            self.port = HeldPort(port)
         except OSError as error:
             return {"taken": holder(port) or error.strerror}
 
@@ -144,8 +143,8 @@ class Agent(Probes):
             writer.write(nonce.encode())
             writer.close()
 
-        self.listener = await asyncio.start_server(greet, sock=listening)
-        return {"port": listening.getsockname()[1]}
+        self.listener = await asyncio.start_server(greet, sock=self.port.listening)
+        return {"port": self.port.number}
 
     async def do_reach(self, addresses: list[str], port: int, nonce: str) -> dict[str, Any]:
         """Try to reach a listening host under each of its addresses: address -> our interface, or what went wrong."""
@@ -171,8 +170,9 @@ class Agent(Probes):
         self, run: str, command: list[str], cwd: str, environment: dict[str, str], files: dict[str, str]
     ) -> None:
         """Start the host's launcher. {name} in `command` stands for a file of `files`, which lives as long as the run."""
-        if self.listener:
+        if self.listener and self.port:
             self.listener.close()
+            self.port.release()
         self.run = run
         self.folder = tempfile.TemporaryDirectory(prefix="brigade-")
         places = {f"{{{name}}}": str(Path(self.folder.name) / name) for name in files}
@@ -180,7 +180,10 @@ class Agent(Probes):
             Path(self.folder.name, name).write_text(text)
         door = f"brigade-{run}-{os.getpid()}"
         await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
-        ours = process_environment(environment, run) | {"BRIGADE_DOOR": door}
+        ours = process_environment(environment, run) | {
+            "BRIGADE_DOOR": door,
+            "PET_RDZV_ID": run,
+        }  # torchrun's --rdzv_id
         words = [places.get(word, word) for word in command]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         launcher = await asyncio.create_subprocess_exec(

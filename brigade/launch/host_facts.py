@@ -15,7 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-RUN = "BRIGADE_RUN"  # in the environment of every process of a run: how all of them are found
+from ..distributed.supervised import RUN
+
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
 PROJECT = Path(__file__).resolve().parents[2]
 SIOCGIFADDR = 0x8915

@@ -1,8 +1,14 @@
 """The far end: an agent takes orders, and leaves nothing behind when its channel closes."""
 
+import socket
 import sys
 import time
 
+import pytest
+from torch.distributed import TCPStore
+
+from brigade.distributed import process_group
+from brigade.launch.held_port import HeldPort
 from tests.unit.hosts.asking import REPOSITORY, talk
 
 
@@ -31,8 +37,6 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
 
 
 def test_an_agent_answers_orders_and_names_who_holds_a_port():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         lines, _ = talk(
@@ -44,3 +48,29 @@ def test_an_agent_answers_orders_and_names_who_holds_a_port():
     assert "process" in answers[1]["taken"] and answers[2]["missing"] == ["/nowhere"]
     hello = lines[0]
     assert hello["versions"]["torch"].startswith("2.") and len(hello["project"]) == 12
+
+
+def test_a_port_that_one_launch_has_chosen_is_no_other_launchs_until_its_rank_0_waits_there():
+    first = HeldPort(0)
+    for released in (False, True):
+        if released:
+            first.release()
+        with pytest.raises(OSError, match="another launch has chosen it" if released else "in use"):
+            HeldPort(first.number)
+        with pytest.raises(OSError), socket.socket() as program:  # without SO_REUSEADDR
+            program.bind(("", first.number))
+    with socket.create_server(("", first.number)) as rank_0:
+        assert rank_0.getsockname()[1] == first.number
+
+
+def test_ranks_join_no_rank_0_of_another_launch(monkeypatch):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("brigade/run", "first")
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("BRIGADE_RUN", "second")
+    with pytest.raises(RuntimeError, match=r"belongs to another launch \(first, and this is second\)"):
+        process_group._of_this_launch()
+    monkeypatch.setenv("BRIGADE_RUN", "first")
+    assert process_group._of_this_launch()["rank"] == 1
