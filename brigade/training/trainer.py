@@ -211,6 +211,10 @@ class Trainer(EvaluatingTrainer):
         self.state.compute_steps(self.args, max_steps)  # the checkpoint brought the intervals of who wrote it
         return trained
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        upstream.name_first_rate(self.optimizer, self.args.learning_rate)
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         if self.train_dataset.streamed:
             checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None

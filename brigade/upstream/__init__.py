@@ -150,6 +150,13 @@ def take_rates_of(schedule: Any) -> None:
         group["lr"] = rate
 
 
+def name_first_rate(optimizer: Any, learning_rate: float) -> None:
+    """Give an optimizer of DeepSpeed, which has no `defaults`, the learning rate that polynomial and cosine_with_min_lr read
+    there (transformers/optimization.py)."""
+    if not hasattr(optimizer, "defaults"):
+        optimizer.optimizer.defaults = {"lr": learning_rate}
+
+
 def logged_so_far(trainer: Any) -> Any:
     """The sum of losses since the last log entry (trainer.py: _tr_loss)."""
     return trainer._tr_loss.clone()

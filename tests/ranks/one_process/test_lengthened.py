@@ -41,10 +41,15 @@ def test_a_finished_run_is_lengthened_in_place(done, flags, tmp_path, capfd):
     assert "asks for 6 steps" in (said := capfd.readouterr().err) and "has 10 already" in said
 
 
-@pytest.mark.parametrize("strategy", ["none", "ds_configs/zero2.json"])
-def test_a_lengthened_run_follows_the_schedule_of_its_new_length(strategy, flags, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("strategy, name, last", [
+    ("none", "cosine", 0), ("ds_configs/zero2.json", "cosine_with_min_lr", 1e-4),  # which looks for DeepSpeed's first rate
+])  # fmt: skip
+def test_a_lengthened_run_follows_the_schedule_of_its_new_length(
+    strategy, name, last, flags, tmp_path, monkeypatch, capfd
+):
     """Also where it dies before its next checkpoint: the last one still has the rate that it had come down to."""
-    cosine = [*flags, "--lr_scheduler_type", "cosine", "--warmup_steps", "0.25", "--eval_steps", "null"]
+    cosine = [*flags, "--lr_scheduler_type", name, "--warmup_steps", "0.25", "--eval_steps", "null"]
+    cosine += ["--lr_scheduler_kwargs", f"{{min_lr: {last}}}"] if last else []
     cosine += ["--ds_config", strategy, "--output_dir", str(tmp_path)]
     train.main([*cosine, "--max_steps", "4"])
     with monkeypatch.context() as broken:
@@ -54,7 +59,8 @@ def test_a_lengthened_run_follows_the_schedule_of_its_new_length(strategy, flags
     assert not (tmp_path / "success.json").exists()
     history = train.main([*cosine, "--max_steps", "8"]).state.log_history
     rates = [entry["learning_rate"] for entry in history if "loss" in entry]
-    curve = [0.5 * 1e-3 * (1 + math.cos(math.pi * step / 6)) for step in range(2, 6)]  # after 2 steps of warm-up
+    fall = [0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(2, 6)]  # after 2 steps of warm-up
+    curve = [last + (1e-3 - last) * share for share in fall]
     assert rates[4:] == pytest.approx(curve) and rates[3] < rates[4]
     assert f"{rates[4]:.3g} at step 5, after {rates[3]:.3g} at step 4" in " ".join(capfd.readouterr().out.split())
     assert len(yaml.safe_load((tmp_path / "run.yaml").read_text())["run"]["lengthened"]) == 1
