@@ -168,6 +168,10 @@ FAULTS: dict[str, Fault] = {
         lost=SINCE_CHECKPOINT,
         arrange=storage.small_disks, after=storage.whole_on_small_disks("checkpoint-2"), repair=storage.no_small_disks,
         save_steps=2, output=f"{storage.SMALL}/run"),
+    "unmounted": Fault("a host loses the shared output directory", (
+        r"error: node2, rank 1 failed first", r"on node2 this is no longer the directory|rank 1 on node2 wrote, is missing"), 2,
+        storage.mount_outputs, storage.unmount_on_node2, storage.nothing_on_node2_and_all_whole, storage.unmount_outputs,
+        output=f"{storage.MOUNTED}/run", when="step 5/", save_steps=2, words="--save_total_limit 2"),
     "read-only": Fault("the output directory is read-only", (
         r"rank 0 of 2: /run/small/run", r"the output directory cannot be written: Read-only file system"), 2,
         arrange=storage.read_only_disks, repair=storage.no_small_disks, output=f"{storage.SMALL}/run"),

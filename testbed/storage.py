@@ -1,6 +1,7 @@
 """Faults of what is stored: disks, checkpoints, data. strikes.py has those of hosts and processes."""
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from .strikes import Attempt, signal_rank
 
 SMALL = "/run/small"  # a disk of each host; node2's holds one checkpoint of the tiny recipe, and not two
 TINY = "/run/tiny"  # a disk that fills at once, on one host
+MOUNTED = "/run/outputs"  # a shared file system that each host has mounted, and can lose
 KILLED_ONCE = "/run/killed-once"  # a file of each host, by which a rank knows that it was killed before
 
 
@@ -50,6 +52,28 @@ def whole_on_small_disks(name: str) -> Callable[[Attempt], None]:
     return after
 
 
+def mount_outputs(cluster: Cluster) -> None:
+    (cluster.shared / "outputs").mkdir()
+    for host in ("node1", "node2"):
+        cluster[host].run(f"mkdir -p {MOUNTED}")
+        cluster[host].bind(cluster.shared / "outputs", MOUNTED)
+
+
+def unmount_on_node2(attempt: Attempt) -> None:
+    attempt.cluster["node2"].run(f"umount -l {MOUNTED}")
+
+
+def unmount_outputs(cluster: Cluster) -> None:
+    cluster["node1"].unbind(MOUNTED)
+    shutil.rmtree(cluster.shared / "outputs")
+
+
+def nothing_on_node2_and_all_whole(attempt: Attempt) -> None:
+    """The host that lost the directory made none of its own, and no checkpoint that lacks its part has a name."""
+    assert attempt.cluster["node2"].run(f"ls -A {MOUNTED}").stdout == ""
+    all_whole(attempt.cluster.shared / "outputs" / "run")
+
+
 def kill_while_saving(attempt: Attempt) -> None:
     """Once a part of a checkpoint lies where it has no name yet."""
     saving = attempt.folder / "run" / ".saving"
@@ -59,9 +83,13 @@ def kill_while_saving(attempt: Attempt) -> None:
 
 
 def only_whole_checkpoints(attempt: Attempt) -> None:
+    all_whole(attempt.folder / "run")
+
+
+def all_whole(run: Path) -> None:
     from brigade.checkpoint import manifest
 
-    there = sorted((attempt.folder / "run").glob("checkpoint-*"))
+    there = sorted(run.glob("checkpoint-*"))
     wrong = {path.name: manifest.flaw(path) or manifest.damage(path) for path in there}
     assert there and not any(wrong.values()), wrong
 

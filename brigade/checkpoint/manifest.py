@@ -43,18 +43,27 @@ def flaw(folder: Path) -> str | None:
         return "it was not written to its end"
     try:
         read = _whole_record(folder)
-        for name, size in sizes(read).items():
-            if not (folder / name).is_file():
-                return f"{name} is missing"
-            if (there := (folder / name).stat().st_size) != size:
-                return f"{name} has {there:,} bytes of {size:,}"
+        if found := missing(folder, sizes(read)):
+            return " ".join(found)
         parts = () if read else (*_PARTS_OF_ALL, *_PARTS[engine_of(folder)])
-        if missing := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
-            return f"{missing} is missing"
+        if absent := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
+            return f"{absent} is missing"
         if read.get("format", 1) < 2:
             _open_what_has_no_checksum(folder)
     except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
+    return None
+
+
+def missing(folder: Path, files: Mapping[str, int]) -> tuple[str, str] | None:
+    """(name, what is wrong) of the first of these files (name -> bytes) that is not there with its size; None: all are."""
+    for name, size in files.items():
+        try:
+            there = (folder / name).stat().st_size
+        except FileNotFoundError:
+            return name, "is missing"
+        if there != size:
+            return name, f"has {there:,} bytes of {size:,}"
     return None
 
 

@@ -1,10 +1,11 @@
 """Saving a checkpoint so that it is whole or absent, while training waits only until its files are in host memory.
 
 The engines write all files into a stage, one on each host: in /dev/shm where there is room, else on the disk. From there a
-thread of each rank brings its share to OUTPUT/.saving/checkpoint-N, with a checksum, and syncs it to the disk. When all shares
-are there, one rank writes the manifest and gives the directory its name, `OUTPUT/checkpoint-N`: whoever looks finds all or
-nothing, whenever a host dies. The threads tell each other by torch's store and not by collectives, whose order would differ
-between ranks. Where hosts have output directories of their own, all this happens on each.
+thread of each rank brings its share to OUTPUT/.saving/checkpoint-N, with a checksum, and syncs it to the disk. One rank waits
+until it sees all files of all shares there, writes the manifest and gives the directory its name, `OUTPUT/checkpoint-N`: whoever
+looks finds all or nothing, whenever a host dies or loses sight of the directory. The threads tell each other by torch's store and
+not by collectives, whose order would differ between ranks. Where hosts have output directories of their own, all this happens on
+each.
 """
 
 import errno
@@ -14,7 +15,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +28,12 @@ from ..distributed.board import Board, board
 from ..errors import UserError
 from ..errors.disk import of_disk
 from ..run import directory as runs
-from ..run import events
+from ..run import events, mark
 from ..run.leftovers import REPLACED, SAVING
 from . import manifest, memory_stage
 
 TELLING = 2.0  # seconds for the rank that failed to say so first
+SEEN = 10.0  # seconds for a network file system to show the file that another host has written and synced
 GRACE = 30.0  # seconds for a checkpoint that is being written while the run ends with an error
 _BLOCK = 16 * 2**20
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot sync a directory
@@ -61,6 +63,7 @@ class Saving:
         self.run, self.world, self.blocked = run, run.world, 0.0
         given = ranks.gather((secrets.token_hex(8), run.world.host))
         self.name = f"{given[0][0]}-{run.world.host}"
+        self.hosts = [host for _, host in given]
         self.group = [rank for rank, (_, host) in enumerate(given) if run.shared or host == run.world.host]
         self.closers = (
             [0] if run.shared else list({host: rank for rank, (_, host) in reversed([*enumerate(given)])}.values())
@@ -74,10 +77,11 @@ class Saving:
         """Write checkpoint-`step`. A collective, on the main thread.
 
         write: writes all files of this rank into a directory; document: manifest.write's; best: a checkpoint that stays
-        Raises UserError where the one before could not be written.
+        Raises UserError where the one before could not be written, and where this host sees another output directory.
         """
         began = time.perf_counter()
         self.wait()
+        self.run.check_directory()
         stage, in_memory = self._stage(step)
         with _no_second_checksum():
             write(stage)
@@ -85,8 +89,8 @@ class Saving:
         lead = self.world.local_rank == 0
         found = {str(p.relative_to(stage)): p.stat().st_size for p in stage.rglob("*") if p.is_file()} if lead else {}
         # ZeRO looks for its empty folders, too.
-        for folder in (path for path in stage.rglob("*") if lead and path.is_dir()):
-            (self._unnamed(step) / folder.relative_to(stage)).mkdir(parents=True, exist_ok=True)
+        for folder in sorted(path for path in stage.rglob("*") if lead and path.is_dir()):
+            (self._unnamed(step) / folder.relative_to(stage)).mkdir(exist_ok=True)
         mine = self._share(ranks.gather((self.world.host, found)))
         sources: dict[str, BinaryIO | Path] = {name: stage / name for name in mine}
         if in_memory:  # without names: the memory is free when this process ends, however it ends
@@ -146,8 +150,9 @@ class Saving:
             self._memory = memory_stage.path(self.name)
         parent = self._memory if fits and self._memory else self.run.directory / SAVING
         stage = parent / f"stage-{step}-{self.world.host}"
-        self._unnamed(step).mkdir(parents=True, exist_ok=True)
-        stage.mkdir(parents=True, exist_ok=True)
+        # No parents: those of a directory that is gone would be made on another disk.
+        for folder in (self.run.directory / SAVING, self._unnamed(step), stage):
+            folder.mkdir(exist_ok=True)
         return stage, fits
 
     def _share(self, listings: list[tuple[str, dict[str, int]]]) -> list[str]:
@@ -187,14 +192,19 @@ class Saving:
     def _close(self, job: _Job, notes: Board) -> dict[str, Any]:
         """Give the checkpoint its name when all parts are there; or return what failed."""
         files: dict[str, Any] = {}
+        writers: dict[str, int] = {}
         for rank in self.group:
             said = notes.get(f"{job.key}/{rank}")
             if "error" in said:
                 return said
             files |= said["files"]
+            writers |= dict.fromkeys(said["files"], rank)
         directory, name = self.run.directory, f"checkpoint-{job.step}"
         target, final = self._unnamed(job.step), directory / name
         try:
+            self.run.check_directory()
+            if unseen := self._unseen(job, files, writers):
+                return unseen
             manifest.write(target, job.document, files)
             _sync(target / manifest.RECORD)
             for folder in {target, *(path for path in target.rglob("*") if path.is_dir())}:
@@ -215,16 +225,40 @@ class Saving:
             events.add(directory, "checkpoint", step=job.step, **figures, through="memory" if job.in_memory else "disk")
         return {}
 
+    def _unseen(self, job: _Job, files: Mapping[str, Any], writers: Mapping[str, int]) -> dict[str, Any] | None:
+        """Wait until every file of a checkpoint is there with its size. Returns what failed where one does not come: its host has
+        written it to another directory of the same path."""
+        target, deadline = self._unnamed(job.step), time.monotonic() + SEEN
+        size = {name: entry["bytes"] for name, entry in files.items()}
+        while found := manifest.missing(target, size):
+            if time.monotonic() > deadline:
+                name, problem = found
+                rank = writers[name]
+                wrote = f"{name}, which rank {rank} on {self.hosts[rank]} wrote, {problem} as {self.world.host} sees it"
+                what = f"checkpoint-{job.step} is not whole and got no name: {wrote}"
+                return {"rank": rank, "error": [str(self.run.directory), what, mark.cure(self.hosts[rank])]}
+            time.sleep(0.1)
+            for folder in {(target / name).parent for name in files}:
+                list(folder.iterdir())  # asks an NFS server anew, where looking for a name may not
+        return None
+
     def _rotate(self, newest: Path, best: Path | None) -> None:
-        """Remove what is more than save_total_limit: never this checkpoint or the best one, and whole ones only when as many
-        newer ones are whole. One that is removed loses its name first."""
+        """Remove what is more than save_total_limit: never this checkpoint or the best one, and others only when as many as the
+        limit are whole. One that is removed loses its name first.
+
+        newest: seen whole
+        """
         limit = self.run.settings.recipe.training.save_total_limit
-        kept = {newest} | ({best} if best else set())
+        if limit is None:
+            return
+        room = limit - 1
+        if best and best != newest and manifest.flaw(best) is None:
+            room -= 1
         for path in runs.checkpoints(self.run.directory):
-            if limit is None or path in kept:
+            if path in (newest, best):
                 continue
-            if len(kept) < limit and manifest.flaw(path) is None:
-                kept.add(path)
+            if room > 0 and manifest.flaw(path) is None:
+                room -= 1
             elif runs.step_of(path) < runs.step_of(newest):
                 gone = self.run.directory / SAVING / f"{path.name}.removed"
                 path.rename(gone)
@@ -232,7 +266,12 @@ class Saving:
 
     def _failed(self, error: BaseException, job: _Job) -> dict[str, Any]:
         """Of an error on this rank: _Job.failure."""
-        known = of_disk(error, self.run.directory)
+        known = error if isinstance(error, UserError) else of_disk(error, self.run.directory)
+        if known is None and isinstance(error, FileNotFoundError):
+            try:
+                self.run.check_directory()
+            except UserError as gone:
+                known = gone
         problem = known.problem if known else f"{type(error).__name__}: {error}"
         where = f"checkpoint-{job.step} could not be written by rank {self.world.rank} on {self.world.host}"
         cure = (
@@ -258,7 +297,6 @@ def _no_second_checksum() -> Iterator[None]:
 
 def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:
     """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = xxhash.xxh3_128(), 0
     if isinstance(source, Path):
         source.replace(target)

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import secrets
 import shlex
 import subprocess
 import time
@@ -23,7 +24,7 @@ from ..recipe.files import REPOSITORY, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import identity
 from ..strategy import Strategy
-from . import leftovers, owner, starts
+from . import leftovers, mark, owner, starts
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
@@ -59,6 +60,7 @@ class Run:
     aside: Path | None = None  # where --fresh moved the directory's earlier run, on the rank that did
     replica: World = None  # type: ignore[assignment]  # the ranks that work together: all, or this rank's replica
     owned: Any = None  # the open file whose lock says that this process has the directory
+    mark: str = ""  # the token in the directory by which it is known again, from claim() on
 
     def __post_init__(self) -> None:
         self.replica = self.replica or self.world.part(self.strategy.replicas)
@@ -67,6 +69,10 @@ class Run:
     def own_directory(self) -> Path:
         """Where this rank's replica keeps its checkpoints: the first one in the run's directory, as it has the model too."""
         return self.directory / f"replica-{self.replica.replica}" if self.replica.replica else self.directory
+
+    def check_directory(self) -> None:
+        """Raise UserError where the directory is no longer the one in which this run began, as this host sees it."""
+        mark.check(self.directory, self.mark, self.world.host)
 
     @property
     def finished(self) -> bool:
@@ -149,6 +155,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
     ours = run.settings.recipe.training.report_page and not supervised.is_watched()  # else launch has the verdict
     ranks.on_failure = lambda reason: _note_failure(run.directory, reason) if ours else None
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
+    run.mark = ranks.gather(secrets.token_hex(8))[0]
     with ranks.agreed(run.world):
         if run.world.is_main_rank or (run.world.local_rank == 0 and not run.shared):
             _claim(run, fingerprint, hosts)
@@ -223,6 +230,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "commit": git_commit(),
     }
     _write_record(directory, {**recipe, "run": record | kept})
+    write_whole(directory / mark.FILE, run.mark)
 
 
 def _occupied(directory: Path) -> bool:  # by a run of this replica: what others leave here before it begins is none

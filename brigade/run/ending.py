@@ -15,6 +15,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     if not run.world.is_main_rank:
         release(run)
         return
+    run.check_directory()
     before = next((entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry), None)
     figures = {
         "identity": run.identity,
@@ -50,6 +51,7 @@ def leave(run: Run, step: int, by: str) -> None:
     if run.world.local_rank == 0:
         (directory / stop.FILE).unlink(missing_ok=True)
     if run.world.is_main_rank:
+        run.check_directory()
         checkpoint = whole_checkpoints(directory).get(step)
         marker = {"step": step, "checkpoint": checkpoint and checkpoint.name, "by": by, "time": now()}
         marker["identity"] = run.identity

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ..distributed import ranks, replicas
-from . import leftovers
+from . import leftovers, mark
 from .directory import RECORD, Run, write_whole
 
 
@@ -21,5 +21,6 @@ def divide(run: Run) -> Run:
             own.directory.mkdir(exist_ok=True)
             leftovers.remove(own.directory)
             write_whole(own.directory / RECORD, (run.directory / RECORD).read_text())
+            write_whole(own.directory / mark.FILE, run.mark)
     replicas.divide(run.replica, run.strategy.replicas)
     return own

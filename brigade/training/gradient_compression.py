@@ -64,7 +64,7 @@ def forget(state: PowerSGDState) -> None:
 def save(state: PowerSGDState, folder: Path, world: World) -> None:
     """Write this rank's errors and factors beside its optimizer states. Without them a resumed run forgets the errors
     and sends whole gradients for its first steps: other losses (pytorch #75666)."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     ours = f"_of_{world.size}.pt"
     for old in folder.glob("power_sgd_*.pt"):  # a half-written checkpoint of another world size
         if not old.name.endswith(ours):

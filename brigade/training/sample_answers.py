@@ -34,6 +34,7 @@ def ask(trainer: Any) -> None:
     trainer.model_wrapped.train()
     if trainer.run.world.is_main_rank:
         kept = entries(trainer.processing_class, questions, given, trainer.state.global_step)
+        trainer.run.check_directory()
         store(kept, trainer.run.directory)
         show(kept)
         for callback in trainer.callback_handler.callbacks:

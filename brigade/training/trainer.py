@@ -347,6 +347,8 @@ class Trainer(EvaluatingTrainer):
         heartbeat.enter(heartbeat.CHECKPOINT)
         if self.local_steps and not self.local_steps.speaks and not _internal_call:
             return  # another replica saves it
+        if not _internal_call:
+            self.run.check_directory()
         whole = None if _internal_call else self.engine.whole_state(self)
         if whole is None:
             super().save_model(output_dir, _internal_call)

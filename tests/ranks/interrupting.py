@@ -48,6 +48,7 @@ def while_loading() -> None:
 INTERRUPTIONS = {  # when -> (rank, how)
     "copying": (1, lambda: after(saving, "_bring", die)),
     "disk full": (1, lambda: after(saving, "_bring", disk_is_full)),
+    "elsewhere": (1, lambda: after(saving, "_bring", Path.unlink)),  # as a host that sees another directory writes
     "closing": (0, lambda: after(saving, "_sync", die)),
     "loading": (1, while_loading),
     "never": (0, lambda: None),

@@ -19,6 +19,7 @@ STRATEGIES = {
 }
 CASES = [
     ("ddp", "disk full"),
+    pytest.param("zero2", "elsewhere", marks=pytest.mark.slow),
     pytest.param("ddp", "copying, loading", marks=pytest.mark.slow),
     pytest.param("zero2", "closing", marks=pytest.mark.slow),
     pytest.param("zero3", "copying, loading", marks=pytest.mark.slow),
@@ -84,6 +85,8 @@ def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, fla
     if when == "disk full":
         assert "checkpoint-4 could not be written by rank 1" in broken.stderr and "No space left" in broken.stderr
         assert "Traceback" not in broken.stderr
+    if when == "elsewhere":
+        assert "rank 1 of 2" in broken.stderr and "checkpoint-4 is not whole and got no name" in broken.stderr
     again = run_ranks("tests.ranks.interrupting", "never", *flags, ranks=2, timeout=300)
     assert again.returncode == 0, again.stderr[-3000:]
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), rel=1e-5)

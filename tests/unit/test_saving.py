@@ -1,0 +1,90 @@
+"""Which checkpoints get their name and which are removed, where a host does not see what another one wrote."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from brigade.checkpoint import manifest, saving
+from brigade.cluster import World
+from brigade.errors import UserError
+from brigade.run import directory as runs
+from brigade.run import events, mark
+
+RECIPE = SimpleNamespace(training=SimpleNamespace(async_save=False, save_total_limit=2))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of one rank whose claim is made; its checkpoints are a file each, and state."""
+    monkeypatch.setattr(saving, "SEEN", 0.05)
+    monkeypatch.setattr(mark, "PATIENCE", 0.05)
+    directory = tmp_path / "mounted" / "run"
+    directory.mkdir(parents=True)
+    (directory / runs.RECORD).write_text("run: {}\n")
+    (directory / mark.FILE).write_text("token")
+    strategy = SimpleNamespace(replicas=1)
+    world = World(rank=0, local_rank=0, size=1, local_size=1, host="node1", launcher="python")
+    return runs.Run(SimpleNamespace(recipe=RECIPE), strategy, world, None, "", directory, mark="token", replica=world)
+
+
+def write(folder):
+    (folder / runs.STATE).write_text("{}")
+    (folder / "rng_state_0.pth").write_bytes(b"numbers")
+
+
+def names(run):
+    return sorted(path.name for path in run.directory.glob("checkpoint-*"))
+
+
+def test_a_file_that_is_not_seen_costs_this_checkpoint_and_none_before_it(run, monkeypatch):
+    """Its host wrote it to another directory of the same path: an empty one, which an unmounted file system leaves behind."""
+    checkpoints = saving.Saving(run)
+    for step in (2, 4):
+        checkpoints.save(step, write, {}, None)
+    bring = saving._bring
+
+    def elsewhere(source, target):
+        written = bring(source, target)
+        if target.name.startswith("rng_state"):
+            target.unlink()
+        return written
+
+    monkeypatch.setattr(saving, "_bring", elsewhere)
+    for step in (6, 8):
+        with pytest.raises(UserError, match=r"rng_state_0\.pth, which rank 0 on node1 wrote, is missing as node1 sees"):
+            checkpoints.save(step, write, {}, None)
+        checkpoints._job = checkpoints._thread = None
+    assert names(run) == ["checkpoint-2", "checkpoint-4"]
+    assert all(manifest.flaw(run.directory / name) is None for name in names(run))
+    monkeypatch.setattr(saving, "_bring", bring)
+    checkpoints.save(8, write, {}, None)
+    assert names(run) == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_a_best_checkpoint_that_is_not_whole_does_not_count_among_those_to_keep(run):
+    checkpoints = saving.Saving(run)
+    for step in (2, 4):
+        checkpoints.save(step, write, {}, None)
+    best = run.directory / "checkpoint-2"
+    (best / "rng_state_0.pth").unlink()
+    checkpoints.save(6, write, {}, best)
+    assert names(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty directory", "another run's"])
+def test_nothing_is_made_or_written_where_the_directory_was(run, left):
+    """Neither by a checkpoint, nor by an event, nor for the model at the end."""
+    checkpoints = saving.Saving(run)
+    checkpoints.save(2, write, {}, None)
+    run.directory.parent.rename(run.directory.parent.with_name("away"))
+    if left != "nothing":
+        run.directory.mkdir(parents=True)
+    if left == "another run's":
+        (run.directory / mark.FILE).write_text("another token")
+    before = sorted(run.directory.parents[1].rglob("*"))
+    for writing in (lambda: checkpoints.save(4, write, {}, None), run.check_directory):
+        with pytest.raises(UserError, match="on node1 this is no longer the directory that the run began in") as error:
+            writing()
+        assert "mounted on node1" in error.value.cure
+    events.add(run.directory, "step", step=4)
+    assert sorted(run.directory.parents[1].rglob("*")) == before
