@@ -20,6 +20,7 @@ from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
 from ..model.tokenizer import load_tokenizer
 from ..recipe.flags import Settings
+from ..upstream import file_modes
 from . import reading
 
 
@@ -69,6 +70,7 @@ def export(
             else:
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
+            file_modes.by_umask(*folder.glob("*.safetensors"))
     base = None if state is None else model.peft_config["default"].base_model_name_or_path
     return ExportResult(destination, source, base)
 

@@ -30,6 +30,7 @@ from ..errors.disk import of_disk
 from ..run import directory as runs
 from ..run import events, mark
 from ..run.leftovers import REPLACED, SAVING
+from ..upstream import file_modes
 from . import manifest, memory_stage
 
 TELLING = 2.0  # seconds for the rank that failed to say so first
@@ -299,11 +300,11 @@ def _bring(source: BinaryIO | Path, target: Path) -> dict[str, Any]:
     """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
     digest, size = xxhash.xxh3_128(), 0
     if isinstance(source, Path):
+        file_modes.by_umask(source)
         source.replace(target)
         source, copy = target.open("rb", buffering=0), None
     else:
         copy = target.open("wb", buffering=0)
-        os.fchmod(copy.fileno(), os.fstat(source.fileno()).st_mode)
     with source, copy or source as written:
         while block := source.read(_BLOCK):
             digest.update(block)

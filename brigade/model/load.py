@@ -14,6 +14,7 @@ from ..distributed.consistency import WEIGHTS
 from ..errors import UserError
 from ..recipe.flags import Settings
 from ..shape.config_json import published_quantization
+from ..upstream import file_modes
 from . import attention
 from .finite import check_finite
 from .location import load_config, location
@@ -70,6 +71,7 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
                 model.config.save_pretrained(folder)
                 # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
                 save_model(model, str(folder / "partial"), metadata={"format": "pt"})
+                file_modes.by_umask(folder / "partial")  # a cache that users share
                 (folder / "partial").rename(file)
     return str(folder)
 

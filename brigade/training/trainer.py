@@ -18,6 +18,7 @@ from ..model import packed_samples
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
+from ..upstream import file_modes
 from . import nonfinite
 from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
@@ -354,6 +355,8 @@ class Trainer(EvaluatingTrainer):
             super().save_model(output_dir, _internal_call)
         else:
             self._save(output_dir, state_dict=whole)
+        if self.args.should_save and not _internal_call:  # of a checkpoint, saving.py does it
+            file_modes.by_umask(*Path(output_dir or self.args.output_dir).glob("*.safetensors"))
 
 
 def _to(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

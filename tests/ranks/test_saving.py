@@ -74,6 +74,13 @@ def test_a_checkpoint_says_what_it_holds_and_older_ones_go(undisturbed):
     assert saved[-1]["bytes"] == sum(manifest.sizes(record).values())
 
 
+def test_the_umask_says_who_may_read_models_and_checkpoints(undisturbed, tmp_path):
+    """Who serves a model is another account than who trained it."""
+    (tmp_path / "new").touch()
+    saved = [*undisturbed.glob("*.safetensors"), *undisturbed.rglob("checkpoint-*/*")]
+    assert {path.stat().st_mode for path in saved if path.is_file()} == {(tmp_path / "new").stat().st_mode}
+
+
 @pytest.mark.parametrize(("strategy", "when"), CASES)
 def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, flags, undisturbed, tmp_path):
     flags = [*flags, *STRATEGIES[strategy], "--output_dir", str(tmp_path)]

@@ -50,6 +50,9 @@ def whole(folder):
     names = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
     assert not [name for name in names if name.startswith(".")]
+    (folder / "new").touch()
+    modes = {path.stat().st_mode for path in folder.iterdir() if path.is_file()}
+    assert modes == {(folder / "new").stat().st_mode}, "who serves a model is another account"
 
 
 @pytest.mark.parametrize("given", [".", "../here", "empty", "new", "deep/new", "../beside"])
