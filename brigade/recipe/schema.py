@@ -53,7 +53,7 @@ def _words(value: Any) -> Any:
 
 
 def _words_or_none(value: Any) -> Any:
-    return [] if value == "none" else _words(value)
+    return [] if value in ("none", ["none"]) else _words(value)
 
 
 def _words_or_all(value: Any) -> Any:
@@ -296,10 +296,10 @@ class TrainingSection(Section):
     """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: ten times the
     longest so far, at least 180. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
     report_to: Annotated[
-        list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words)
+        list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)
     ] = ["tensorboard"]
-    """A list, or words with commas between them: `--report_to tensorboard,wandb`. What needs a package of its own is an error
-    where that is not installed; where each one writes: docs/report.md."""
+    """A list, or words with commas between them: `--report_to tensorboard,wandb`. none: no tracker. What needs a
+    package of its own is an error where that is not installed; where each one writes: docs/report.md."""
     report_page: bool = True
     """Write OUTPUT/report.html, a page of the run for the browser, at evaluations and at the run's end (docs/report.md)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

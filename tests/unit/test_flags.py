@@ -105,6 +105,8 @@ def test_lists_and_tables_as_yaml(load):
     for words in ("wandb,tensorboard", "wandb tensorboard", "wandb, tensorboard"):
         assert load("--report_to", words).recipe.training.report_to == ["wandb", "tensorboard"]
     assert load(training={"report_to": "wandb"}).recipe.training.report_to == ["wandb"]
+    assert load("--report_to", "none").recipe.training.report_to == []  # as in Transformers
+    assert load(training={"report_to": ["none"]}).recipe.training.report_to == []
 
 
 def test_run_flags(load):
