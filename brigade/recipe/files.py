@@ -1,6 +1,7 @@
 """The files that a recipe names, and reading YAML. This module imports no torch."""
 
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ def find(name: str, place: str, what: str) -> Path:
             if candidate.exists():
                 return candidate
     raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY}", "check the path's spelling")
+
+
+def another_output(directory: Path) -> str:
+    """`--output_dir NAME-2`: the flag with a name beside this directory that nothing has yet."""
+    number = next(n for n in range(2, 10_000) if not directory.with_name(f"{directory.name}-{n}").exists())
+    return shlex.join(["--output_dir", str(directory.with_name(f"{directory.name}-{number}"))])
 
 
 def is_directory(path: Path) -> UserError:

@@ -20,7 +20,7 @@ from ..distributed import consistency, heartbeat, ranks, stop, supervised
 from ..errors import UserError
 from ..errors.console import counted
 from ..recipe.batch import Batch, length
-from ..recipe.files import REPOSITORY, find, read_yaml
+from ..recipe.files import REPOSITORY, another_output, find, read_yaml
 from ..recipe.flags import Settings
 from ..recipe.identity import identity
 from ..strategy import Strategy
@@ -33,7 +33,6 @@ _LOADER, _DUMPER = (getattr(yaml, f"C{kind}", getattr(yaml, kind)) for kind in (
 STATE = "trainer_state.json"  # Trainer writes it last into a checkpoint, and at a run's end beside the model
 ANSWERS = "answers.jsonl"  # what the model answered at each evaluation (training/sample_answers.py)
 JOB = "BRIGADE_JOB"  # in the environment, set by files of `launch --write`: the same at each start of one job, and no other's
-_OR_FRESH = "give another --output_dir (--fresh begins anew and moves these files aside)"
 _NO_RUN = "the output directory holds files, but no run.yaml: it is not a run's"
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
 
@@ -102,13 +101,15 @@ def _open(settings: Settings, strategy: Strategy, world: World, batch: Batch) ->
     name = identity(settings.before_proofs, strategy.identity())
     run = Run(settings, strategy, world, batch, name, directory, _made_for(settings))
     if directory.exists() and not directory.is_dir():
-        raise UserError(str(directory), "the output directory is a file", "give another --output_dir")
+        cure = f"name a directory: {another_output(directory)}"
+        raise UserError(str(directory), "the output directory is a file", cure)
     if settings.fresh or not directory.exists() or not _occupied(directory):
         return run
     record = directory / RECORD
     if not record.exists():
         if world.is_main_rank:  # where hosts do not share the directory, claim() says so
-            raise UserError(str(directory), _NO_RUN, _OR_FRESH)
+            cure = f"name a directory of its own: {another_output(directory)}; --fresh moves these files aside"
+            raise UserError(str(directory), _NO_RUN, cure)
         return run
     from . import same_run
 

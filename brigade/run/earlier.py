@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipe.files import read_yaml
+from ..recipe.files import another_output, read_yaml
 from . import owner
 
 
@@ -38,5 +38,8 @@ def check_data(record: Path, fingerprint: str, now: str | None) -> None:
         began = old.get("commit")
         version_ = f", or Brigade's way to encode it: {began} became {now}" if began != now else ""
         problem = f"the data or the tokenizer changed since this run began{version_}"
-        cure = "bring the old data back, or give another --output_dir (--fresh begins anew and moves that run aside)"
+        cure = (
+            f"bring the old data back; or for a new run name a directory of its own: {another_output(record.parent)} "
+        )
+        cure += "(--fresh begins anew here and moves the old run aside)"
         raise UserError(str(record), problem, cure)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from ..errors import UserError
 from ..recipe.difference import difference, recorded
+from ..recipe.files import another_output
 from ..recipe.identity import computed
 from ..strategy.axes import without
 
@@ -18,12 +19,11 @@ def check(old: dict[str, Any], run: Any, record: Path, newest: Path | None) -> N
     if not other:
         return
     again = shlex.join(["--recipe", str(record), "--output_dir", str(run.directory)])
-    cure = f"continue it with that version ({version})" if version else f"continue that run with {again}"
-    cure += ", or give this one another --output_dir (--fresh begins anew and moves that run aside)"
-    if (
-        newest and another_run(old, run, with_strategy=False)[0] is None
-    ):  # the other --output_dir may continue from here
-        cure += f"; there --resume_from_checkpoint {newest} continues under this strategy"
+    cure = f"for a new run name a directory of its own: {another_output(run.directory)}"
+    if newest and another_run(old, run, with_strategy=False)[0] is None:
+        cure += f" (there --resume_from_checkpoint {newest} continues under this strategy)"
+    cure += f"; continue the old one with {f'that version ({version})' if version else again}"
+    cure += "; --fresh begins anew here and moves the old one aside"
     raise UserError(str(run.directory), f"it holds another run: {other}", cure)
 
 

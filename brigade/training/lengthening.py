@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ..checkpoint import manifest
 from ..errors import UserError
+from ..errors.console import counted
+from ..recipe.files import another_output
 from ..run.directory import SUCCESS, Run
 from .schedule import rate
 
@@ -32,12 +34,19 @@ def check(run: Run, length: float, checkpoint: Path | None, place: str) -> None:
     if steps == before:
         return
     if done < before:
-        problem = f"{checkpoint.name} is at step {done} of {before}, and only a run that had all its steps can be given {steps}"
-        end_first = f"let it end first, with the {before} steps that its run.yaml has; then lengthen it"
-        cure = further if run.resized and (here / SUCCESS).exists() else end_first
+        problem = f"cannot change the length of an unfinished run to {counted(steps, 'step')}: it is at step {done} of {before} "
+        problem += f"({checkpoint.name}), with the learning rates of a run of {counted(before, 'step')}"
+        begin = (
+            "without --resume_from_checkpoint" if settings.resume_from_checkpoint else f"with {another_output(here)}"
+        )
+        cure = f"finish it with --max_steps {before}, then give it more; or begin a new run of {counted(steps, 'step')}, {begin}"
+        if run.resized and (here / SUCCESS).exists():
+            problem, cure = f"its last checkpoint is gone: {checkpoint.name} is at step {done} of {before}", further
         raise UserError(place, problem, cure)
     if steps <= done:
-        cure = f"a number above {done} lengthens it; for a shorter run give another --output_dir"
+        cure = (
+            f"a number above {done} lengthens it; for a shorter run name a directory of its own: {another_output(here)}"
+        )
         raise UserError(place, f"it asks for {steps} steps, and the run in {here} has {done} already", cure)
     if not any(rate(run, length, step) for step in range(done + 1, steps + 1)):
         cure = f"{further}, with a schedule of its own"

@@ -67,14 +67,22 @@ def test_a_lengthened_run_follows_the_schedule_of_its_new_length(
 
 
 LENGTHS = {  # files that are gone, flags, what is said
-    "shorter": ([], ["--max_steps", "4"], ["flag --max_steps", "asks for 4 steps", "has 6 already", "above 6"]),
+    "shorter": (
+        [],
+        ["--max_steps", "4"],
+        ["flag --max_steps", "asks for 4 steps", "has 6 already", "above 6", "/run-2"],
+    ),
     "no checkpoint": (["checkpoint-*"], ["--max_steps", "9"], ["kept no checkpoint", "--model_name_or_path"]),
     "not its last": (
         ["checkpoint-6"],
         ["--max_steps", "9"],
         ["checkpoint-3 is at step 3 of 6", "--model_name_or_path"],
     ),
-    "unfinished": (["checkpoint-6", "success.json"], ["--max_steps", "9"], ["step 3 of 6", "let it end first"]),
+    "unfinished": (
+        ["checkpoint-6", "success.json"],
+        ["--max_steps", "9"],
+        ["cannot change the length of an unfinished run to 9 steps", "step 3 of 6", "--max_steps 6", "/run-2"],
+    ),
 }
 
 
