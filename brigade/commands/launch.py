@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster import ELASTIC
 from ..errors import UserError
+from ..errors.console import never_end_by_writing
 from .numbers import numeric
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def checking(
 def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
     from ..launch import background, elastic
 
+    never_end_by_writing()
     elastic.check(job)
     for flag in ("write", "dry_run", "spare", "min_hosts", "master_addr", "master_port"):
         if getattr(options, flag):
@@ -199,6 +201,7 @@ def _launch(
     from ..launch.restarts import Restarts
     from ..launch.supervisor import Options, allow_open_files
 
+    never_end_by_writing()
     allow_open_files(len(job.hosts) + len(options.spare))
     directory = _log_directory(job, options.log_dir)
     address, port = options.master_addr, options.master_port

@@ -3,7 +3,9 @@
 import io
 import math
 import os
+import select
 import sys
+from contextlib import suppress
 from typing import Any
 
 
@@ -12,6 +14,43 @@ def write_what_it_can() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+class _Unfailing(io.FileIO):
+    """A terminal, pipe or file to which writing never fails: what it does not take is lost."""
+
+    def write(self, data: Any) -> int:
+        try:
+            while (written := super().write(data)) is None:  # another program made it non-blocking, and it is full
+                select.select([], [self], [])
+            return written
+        except OSError as error:
+            if self.fileno() != 2:
+                say_what_is_lost(error)
+            return len(data)
+
+
+_said = False  # that output is lost
+
+
+def say_what_is_lost(error: OSError) -> None:
+    """Say on stderr, once in this process, that output is lost."""
+    global _said
+    if not _said:
+        _said = True
+        with suppress(OSError):
+            print(f"some output is lost from here on: {error}; the run goes on", file=sys.stderr, flush=True)
+
+
+def never_end_by_writing() -> None:
+    """Let nothing that this process says end it: a terminal may die, a pipe's reader end, and a log's disk be full. The run that
+    it watches over counts for more than its words."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            buffer = io.BufferedWriter(_Unfailing(stream.fileno(), "w", closefd=False))
+            how = stream.encoding, "backslashreplace", "\n", True  # errors, line's end, line by line
+            setattr(sys, name, io.TextIOWrapper(buffer, *how))
 
 
 def figure(value: float, digits: int) -> str:

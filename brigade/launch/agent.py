@@ -37,6 +37,7 @@ class Agent(Probes):
         self.port: HeldPort | None = None
         self.ranks: dict[int, int] = {}  # rank -> pid of its training process
         self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.orders: asyncio.ReadTransport | None = None
         self.writer: asyncio.StreamWriter | None = None
         self.deadline = float("inf")  # after it, what has not stopped is killed
         self.stopping: asyncio.Task[None] | None = None
@@ -48,7 +49,7 @@ class Agent(Probes):
         """Obey until the channel closes or falls silent; then leave nothing behind."""
         reader = asyncio.StreamReader(limit=64 * LINE)
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        self.orders, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         # Never blocks: when the other end hangs, this one must still notice and stop the ranks.
         protocol = asyncio.streams.FlowControlMixin(loop=loop)
         transport, _ = await loop.connect_write_pipe(lambda: protocol, sys.stdout)
@@ -99,6 +100,8 @@ class Agent(Probes):
 
     def _leave(self, reader: asyncio.StreamReader, why: str) -> None:
         self.why = self.why or why
+        if self.orders:
+            self.orders.pause_reading()  # asyncio's reader may be given nothing more after its end
         reader.feed_eof()
 
     # ---- orders ------------------------------------------------------------------------------------------------

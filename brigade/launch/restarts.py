@@ -88,7 +88,7 @@ class Restarts:
         number, hosts = len(self.runs) + 1, ", ".join(self.job.hosts)
         self._note(f"attempt {number} on {hosts}")
         directory = self.directory / f"attempt-{number}" if self.policy.restarts else self.directory
-        with Output(list(self.job.hosts), directory, self.how.log_limit) as output:
+        with Output(list(self.job.hosts), directory, self.how.log_limit, needed=number == 1) as output:
             launch = Launch(self.job, self.how, output, number)
             self.runs.append(launch.name)
             try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..errors.console import counted
+from ..errors.console import counted, say_what_is_lost
 
 LIMIT = 64  # MiB of a log, then a new one is begun
 LAUNCH_LOG = "launch.log"  # of a launch without a terminal: what it would print, rank 0's output among it
@@ -27,27 +27,31 @@ class Output:
     """status: host -> words. On a terminal the lines stay below rank 0's output; elsewhere each change is printed, of many
     hosts a summary now and then. The directory and its logs are the user's alone: ranks print samples.
     limit: MiB of one log. Of a longer one three parts are kept: NAME.first.log, NAME.before.log and NAME.log, the newest.
+    needed: raise UserError where no log can be written; else the launch goes on without logs
 
     A thread writes: a terminal that is stopped, or a file system that hangs, must not keep launch from its hosts.
     """
 
-    def __init__(self, hosts: list[str], directory: Path, limit: float = LIMIT) -> None:
+    def __init__(self, hosts: list[str], directory: Path, limit: float = LIMIT, needed: bool = True) -> None:
         self.status = dict.fromkeys(hosts, "connecting")
-        self.directory, self._limit = directory, limit * 2**20
+        self.directory, self._limit, self._needed = directory, limit * 2**20, needed
         self._tails: dict[str, deque[str]] = {}
         self._live: Any = None
         self._width = max(map(len, hosts))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
-        self._failed = self._without_terminal = False
+        self._without_terminal = False
         self._summed_up, self._due = "", 0.0
 
     def __enter__(self) -> "Output":
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"no log can be written there: {error.strerror}"
-            raise UserError(str(self.directory), problem, "name another --log_dir") from None
+            if not self._needed:
+                say_what_is_lost(error)
+            else:
+                problem = f"no log can be written there: {error.strerror}"
+                raise UserError(str(self.directory), problem, "name another --log_dir") from None
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
@@ -128,11 +132,7 @@ class Output:
                         work()
                 self._sum_up()
             except OSError as error:
-                if not self._failed:
-                    self._failed = True
-                    lost = f"some output is lost from here on: {error}; the run goes on"
-                    with suppress(OSError):
-                        print(lost, file=sys.stderr, flush=True)
+                say_what_is_lost(error)
 
     def _sum_up(self) -> None:
         """Many hosts without a terminal: how many are how far, when that has changed."""

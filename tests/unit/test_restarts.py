@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from brigade.errors import console
 from brigade.launch import hearing, host_facts
 from brigade.launch.first_failure import Failure
 from brigade.launch.host_facts import RUN, progress
@@ -173,6 +174,33 @@ def test_a_users_mistake_ends_all_at_once(launch_there):  # noqa: F811
     done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=told)
     assert done.returncode == 2 and "attempt 2" not in done.stderr, done.stderr
     assert "a mistake that somebody has to correct" in done.stderr
+
+
+SLOW = pytest.mark.slow
+UNHEARD = {
+    "a full disk": (">/dev/full 2>&1", RESTART, "attempt-2/rank-0-*.log"),
+    "a reader who leaves": ("2> >(head -n 1 >/dev/null)", RESTART, "attempt-2/rank-0-*.log"),
+    "elastic": ("2>/dev/full", ("--elastic", "--sync_every", "1"), "replica-1/attempt-1/rank-0-*.log"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "a full disk" else pytest.param(name, marks=SLOW) for name in UNHEARD]
+)
+def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path, name):  # noqa: F811
+    redirect, words, logs = UNHEARD[name]
+    killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
+    done = launch_there(2, *words, redirect=redirect, STAND_IN_NODE2_SAYS=killed, STAND_IN_FAILS="1")
+    assert done.returncode == 0 and not done.stderr and list((tmp_path / "logs").glob(logs))
+
+
+def test_a_later_attempt_whose_logs_cannot_be_written_goes_on_without_them(tmp_path, monkeypatch, capsys, mistake):
+    monkeypatch.setattr(console, "_said", False)
+    (tmp_path / "file").touch()
+    assert "no log can be written" in mistake(Output(["node1"], tmp_path / "file" / "logs").__enter__)
+    with Output(["node1"], tmp_path / "file" / "logs", needed=False) as output:
+        output.keep("rank-0-node1", "words")
+    assert capsys.readouterr().err.count("output is lost from here on: [Errno 20] Not a directory") == 1
 
 
 # ---- what is asked of hosts --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -14,27 +15,38 @@ CACHE = tempfile.TemporaryDirectory()  # of launches
 SECRET = "hf_neverInAFileOrOnACommandLine"
 
 
-def launch(*words, open_files=4096, **variables):
-    limited = ["bash", "-c", 'ulimit -n "$0" && exec "$@"', str(open_files)]
+def launch(*words, open_files=4096, redirect="", **variables):
+    limited = ["bash", "-c", f'ulimit -n "$0" && exec "$@" {redirect}', str(open_files)]
     command = [*limited, sys.executable, "-m", "brigade", "launch", *words]
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "BRIGADE_CACHE": CACHE.name} | variables
     return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
 
 
-def talk(*orders, seconds=5.0):
-    """What an agent of this host says to these orders until it has ended."""
+def talk(*orders, seconds=5.0, stderr=None):
+    """What an agent of this host says to these orders until it has ended. An order that is a number is a
+    signal, sent once the agent's launcher has printed something."""
     agent = subprocess.Popen(
         [sys.executable, "-m", "brigade.launch.agent"],
         cwd=REPOSITORY,
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
     )
+    said = ""
     for order in orders:
+        if isinstance(order, int):
+            while '"launcher"' not in said:
+                said += agent.stdout.readline()
+            agent.send_signal(order)
+            continue
         agent.stdin.write(json.dumps(order) + "\n")
         agent.stdin.flush()
     time.sleep(seconds)
     begun = time.monotonic()
-    out, _ = agent.communicate(timeout=30)
-    lines = [json.loads(line.removeprefix("brigade> ")) for line in out.splitlines() if line]
+    with suppress(BrokenPipeError):  # it has left
+        agent.stdin.close()
+    said += agent.stdout.read()
+    agent.wait(30)
+    lines = [json.loads(line.removeprefix("brigade> ")) for line in said.splitlines() if line]
     return lines, time.monotonic() - begun

@@ -1,5 +1,6 @@
 """The far end: an agent takes orders, and leaves nothing behind when its channel closes."""
 
+import signal
 import socket
 import sys
 import time
@@ -74,3 +75,20 @@ def test_ranks_join_no_rank_0_of_another_launch(monkeypatch):
         process_group._of_this_launch()
     monkeypatch.setenv("BRIGADE_RUN", "first")
     assert process_group._of_this_launch()["rank"] == 1
+
+
+def test_an_agent_that_leaves_hears_nothing_more_and_says_why(tmp_path):
+    """srun sends its step a signal while launch still gives orders: asyncio answered `assert not self._eof`."""
+    order = {
+        "do": "start",
+        "run": f"test-{time.monotonic_ns()}",
+        "cwd": str(REPOSITORY),
+        "environment": {},
+        "files": {},
+    }
+    order["command"] = ["bash", "-c", "trap '' TERM; echo up; sleep 1; sleep 0.5"]
+    with (tmp_path / "errors").open("w+") as errors:
+        lines, _ = talk(order, signal.SIGTERM, *[{"do": "beat", "patience": 60}] * 3, seconds=1, stderr=errors)
+        errors.seek(0)
+        assert errors.read() == ""
+    assert {"is": "leaving", "why": "its agent got SIGTERM"} in lines and {"is": "stopped"} in lines

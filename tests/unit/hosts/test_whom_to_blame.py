@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from brigade.errors import console
 from brigade.launch import first_failure
 from brigade.launch.first_failure import Failure
 from brigade.launch.status_and_logs import Output
@@ -50,6 +51,7 @@ def test_a_full_disk_is_named_wherever_it_fills(tmp_path, monkeypatch, capsys):
     raised = failure(0, "reported", "node2", 1)
     lines = first_failure.report(raised, ["OSError: [Errno 28] No space left on device: '/scratch/x'"], tmp_path)
     assert lines[-1].startswith("  cure: make room: a disk of node2 is full") and "df -h" in lines[-1]
+    monkeypatch.setattr(console, "_said", False)
     monkeypatch.setattr(Output, "path", lambda *_: Path("/dev/full"))
     with Output(["node1"], tmp_path) as output:
         output.keep("rank-0-node1", "words")
