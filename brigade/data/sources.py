@@ -7,6 +7,7 @@ from typing import Any
 
 from ..cache import cache_directory
 from ..errors import UserError, first_line
+from ..hub import hub_is_away, refusal
 from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
@@ -112,9 +113,9 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
-        problem = f"data set {name!r} does not load: {first_line(error)}"
-        cure = "check the name and the network, or give a train_file"
-        raise UserError(place("dataset_name"), problem, cure) from None
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, "dataset", revision)
+        cure = cure or "check the name and the network, or give a train_file"
+        raise UserError(place("dataset_name"), f"data set {name!r} does not load: {why}", cure) from None
 
     def table(key: str, split: str) -> Table:
         if split not in splits:
@@ -131,6 +132,8 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
 
 def _load(name: str, config: str | None, revision: str | None, streaming: bool) -> tuple[dict[str, Any], str | None]:
     """All splits by name; of a set on the Hub, the commit that they are of."""
+    if not Path(name).is_dir():
+        hub_is_away()  # before the library is loaded, which asks only now whether to stay offline
     import datasets
 
     if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):  # by save_to_disk

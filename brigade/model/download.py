@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ..distributed.consistency import WEIGHTS
-from ..errors import UserError, first_line
+from ..errors import UserError
+from ..hub import refusal
 from ..recipe.flags import Settings
-from ..shape.hub import hub_is_away
 
 
 def download(name: str, settings: Settings) -> str:
@@ -24,7 +24,8 @@ def download(name: str, settings: Settings) -> str:
             if any(Path(folder).glob(pattern)):
                 break
     except Exception as error:
-        problem = f"the weights of {name!r} cannot be had: {hub_is_away() or first_line(error)}"
-        cure = "check the name, the network and HF_TOKEN"
+        why, cure = refusal(error, name, revision=settings.recipe.model.revision)
+        problem = f"the weights of {name!r} cannot be had: {why}"
+        cure = cure or "check the name, the network and HF_TOKEN"
         raise UserError(settings.place("model_name_or_path"), problem, cure) from None
     return folder

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, first_line
+from ..hub import hub_is_away, refusal
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..shape.config_json import ALIASES, check_causal, read_config
@@ -28,8 +29,6 @@ def location(settings: Settings) -> str:
         cure = "leave revision out (--revision null), or name the model on the Hub"
         raise UserError(settings.place("revision"), problem, cure)
     if not folder:
-        from ..shape.hub import hub_is_away
-
         hub_is_away()
     return str(folder or name)
 
@@ -42,11 +41,9 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     try:
         config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
-        from ..shape.hub import hub_is_away
-
-        away = "" if Path(name).is_dir() else hub_is_away()
-        problem = f"{model.model_name_or_path!r} has no usable config: {away or first_line(error)}"
-        raise UserError(place, problem, "give a name on the Hub or a directory with a config.json") from None
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=model.revision)
+        problem = f"{model.model_name_or_path!r} has no usable config: {why}"
+        raise UserError(place, problem, cure or "give a name on the Hub or a directory with a config.json") from None
     check_causal(config, place)
     if model.rope_parameters:
         from .rope import stretch

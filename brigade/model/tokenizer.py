@@ -1,11 +1,13 @@
 """The tokenizer of a run's model."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cache import cache_directory
 from ..data import builtin
 from ..data.builtin import BUILT_IN
 from ..errors import UserError, first_line
+from ..hub import hub_is_away, refusal
 from ..recipe.flags import Settings
 from .location import location
 
@@ -22,12 +24,15 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
     name = model.tokenizer_name_or_path or location(settings)
     if name == BUILT_IN:
         name = str(builtin.ensure(cache_directory()).tokenizer)
+    if not Path(name).is_dir():
+        hub_is_away()
     revision = None if model.tokenizer_name_or_path else model.revision  # the model's is none of another's
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:
-        cure = f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
-        raise UserError(place, f"no tokenizer at {name!r}: {first_line(error)}", cure) from None
+        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
+        cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
+        raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.tokenizer_name_or_path and not model.from_scratch:

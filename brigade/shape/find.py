@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..errors import UserError, did_you_mean, first_line
+from ..errors import UserError, did_you_mean
+from ..hub import hub_is_away, refusal
 from ..recipe.files import REPOSITORY
 from .config_json import check_causal, read_config
 from .from_config import kind_of, shape_of
-from .hub import hub_is_away
 from .model_shape import FAMILIES, ModelShape
 
 RECIPES = REPOSITORY / "recipes"
@@ -44,14 +44,14 @@ def config_of(name: str) -> Path:
     # The Hub's names have an owner's before them, and none of its owners is a folder here.
     if "/" not in name or name.count("/") > 1 or Path(name).parent.is_dir():
         raise UserError(place, none, did_you_mean(short, [path.parent.name for path in RECIPES.glob("*/config.json")]))
-    away = hub_is_away()
+    hub_is_away()
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
-        why = away or first_line(error, 120)
-        cure = "name a folder with a config.json, or check name, network and HF_TOKEN"
+        why, cure = refusal(error, name)
+        cure = cure or "name a folder with a config.json, or check name, network and HF_TOKEN"
         raise UserError(place, f"{none}, and the Hub does not give its config.json: {why}", cure) from None
 
 
