@@ -64,8 +64,6 @@ def _depend_on_others(settings: Settings, config: Any) -> str:
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(_APART, lambda *_, **__: None)
     text = config.get_text_config()
     tiny = type(text).from_dict(shrink(text.to_dict()))
-    if kinds := list(dict.fromkeys(getattr(text, "layer_types", None) or ())):  # a layer of each
-        tiny.layer_types, tiny.num_hidden_layers = kinds, len(kinds)
     row, places = torch.arange(7, 15)[None], torch.arange(8)[None]
     options = {"attn_implementation": _APART, "trust_remote_code": settings.recipe.model.trust_remote_code}
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():

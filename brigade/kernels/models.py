@@ -9,7 +9,7 @@ from .. import upstream
 from ..data.collate import ABOUT, Collate
 from ..data.store import IGNORED
 from ..errors import first_line
-from ..model import attention, packed_samples
+from ..model import attention, packed_samples, per_layer
 from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS, SAMPLE_BY_SAMPLE
 from ..model.tiny import TINY, shrink
 
@@ -29,16 +29,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SHARES, ALONE = (0.4, 0.05, 0.3, 0.1, 0.15), (1.0, 0.4, 0.7, 0.2)
 
 
-def layer_kinds(config: Row) -> list[str] | None:
-    """One layer of each kind that the model has, two at least; None where its config names no kinds."""
-    kinds = list(dict.fromkeys(config.get("layer_types") or []))
-    return (kinds * 2)[: max(2, len(kinds))] or None
-
-
 def for_proof(config: Row) -> Row:
     """The architecture with few, narrow layers, but with the head size and the grouping of heads that it has."""
-    kinds = layer_kinds(config)
-    tiny = shrink(config, layers=len(kinds or "12"))
+    tiny = shrink(config)
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     size = head_size(config)
     if heads:
@@ -53,13 +46,14 @@ def for_proof(config: Row) -> Row:
     if config.get("n_embd") and size:  # GPT-2's names
         tiny["n_embd"] = TINY["n_head"] * size
     tiny |= {key: config[key] for key in HEADS if config.get(key)}
+    own = per_layer.cut(config, per_layer.representatives(config, 2)).get(per_layer.CHANGES) or {}
+    for layer, change in own.items():
+        tiny[per_layer.CHANGES][layer] |= {key: change[key] for key in ("head_dim", *HEADS) if key in change}
     if config.get("rope_parameters") and config.get(
         "max_position_embeddings"
     ):  # stretched positions have to fit into it
         tiny["max_position_embeddings"] = config["max_position_embeddings"]
     tiny |= {key: value for key, value in SHARPENED.items() if config.get(key)}
-    if kinds:
-        tiny["layer_types"] = kinds
     if any(
         config.get(key) for key in EXPERTS
     ):  # all of them: a choice that rounding turns would hide every other error
@@ -70,13 +64,10 @@ def for_proof(config: Row) -> Row:
 
 def for_timing(config: Row) -> Row:
     """Layers of the recipe's own widths, one of each kind, with few tokens in the vocabulary and few experts."""
-    kinds = layer_kinds(config)
-    count = len(kinds) if kinds else 1
+    config = config | ({"first_k_dense_replace": 0} if config.get("first_k_dense_replace") else {})
     keys = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
     few: Row = {key: TINY[key] for key in (*EXPERTS, "num_experts_per_tok", "n_group", "topk_group") if config.get(key)}
-    few |= {key: count for key in ("num_hidden_layers", "n_layer") if config.get(key)}
-    few |= {"layer_types": kinds} if kinds else {}
-    few |= {"first_k_dense_replace": 0} if config.get("first_k_dense_replace") else {}
+    few |= per_layer.cut(config, per_layer.representatives(config))
     left_out = ("quantization_config", "dtype", "torch_dtype", "architectures", "_name_or_path", "transformers_version")
     return {key: value for key, value in config.items() if key not in left_out} | few | {key: TINY[key] for key in keys}
 

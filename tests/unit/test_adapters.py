@@ -125,6 +125,8 @@ def test_targets_that_it_has(model, words, config_of):
     adapters.check_targets(settings, load_config(settings))
 
 
+OF_ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
+OF_NEXT = ["in_proj_ba", "in_proj_qkvz", "out_proj", "shared_expert_gate", *OF_ATTENTION]  # linear attention's, too
 OF_DEEPSEEK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"]
 
 
@@ -132,8 +134,8 @@ OF_DEEPSEEK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_pro
     "model, on, left",
     [
         ("deepseek_v3", OF_DEEPSEEK, ["down_proj", "gate_proj", "up_proj"]),
-        ("glm4_moe", ["k_proj", "o_proj", "q_proj", "v_proj"], ["down_proj", "gate_proj", "up_proj"]),
-        ("qwen3_next", ["in_proj_ba", "in_proj_qkvz", "out_proj", "shared_expert_gate"], ["down_proj", "gate_proj", "up_proj"]),
+        ("glm4_moe", OF_ATTENTION, ["down_proj", "gate_proj", "up_proj"]),
+        ("qwen3_next", OF_NEXT, ["down_proj", "gate_proj", "up_proj"]),
     ],
 )  # fmt: skip
 def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on, left, config_of, tmp_path):

@@ -14,6 +14,10 @@ METHODS = {
     ("gemma3_text", "varlen"): packed_samples.LENGTHS, ("llama", "flash_attention_2"): packed_samples.LENGTHS,
     ("mistral", "flex_attention"): packed_samples.POSITIONS, ("deepseek_v3", "sdpa"): packed_samples.POSITIONS,
     ("gpt_oss", "eager"): packed_samples.MASKS,
+    ("deepseek_v4", "eager"): packed_samples.NOTHING,  # it takes 4 or 128 neighbours for one, whoever's they are
+    ("granitemoe", "sdpa"): packed_samples.POSITIONS,  # rounding moves its logits by 1.1e-6
+    ("gemma4_text", "sdpa"): packed_samples.POSITIONS, ("glm_moe_dsa", "eager"): packed_samples.POSITIONS,
+    ("kimi_linear", "eager"): packed_samples.NOTHING,
     ("opt", "sdpa"): packed_samples.NOTHING, ("falcon", "eager"): packed_samples.NOTHING,  # masks without position ids
     ("mamba", "eager"): packed_samples.NOTHING, ("qwen3_next", "flash_attention_2"): packed_samples.NOTHING,  # a state goes on
 }  # fmt: skip
