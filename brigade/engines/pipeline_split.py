@@ -4,6 +4,7 @@ There is no model definition here. A stage is the model with the layers of other
 so that rotary embeddings, masks and the loss are the model's own, and every parameter keeps its name.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,33 +15,92 @@ from torch import Tensor, nn
 from .. import upstream
 from ..errors import first_line
 
+# Classes of layers that return their output in a tuple (Falcon-H1's): what their annotations say is not always so, and tried()
+# has seen it.
+_IN_TUPLES: set[type] = set()
+
 
 class HandsOn(nn.Module):
     """In the place of a module that another stage has."""
 
     weight = None  # it has none, where an embedding's and a head's are compared
 
+    def __init__(self, in_tuple: bool = False) -> None:
+        super().__init__()
+        self.in_tuple = in_tuple
+
+    @classmethod
+    def instead_of(cls, layer: nn.Module) -> "HandsOn":
+        """One that returns its input as this layer returns its output, and says of itself what the layer says (its kind)."""
+        if isinstance(layer, HandsOn):
+            return layer
+        hands_on = cls(type(layer) in _IN_TUPLES)
+        for key, value in vars(layer).items():
+            if isinstance(value, str | int) and not key.startswith("_"):
+                setattr(hands_on, key, value)
+        return hands_on
+
     def forward(self, hidden: Any, *_: Any, **__: Any) -> Any:
-        return hidden
+        return (hidden,) if self.in_tuple else hidden
 
 
 class Decoder:
-    """Where a causal language model has its parts.
+    """Where a causal language model has its parts, by what they are: names differ.
 
-    whole: computes logits and loss; outer: the same without the head; inner: holds embed_tokens, layers and norm
+    whole: computes logits and loss; outer: the same without the head; inner: holds the embedding, the layers and the last norm
     """
 
     def __init__(self, model: Any) -> None:
         self.whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.outer, self.inner = self.whole.base_model, self.whole.get_decoder()
-        parts = {name: getattr(self.inner, name, None) for name in ("embed_tokens", "layers", "norm")}
-        missing = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
-        if missing or not isinstance(parts["layers"], nn.ModuleList) or self.whole.get_output_embeddings() is None:
-            raise ValueError(f"its decoder has no {' and no '.join(missing) or 'list of layers and a head'}")
+        # What keep() put into their places has none of their properties, and so it left their names.
+        names: tuple[str, str, str] = getattr(self.inner, "names_of_parts", None) or self._found()
+        self.embedding_name, self.layers_name, self.norm_name = names
+
+    def _found(self) -> tuple[str, str, str]:
+        """Raises ValueError for a model that has not one of each."""
+        children, embedding = dict(self.inner.named_children()), self.whole.get_input_embeddings()
+        norms = [name for name, child in children.items() if "norm" in f"{name} {type(child).__name__}".lower()]
+        found = {
+            "embedding of its own": [name for name, child in children.items() if child is embedding],
+            "list of layers": [name for name, child in children.items() if isinstance(child, nn.ModuleList)],
+            "norm after them": ["norm"] if "norm" in norms else norms,
+        }
+        missing = [part for part, names in found.items() if len(names) != 1]
+        if self.whole.get_output_embeddings() is None:
+            missing.append("head")
+        if missing:
+            raise ValueError(f"its decoder has no single {' and no single '.join(missing)}")
+        (first,), (layers,), (last,) = found.values()
+        return first, layers, last
+
+    @property
+    def embedding(self) -> Any:
+        return getattr(self.inner, self.embedding_name)
+
+    @property
+    def layers(self) -> Any:
+        return getattr(self.inner, self.layers_name)
+
+    @property
+    def norm(self) -> Any:
+        return getattr(self.inner, self.norm_name)
 
     @property
     def head(self) -> Any:
         return self.whole.get_output_embeddings()
+
+    @property
+    def others(self) -> list[str]:
+        """Names of further modules with weights of their own, with which each stage would compute again."""
+        own = (self.embedding_name, self.layers_name, self.norm_name)
+        return [name for name, child in self.inner.named_children() if name not in own and [*child.parameters()]]
+
+    @property
+    def dropouts(self) -> list[str]:
+        """Names of modules that drop some of what passes between the parts, which each stage would do again."""
+        children = self.inner.named_children()
+        return [name for name, child in children if isinstance(child, nn.Dropout) and child.p > 0]
 
 
 class Part(nn.Module):
@@ -55,10 +115,11 @@ class Part(nn.Module):
         decoder, hands_on = Decoder(model), HandsOn()
         self._decoder = (decoder,)  # in a tuple: none of this one's own modules
         self.first, self.last = first, last
-        every = decoder.inner.layers
-        self.layers = nn.ModuleList(layer if number in layers else hands_on for number, layer in enumerate(every))
-        self.norm = decoder.inner.norm if last else hands_on
-        self.embed_tokens = decoder.inner.embed_tokens if first else None
+        self.layers = nn.ModuleList(
+            layer if number in layers else HandsOn.instead_of(layer) for number, layer in enumerate(decoder.layers)
+        )
+        self.norm = decoder.norm if last else hands_on
+        self.embedding = decoder.embedding if first else None
         self.head = decoder.head if last else None
 
     def forward(self, hidden: Tensor | None = None, **inputs: Any) -> Any:
@@ -66,20 +127,22 @@ class Part(nn.Module):
         (decoder,) = self._decoder
         if not self.first:
             inputs = {**inputs, "input_ids": None, "inputs_embeds": hidden}
-        with self._alone(decoder.inner):
+        with self._alone(decoder):
             if self.last:
                 return decoder.whole(**inputs)
             less = {key: value for key, value in inputs.items() if key not in OF_THE_HEAD}
             return decoder.outer(**less).last_hidden_state
 
     @contextmanager
-    def _alone(self, inner: Any) -> Iterator[None]:
-        kept = inner.layers, inner.norm
-        inner.layers, inner.norm = self.layers, self.norm
+    def _alone(self, decoder: Decoder) -> Iterator[None]:
+        kept = {decoder.layers_name: decoder.layers, decoder.norm_name: decoder.norm}
+        for name, own in zip(kept, (self.layers, self.norm), strict=True):
+            setattr(decoder.inner, name, own)
         try:
             yield
         finally:
-            inner.layers, inner.norm = kept
+            for name, module in kept.items():
+                setattr(decoder.inner, name, module)
 
 
 OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")  # what the head alone reads
@@ -93,7 +156,7 @@ def costs(model: Any) -> tuple[list[int], int]:
     text = decoder.whole.config.get_text_config()
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
     share = (getattr(text, "num_experts_per_tok", None) or 1) / experts
-    return [_products(layer, share) for layer in decoder.inner.layers], decoder.head.weight.numel()
+    return [_products(layer, share) for layer in decoder.layers], decoder.head.weight.numel()
 
 
 def _products(layer: nn.Module, share: float) -> int:
@@ -180,13 +243,15 @@ def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
     for name in beyond_texts(model) if not first else ():
         outer, _, own = name.rpartition(".")
         setattr(model.get_submodule(outer), own, HandsOn())
-    for number in range(len(decoder.inner.layers)):
+    decoder.inner.names_of_parts = decoder.embedding_name, decoder.layers_name, decoder.norm_name
+    decoder.inner._init_weights = functools.partial(_init_own, decoder.inner._init_weights, decoder)
+    for number, layer in enumerate(decoder.layers):
         if number not in layers:
-            decoder.inner.layers[number] = HandsOn()
+            decoder.layers[number] = HandsOn.instead_of(layer)
     if not last:
-        decoder.inner.norm = HandsOn()
+        setattr(decoder.inner, decoder.norm_name, HandsOn())
     if not (first or both):
-        decoder.inner.embed_tokens = HandsOn()
+        setattr(decoder.inner, decoder.embedding_name, HandsOn())
     if not (last or both):
         model.set_output_embeddings(HandsOn())
     model.has_ends = both or not tied
@@ -194,24 +259,65 @@ def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
         model.all_tied_weights_keys = {}
 
 
+def _init_own(init: Any, decoder: Decoder, module: nn.Module) -> None:
+    """Initialise a module that may look at all layers to give each a buffer (Falcon-H1): it sees those of this stage."""
+    every = decoder.layers
+    own = nn.ModuleList(layer for layer in every if not isinstance(layer, HandsOn))
+    setattr(decoder.inner, decoder.layers_name, own)
+    try:
+        init(module)
+    finally:
+        setattr(decoder.inner, decoder.layers_name, every)
+
+
 def tried(config: Any, trust_remote_code: bool) -> str:
-    """Why stages of this architecture do not compute what the whole model does, tried out with a tiny random one; "" where the
-    losses are equal to the bit. Some models scale what they take for embeddings, or look back at them in each layer."""
+    """Why stages of this architecture do not compute what the whole model does, tried out with a tiny random one and a stage for
+    each of its layers; "" where the losses are equal to the bit. Some models scale what they take for embeddings, or look back at
+    them, or at another layer, in each layer."""
     from transformers import AutoModelForCausalLM
 
     from ..model.tiny import shrink
 
     ids = torch.arange(7, 19).view(1, -1)
     inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
+    also = ""
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
         torch.manual_seed(0)
         try:
             tiny = type(config).from_dict(shrink(config.to_dict()))
             model = AutoModelForCausalLM.from_config(tiny, dtype=torch.float32, trust_remote_code=trust_remote_code)
             model.eval()
-            count = len(Decoder(model).inner.layers)
-            first, last = Part(model, range(1), True, False), Part(model, range(1, count), False, True)
-            whole, divided = model(**inputs).loss, last(first(**inputs), **inputs).loss
+            decoder = Decoder(model)
+            if dropouts := decoder.dropouts:
+                return f"each of them would drop again what its {' and '.join(dropouts)} drops"
+            if others := decoder.others:
+                also = f": besides embedding, layers and norm its decoder has {', '.join(others)}"
+            whole, returned = _run(model, decoder.layers, inputs)
+            if any(isinstance(each, tuple) and len(each) > 1 for each in returned.values()):
+                return "its layers hand each other more than one result"
+            _IN_TUPLES.update(kind for kind, each in returned.items() if isinstance(each, tuple))
+            last = len(decoder.layers) - 1
+            hidden: Any = None
+            for number in range(last + 1):
+                part = Part(model, range(number, number + 1), number == 0, number == last)
+                hidden = part(hidden, **inputs) if number else part(**inputs)
+            divided = hidden.loss
         except Exception as error:  # what cannot be tried is not trusted
-            return f"{type(error).__name__}: {first_line(error)}"
-    return "" if torch.equal(whole, divided) else f"they give a loss of {divided:.6f}, and the model gives {whole:.6f}"
+            return f"{type(error).__name__}: {first_line(error)}{also}"
+    if torch.equal(whole, divided):
+        return ""
+    return f"they give a loss of {divided:.6f}, and the model gives {whole:.6f}{also}"
+
+
+def _run(model: Any, layers: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[type, Any]]:
+    """(the loss, what the last layer of each class returned)"""
+    returned: dict[type, Any] = {}
+
+    def see(layer: nn.Module, _: Any, output: Any) -> None:
+        returned[type(layer)] = output
+
+    hooks = [layer.register_forward_hook(see) for layer in layers]
+    loss = model(**inputs).loss
+    for hook in hooks:
+        hook.remove()
+    return loss, returned

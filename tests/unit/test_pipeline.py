@@ -43,22 +43,27 @@ def test_a_head_counts_as_much_as_it_computes():
     assert [len(each) for each in pipeline_split.split([61] * 16, 263, 4)] == [5, 5, 5, 1]
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi3", "qwen3_moe", "gpt_oss"]
-)
-def test_stages_compute_what_the_model_does(name):
-    assert pipeline_split.tried(tiny(name), False) == ""
+@pytest.mark.parametrize("name, changes", [
+    ("llama", {}), ("qwen2", {}), ("qwen3", {}), ("mistral", {}), ("gemma3", {}), ("gemma3_text", {}), ("phi3", {}),
+    ("qwen3_moe", {}), ("gpt_oss", {}), ("gpt_neox", {}), ("phi", {}), ("jamba", {}),
+    ("falcon_h1", {"embedding_multiplier": 5.0}), ("lfm2", {"full_attn_idxs": [2, 5]}), ("nemotron_h", {}),
+])  # fmt: skip
+def test_stages_compute_what_the_model_does(name, changes):
+    """Whatever an architecture calls its embedding, its layers and the norm after them."""
+    assert pipeline_split.tried(CONFIG_MAPPING[name](**changes), False) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("gpt2", "no embed_tokens"), ("opt", "no norm"), ("granite", "they give a loss")]
-)
-def test_what_is_no_such_decoder_is_refused(name, why):
-    config = CONFIG_MAPPING[name](**({"embedding_multiplier": 12.0} if name == "granite" else {}))
-    assert why in pipeline_split.tried(config, False)
+@pytest.mark.parametrize("name, changes, why", [
+    ("gpt2", {}, "would drop again what its drop drops"), ("phi", {"embd_pdrop": 0.1}, "again what its embed_dropout drops"),
+    ("opt", {}, "besides embedding, layers and norm its decoder has embed_positions"), ("bloom", {}, "no single norm after"),
+    ("granite", {"embedding_multiplier": 12.0}, "they give a loss"), ("glm_moe_dsa", {}, "more than one result"),
+    ("gemma4_text", {}, "its decoder has embed_tokens_per_layer"),
+])  # fmt: skip
+def test_what_is_no_such_decoder_is_refused(name, changes, why):
+    assert why in pipeline_split.tried(CONFIG_MAPPING[name](**changes), False)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_neox", "falcon_h1"])
 def test_a_stage_loads_its_own_weights_alone(name, tmp_path):
     config = tiny(name)
     whole = AutoModelForCausalLM.from_config(config)
@@ -71,6 +76,8 @@ def test_a_stage_loads_its_own_weights_alone(name, tmp_path):
     assert shared == ({"lm_head.weight", "model.language_model.embed_tokens.weight"} if name == "gemma3" else set())
     for state in held:
         assert all(torch.equal(tensor, everything[key]) for key, tensor in state.items())
+    buffers = dict(whole.named_buffers())
+    assert all(torch.equal(each, buffers[name]) for stage in stages for name, each in stage.named_buffers())
     assert type(stages[0]).__name__ == type(whole).__name__
 
 
@@ -117,7 +124,7 @@ def test_a_schedule_that_cannot_be_is_refused(wrong, said):
     [
         ("llama", Axes(stages=3), {}, 4, "3 stages, but LlamaConfig has 2 layers"),
         ("llama", Axes(stages=2, virtual=2), {}, 4, "2 ranks x 2 stages on each = 4 stages, but LlamaConfig has 2 layers"),
-        ("gpt2", Axes(stages=2), {}, 4, "cannot be divided into stages: ValueError: its decoder has no embed_tokens"),
+        ("gpt2", Axes(stages=2), {}, 4, "cannot be divided into stages: each of them would drop again"),
         ("llama", Axes(stages=2, virtual=1), {"zero_optimization": {"offload_optimizer": {}}}, 4, "means nothing to it"),
         ("llama", Axes(stages=2), {"zero_optimization": {"stage": 1}, "gradient_clipping": "auto"}, 1, ""),
     ],
