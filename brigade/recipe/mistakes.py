@@ -10,13 +10,22 @@ from ..errors import UserError, did_you_mean, shortened, shown
 from ..errors.tables import table
 from .schema import BY_PROOF, SECTION_OF, SECTIONS
 
-OTHER_NAMES: dict[str, str] = table(Path(__file__).with_name("other_names.yaml"))
+_TABLE = table(Path(__file__).with_name("other_names.yaml"))
+UNSUPPORTED = {name: group["do"] for group in _TABLE["unsupported"] for name in group["names"]}
+# Name elsewhere -> what to do here.
+OTHER_NAMES: dict[str, str] = {
+    **{theirs: f"it is called {ours} here" for ours, names in _TABLE["renamed"].items() for theirs in names},
+    **{name: group["do"] for group in _TABLE["instead"] for name in group["names"]},
+    **UNSUPPORTED,
+}
+ONLY_FLAGS: list[str] = _TABLE["flags"]
+_HIDDEN = {"local_rank", "local-rank"}  # launchers give them
 
 
 def unknown_section(path: Path, name: str) -> UserError:
     """What to say of a section `name` in a recipe."""
-    home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else OTHER_NAMES.get(name)
-    return UserError(f"{path}: {name}", "there is no such section", home or did_you_mean(name, SECTIONS))
+    home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else _cure(name)
+    return UserError(f"{path}: {name}", _absent(name, "section"), home or did_you_mean(name, SECTIONS))
 
 
 def unknown_flag(word: str, known: set[str]) -> UserError:
@@ -24,8 +33,20 @@ def unknown_flag(word: str, known: set[str]) -> UserError:
     name = word.split("=")[0].lstrip("-")
     if not word.startswith("-"):
         return UserError("command line", f"unexpected word {word!r}", "flags are written --name value")
-    cure = OTHER_NAMES.get(name.replace("-", "_")) or did_you_mean(name, known)
-    return UserError(f"flag --{name}", "there is no such flag", cure)
+    cure = OTHER_NAMES.get(name.replace("-", "_")) or did_you_mean(name, known - _HIDDEN)
+    return UserError(f"flag --{name}", _absent(name, "flag"), cure)
+
+
+def _absent(name: str, kind: str) -> str:
+    of_trainer = name.replace("-", "_") in UNSUPPORTED
+    return "Transformers' Trainer takes it, and Brigade does not" if of_trainer else f"there is no such {kind}"
+
+
+def _cure(name: str) -> str | None:
+    """What to do about a key of another tool, or a flag, in a recipe; None where it is nothing that is known."""
+    if name in ONLY_FLAGS:
+        return f"it is a flag of train.py, not a key: --{name}"
+    return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
 
 
 def explain(error: ValidationError, sources: dict[str, str], path: Path, document: dict[str, Any]) -> UserError:
@@ -36,8 +57,8 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     place = sources.get(key) or f"{path}: {dotted}"
     if first["type"] == "extra_forbidden":
         home = SECTION_OF.get(key)
-        cure = OTHER_NAMES.get(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
-        return UserError(place, f"there is no such key (its value: {shortened(repr(first['input']))})", cure)
+        cure = _cure(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
+        return UserError(place, f"{_absent(key, 'key')} (its value: {shortened(repr(first['input']))})", cure)
     if first["type"] == "missing":
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
     # A key that takes several types has one complaint for each of them.

@@ -1,6 +1,8 @@
 """Mistakes in flags and recipes: each is told with its place, its value and a cure, whatever is written there."""
 
+import dataclasses
 import math
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,20 +10,23 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import TrainingArguments
 
 from brigade.errors import UserError
+from brigade.errors.tables import table
 from brigade.recipe import flags
 from brigade.recipe.batch import batch_arithmetic
 from brigade.recipe.identity import identity
-from brigade.recipe.mistakes import OTHER_NAMES
+from brigade.recipe.mistakes import ONLY_FLAGS, OTHER_NAMES, UNSUPPORTED, unknown_flag, unknown_section
 from brigade.recipe.schema import SECTION_OF, SECTIONS
 
 ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "brigade/recipe"
 
 
 @pytest.mark.parametrize("section, wrong, right", [
     ("training", "learning_rat", "learning_rate"), ("training", "max_step", "max_steps"),
-    ("training", "global_batchsize", "global_batch_size"), ("model", "model_name", "model_name_or_path"),
+    ("training", "global_batchsize", "global_batch_size"), ("model", "model_name_or", "model_name_or_path"),
     ("data", "dataset_names", "dataset_name"), ("cluster", "hostfiles", "hostfile"),
 ])  # fmt: skip
 def test_an_unknown_key_suggests_the_nearest(load, mistake, section, wrong, right):
@@ -50,23 +55,49 @@ def test_an_unknown_section_suggests_the_nearest(write_recipe, mistake):
     assert "'training'" in mistake(flags.load, ["--recipe", str(path)]).splitlines()[-1]
 
 
-@pytest.mark.parametrize("old", OTHER_NAMES)
-def test_old_names_get_advice(load, write_recipe, mistake, old):
-    advice = OTHER_NAMES[old]
-    assert advice in mistake(load, f"--{old}", "1")
-    assert advice in mistake(load, training={old: 1})
-    if old not in SECTIONS:
-        path = write_recipe(write_recipe().read_text() + f"{old}: 1\n")
-        assert advice in mistake(flags.load, ["--recipe", str(path)])
+def test_names_of_other_tools_get_advice(load, mistake):
+    known = flags.names_of(flags.parser())
+    for old, advice in OTHER_NAMES.items():
+        said = "Transformers' Trainer takes it, and Brigade does not" if old in UNSUPPORTED else "there is no such"
+        messages = [str(unknown_flag(f"--{old}=1", known)), str(unknown_section(Path("full.yaml"), old))]
+        if old in ("lora_rank", "model", "warmup_ratio", "do_train"):
+            messages += [mistake(load, f"--{old}", "1"), mistake(load, training={old: 1})]
+        for message in messages:
+            assert advice in message and said in message and old in message
+
+
+@pytest.mark.parametrize("word, answer", [
+    ("--lora_rank=8", "lora_r here"), ("--lora-rank", "lora_r here"), ("--rope_scaling", "rope_parameters here"),
+    ("--cutoff_len", "max_length here"), ("--micro_batch_size", "per_device_train_batch_size here"),
+    ("--flash_attn", "attn_implementation here"), ("--output", "output_dir here"), ("--local_ran", "use one of"),
+])  # fmt: skip
+def test_a_flag_of_another_tool(mistake, word, answer):
+    assert answer in mistake(flags.load, [word, "1"]).splitlines()[-1]
+
+
+@pytest.mark.parametrize("key, answer", [
+    ("output_dir", "--output_dir"), ("fresh", "--fresh"), ("deepspeed", "ds_config"),
+])  # fmt: skip
+def test_a_flag_among_the_keys_of_a_recipe(load, mistake, key, answer):
+    assert answer in mistake(load, training={key: 1}).splitlines()[-1]
+
+
+def test_every_argument_of_transformers_is_a_key_or_has_advice():
+    arguments = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    ours = {action.dest for action in flags.parser()._actions} | {"deepspeed"}
+    assert arguments <= {*ours, *OTHER_NAMES}
+    groups = table(RECIPE / "other_names.yaml")["unsupported"]
+    former = {"no_cuda", "group_by_length", "include_tokens_per_second", "gradient_checkpointing_kwargs"}
+    assert {name for group in groups for name in group["names"]} <= arguments | former
+    assert {*ONLY_FLAGS} == ours - {*SECTION_OF} - {"help", "local_rank", "deepspeed"}
 
 
 def test_advice_names_keys_that_exist():
     # The names that an advice tells people to set, so that a renamed key does not leave it behind.
-    import re
-
+    known = {*SECTION_OF, *ONLY_FLAGS, "cosine_with_min_lr", "min_lr", "min_lr_rate", "nproc_per_node", "num_gpus"}
     for old, advice in OTHER_NAMES.items():
-        named = set(re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", advice)) - {"accelerate_configs", "fsdp2_1x2"}
-        assert named <= set(SECTION_OF), old
+        named = set(re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", advice)) - {"accelerate_configs", "fsdp2_1x2", "ds_configs"}
+        assert named <= known, old
 
 
 @pytest.mark.parametrize("section, key, value, wanted", [
