@@ -122,6 +122,10 @@ EXAMPLES = {
     "recipe-sizes": (
         {"r.yaml": recipe(cluster={"ds_config": "ds_configs/zero3_sp2.json"}), "config.json": {"num_attention_heads": 7}},
         "r.yaml:7: model.model_name_or_path"),
+    "recipe-layers": (
+        {"r.yaml": recipe(), "a.yaml": fsdp(fsdp_transformer_layer_cls_to_wrap="ZImageTransformerBlock")},
+        "r.yaml: cluster.accelerate_config",
+    ),
     "recipe-experts": (
         {"r.yaml": recipe(cluster={"accelerate_config": "accelerate_configs/fsdp2_ep2_1x4.yaml"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},

@@ -1,9 +1,11 @@
 """Files that go together: a recipe with its strategy and hosts, an accelerate config with the files that it names."""
 
 import dataclasses
+import importlib.util
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -134,6 +136,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
         if (config := _model_config(settings)) is not None:
             yield from _experts(recipe, config, strategy)
             yield from _sizes(recipe, config, strategy)
+            yield from _layers(recipe, config, strategy)
     except UserError as error:
         yield of_error("recipe-strategy", error, recipe.name, settings.recipe_path)
     try:
@@ -185,6 +188,26 @@ def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator
         number = config[key]
         values = {"axis": axis, "key": key, "number": number, "size": size, "model": config.get("model_type")}
         yield Finding.of("recipe-sizes", recipe.name, "model.model_name_or_path", **values, fits=cure.format(number))
+
+
+def _layers(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
+    """Classes of layers that the code of the model's kind does not have. Nothing where other code than Transformers' may run."""
+    kind = str(config.get("model_type") or "")
+    code = _modeling_code(kind) if "auto_map" not in config and "vision_config" not in config else ""
+    for name in accelerate_config.layer_classes(strategy.fsdp) if code else []:
+        if not re.search(rf"\b{re.escape(name)}\b", code):
+            yield Finding.of("recipe-layers", recipe.name, "cluster.accelerate_config", name=name, model=kind)
+
+
+def _modeling_code(kind: str) -> str:
+    """The text of Transformers' modules that define models of a kind ("qwen3", "gemma3_text"), "" where they are not found. To
+    import them would take 3 s."""
+    spec = importlib.util.find_spec("transformers")
+    for name in (kind, kind.removesuffix("_text")):
+        for root in (spec.submodule_search_locations or []) if spec and name.isidentifier() else []:
+            if files := sorted(Path(root, "models", name).glob("modeling_*.py")):
+                return "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return ""
 
 
 def _number(config: dict[str, Any], key: str) -> int:

@@ -24,7 +24,9 @@ from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
 SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 _VARIABLE = re.compile(r"\$[\w{(]")
+_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
 
 
@@ -70,7 +72,7 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy:
     elif is_on("FSDP"):
         fsdp = {f"fsdp_{key}": value for key, value in starting_with("FSDP_").items() if value != "None"}
         if "fsdp_transformer_cls_to_wrap" in fsdp:
-            fsdp["fsdp_transformer_layer_cls_to_wrap"] = fsdp.pop("fsdp_transformer_cls_to_wrap")
+            fsdp[LAYERS] = fsdp.pop("fsdp_transformer_cls_to_wrap")
         document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
     document["parallelism_config"] = mesh = starting_with("PARALLELISM_CONFIG_")
     problem = ""
@@ -124,6 +126,14 @@ def sections(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """deepspeed_config, fsdp_config and parallelism_config: each a table, empty where the document has none."""
     found = [document.get(section) for section in SECTIONS]
     return [options if isinstance(options, Mapping) else {} for options in found]
+
+
+def layer_classes(fsdp: Mapping[str, Any]) -> list[str]:
+    """The classes of layers that FSDP options name, by TrainingArguments' names of the options; none where they are not used."""
+    names = fsdp.get("transformer_layer_cls_to_wrap") or []
+    if fsdp.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP") != "TRANSFORMER_BASED_WRAP":
+        return []
+    return names.split(",") if isinstance(names, str) else list(map(str, names))  # blanks stay, as Accelerate lets them
 
 
 def mesh_sizes(mesh: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,6 +203,9 @@ def _fsdp_findings(options: Mapping[str, Any], name: str) -> Iterator[Finding]:
     if not isinstance(reshard, bool):
         instead = "true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
         yield found("accelerate-fsdp2-value", "fsdp_reshard_after_forward", value=shown(reshard), instead=instead)
+    if (policy := options.get("fsdp_auto_wrap_policy", _POLICIES[0])) not in _POLICIES:
+        at, problem = "fsdp_config.fsdp_auto_wrap_policy", f"{shown(policy)} is no policy of Accelerate's"
+        yield Finding("accelerate-fsdp2-value", name, at, problem, f"write one of {', '.join(_POLICIES)}")
     if str(options.get("fsdp_state_dict_type")).upper() == "LOCAL_STATE_DICT":
         values = {"value": "LOCAL_STATE_DICT", "instead": "SHARDED_STATE_DICT"}
         yield found("accelerate-fsdp2-value", "fsdp_state_dict_type", **values)

@@ -14,7 +14,7 @@ from ..cluster import World
 from ..distributed import ranks
 from ..errors import UserError
 from ..errors.console import counted
-from ..model import packed_samples
+from ..model import layer_classes, packed_samples
 from ..model.location import check_beside
 from ..recipe.batch import Batch, length
 from ..recipe.files import DEFAULT_RECIPE, calibration_file
@@ -52,6 +52,7 @@ def _check(run: Run, config: Any) -> Batch:
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_host(settings, run.strategy, run.world)
     check_beside(settings, config)
+    layer_classes.check(settings, config, run.strategy)
     packed_samples.check(settings, config)
     if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
         from ..engines import tiled

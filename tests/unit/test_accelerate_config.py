@@ -4,14 +4,19 @@ import re
 
 import pytest
 import yaml
+from transformers import LlamaConfig
 
 from brigade.distributed.ranks import free_port
 from brigade.errors import UserError
+from brigade.model import layer_classes
 from brigade.strategy.accelerate_config import KEYS
 from testing.ranks import REPOSITORY as ROOT
 from testing.strategies import ACCELERATE_CONFIGS, FSDP2, hsdp
 
 AXES = {"tp": "tensor", "sp": "sequence", "pp": "stages", "ep": "experts"}
+
+TINY = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+NOT_BY_CLASS = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000}
 
 
 @pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
@@ -213,6 +218,7 @@ def test_distributed_types_that_mean_ddp(pick, kind):
 @pytest.mark.parametrize("document", [
     {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": "two"}},
     {"distributed_type": "FSDP", "fsdp_config": [1]},
+    {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "BY_LAYER"}},
     {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": "three"}},
     {"distributed_type": "DEEPSPEED", "deepspeed_config": "zero3"},
     {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}},
@@ -227,3 +233,23 @@ def test_a_variable_is_refused_where_nobody_replaces_it(pick, mistake):
     document = {"distributed_type": "MULTI_GPU", "num_machines": 1, "num_processes": "$WORLD_SIZE"}
     message = mistake(pick, cluster={"accelerate_config": document})
     assert "num_processes" in message and "'$WORLD_SIZE' is a variable" in message and "--num_processes" in message
+
+
+@pytest.mark.parametrize("named, wrong", [
+    ("LlamaDecoderLayer", ""), (["LlamaDecoderLayer", "LlamaMLP"], ""), ("LlamaDecoderLayer,Embedding", ""),
+    ("ZImageTransformerBlock", "ZImageTransformerBlock"), ("LlamaDecoderLayer, Embedding", " Embedding"),
+])  # fmt: skip
+def test_a_class_of_layers_that_the_model_does_not_have_is_refused_before_it_is_built(
+    pick, load, mistake, named, wrong
+):
+    options = {"fsdp_version": 2, "fsdp_transformer_layer_cls_to_wrap": named}
+    cluster = {"accelerate_config": {"distributed_type": "FSDP", "fsdp_config": options}}
+    settings, strategy = load(cluster=cluster), pick(cluster=cluster)
+    config = LlamaConfig(**TINY)
+    if wrong:
+        message = mistake(layer_classes.check, settings, config, strategy)
+        assert f"no layer of class {wrong!r}" in message and "are then taken: LlamaDecoderLayer" in message
+        assert "fsdp_transformer_layer_cls_to_wrap" in message
+        options |= NOT_BY_CLASS
+        strategy = pick(cluster=cluster)
+    layer_classes.check(settings, config, strategy)
