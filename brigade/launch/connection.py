@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..errors.tables import table
 from ..recipe.files import REPOSITORY
+from . import ssh
 from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing
 from .messages import ANSWERS, KINDS, checked, printable
@@ -116,17 +117,18 @@ class Channel:
         try:
             while line := await self.process.stdout.readline():
                 self.hearing.hear()
-                _, mark, text = line.decode(errors="replace").partition(MARK)
+                before, mark, text = line.decode(errors="replace").partition(MARK)
                 if mark:
                     self._take(json.loads(text))
-                elif text.strip():
-                    noise.append(printable(text.strip()))
+                elif before.strip():
+                    noise.append(printable(before.strip()))
         except (ValueError, RecursionError) as error:  # a line that is none of ours, or longer than any of ours
             self._errors.append(f"it said what nobody understands: {error}")
             self.process.kill()
         code = await self.process.wait()
         await asyncio.sleep(0.1)  # the last words on stderr
-        said = " / ".join(self._errors[-3:] or noise[-3:]) or "its channel closed"
+        told = [line for line in self._errors if not line.startswith("Warning: Permanently added")]
+        said = " / ".join(told[-3:] or noise[-3:]) or "its channel closed"
         self._lose(f"{said} ({self.transport[0]} ended with {code})")
 
     def _take(self, said: Any) -> None:
@@ -170,8 +172,11 @@ class Channel:
 
 def cure_of(problem: str, host: str) -> str:
     """What helps against what ssh said of a host."""
+    if "Permission denied" in problem and (key := ssh.locked_key(host)):
+        return str(CURES["locked key"]).replace("KEY", key).replace("HOST", host)
     cure: str = next(cure for pattern, cure in CURES["ssh"].items() if re.search(pattern, problem))
-    return cure.replace("HOST", host).replace("PROJECT", str(REPOSITORY)).replace("PYTHON", sys.executable)
+    words = {"HOST": host, "PROJECT": str(REPOSITORY), "PYTHON": sys.executable}
+    return re.sub(rf"\b({'|'.join(words)})\b", lambda word: words[word[0]], cure)
 
 
 def transport(host: str, launcher: str) -> list[str]:
@@ -182,11 +187,11 @@ def transport(host: str, launcher: str) -> list[str]:
         return [*step, "--unbuffered", "--kill-on-bad-exit=0", *agent]
     if is_here(host):
         return agent
+    # An environment's interpreter finds its modules by itself, and its `activate` unsets PYTHONHOME, too.
+    agent = ["env", "-u", "PYTHONHOME", "-u", "PYTHONSAFEPATH", *agent]
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"
     # Without "--" a host that is called -oProxyCommand=... would be an option.
-    # How long a line may be silent is ours to say: ServerAliveInterval in somebody's ~/.ssh/config would cut it before.
-    options = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=0")
-    return ["ssh", "-T", *(word for option in options for word in ("-o", option)), "--", host, remote]
+    return ["ssh", *ssh.options(), "--", host, remote]
 
 
 def is_here(host: str) -> bool:

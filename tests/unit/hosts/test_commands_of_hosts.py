@@ -1,13 +1,15 @@
 """What `launch` would start on each host, and mistakes that are told before any host is asked."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from brigade.errors import UserError
-from brigade.launch import environment, launchers
-from brigade.launch.connection import cure_of, transport
+from brigade.launch import environment, launchers, ssh
+from brigade.launch.connection import CURES, cure_of, transport
 from brigade.launch.job import make
 from tests.unit.hosts.asking import REPOSITORY, SECRET, launch
 
@@ -152,10 +154,75 @@ SAID = {
     "ssh: connect to host node7 port 22: Connection timed out": "is it up",
     "bash: line 1: /opt/brigade/.venv/bin/python: No such file or directory (ssh ended with 127)": str(REPOSITORY),
     "bash: line 1: cd: /opt/brigade: No such file or directory": "same paths",
+    "its channel closed (ssh ended with 0)": "look for `exit`",
+    "This account is currently not available. (ssh ended with 1)": "runs no commands on node7",
+    'Please login as the user "ubuntu" rather than the user "root". (ssh ended with 142)': "User NAME",
+    "bash: line 1: cd: restricted (ssh ended with 1)": "runs no commands",
+    "Permissions 0644 for '/home/me/.ssh/id_rsa' are too open. / bad permissions / Permission denied (publickey).": "chmod 600",
+    "Received disconnect from 10.0.0.7 port 22:2: Too many authentication failures": "IdentitiesOnly",
+    "Fatal Python error: init_fs_encoding / ModuleNotFoundError: No module named 'encodings' (ssh ended with 1)": "PYTHONPATH",
+    "ImportError: cannot import name 'x' from 'json' (/opt/py27/json.py) (ssh ended with 1)": "PYTHONPATH",
     "kex_exchange_identification: something new": "ssh node7 hostname",
 }
 
 
 @pytest.mark.parametrize("problem", SAID)
-def test_what_ssh_says_has_a_cure(problem):
+def test_what_ssh_says_has_a_cure(problem, monkeypatch):
+    monkeypatch.setattr(ssh, "locked_key", lambda host: "")  # whoever runs this may have one
     assert SAID[problem] in cure_of(problem, "node7")
+
+
+needs_ssh = pytest.mark.skipif(not shutil.which("ssh"), reason="without an ssh client")
+BY_HAND = """Host *
+  RemoteCommand tmux attach
+  StdinNull yes
+  ForkAfterAuthentication yes
+  SessionType none
+  RequestTTY force
+"""
+
+
+@needs_ssh
+def test_what_the_users_config_says_of_logins_by_hand_does_not_count(tmp_path):
+    (tmp_path / "config").write_text(BY_HAND if ssh.version() >= (8, 7) else BY_HAND[: BY_HAND.index("  Stdin")])
+
+    def effective(*flags):
+        line = ["ssh", "-F", str(tmp_path / "config"), *flags, "-G", "node7"]
+        return subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout
+
+    assert "remotecommand tmux" in effective() and "requesttty force" in effective()
+    found = effective(*ssh.options())
+    assert "tmux" not in found and "requesttty false" in found and "serveraliveinterval 0" in found
+    if ssh.version() >= (8, 7):
+        assert all(line in found for line in ("stdinnull no", "forkafterauthentication no", "sessiontype default"))
+
+
+def test_an_old_ssh_gets_no_option_that_it_does_not_know(monkeypatch):
+    monkeypatch.setattr(ssh, "version", lambda: (8, 2))
+    assert "RemoteCommand=none" in ssh.options() and "StdinNull=no" not in ssh.options()
+    monkeypatch.setattr(ssh, "version", lambda: (9, 2))
+    assert "StdinNull=no" in ssh.options()
+
+
+@needs_ssh
+def test_a_key_that_asks_for_a_passphrase_is_named(tmp_path, monkeypatch):
+    for name, passphrase in (("open", ""), ("locked", "secret")):
+        line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", str(tmp_path / name)]
+        subprocess.run(line, check=True, timeout=20)
+    (tmp_path / "pem").write_text("-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIE\n")
+    assert [ssh.is_locked(tmp_path / name) for name in ("open", "locked", "pem")] == [False, True, True]
+    held = (tmp_path / "locked.pub").read_text()
+    known = f"identityfile {tmp_path}/absent\nidentityfile {tmp_path}/open\nidentityfile {tmp_path}/locked\n"
+
+    def cure(of_agent):
+        monkeypatch.setattr(ssh, "_said", lambda *words: of_agent if words[0] == "ssh-add" else known)
+        ssh.locked_key.cache_clear()
+        return cure_of("root@node7: Permission denied (publickey).", "node7")
+
+    assert f"`ssh-add {tmp_path}/locked`" in cure("The agent has no identities.") and "passphrase" in cure("")
+    assert cure(held) == CURES["ssh"]["Permission denied"].replace("HOST", "node7")
+    ssh.locked_key.cache_clear()
+
+
+def test_a_variable_that_names_another_python_does_not_reach_the_agent():
+    assert "exec env -u PYTHONHOME -u PYTHONSAFEPATH " in transport("node7", "torchrun")[-1]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from brigade.errors import UserError
 from brigade.launch.connection import Channel
 from brigade.launch.status_and_logs import Output
 from tests.unit.hosts.asking import CACHE, REPOSITORY
@@ -106,3 +107,15 @@ def test_no_terminal_obeys_what_a_rank_prints(launch_there, tmp_path):
     assert "  | last words5m\n  | \tat line 1" in done.stderr, done.stderr
     text = done.stdout + done.stderr + (tmp_path / "logs" / "rank-1-node2.log").read_text()
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
+
+
+@pytest.mark.parametrize("shell, said", [
+    ("echo This account is currently not available.; exit 1", "This account is currently not available. (sh ended with 1)"),
+    ("echo Welcome; echo broken >&2; exit 1", "broken (sh ended with 1)"),
+    ("echo \"Warning: Permanently added 'node1' to the list of known hosts.\" >&2", "its channel closed (sh ended with 0)"),
+])  # fmt: skip
+def test_a_shell_that_runs_nothing_is_quoted(shell, said):
+    channel = Channel("node1", range(1), ["sh", "-c", shell], asyncio.Queue())
+    with pytest.raises(UserError) as caught:
+        asyncio.run(channel.connect(20))
+    assert caught.value.problem == said
