@@ -5,7 +5,9 @@ under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model a
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError, first_line
 from ..shape.config_json import published_quantization
@@ -17,7 +19,7 @@ _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP and DeepSpe
 
 def check(source: str, trust_remote_code: bool) -> None:
     """Compare the files in `source` with the model of its config.json. Raises UserError for a file that is damaged or missing,
-    for weights that are missing, unknown, of another shape or integers, with their names.
+    for weights that are missing, unknown, of another shape, integers, or two where the config ties them, with their names.
 
     A load onto the meta device tells what the real one would: tied weights, renamed layers, fused experts and what the
     architecture leaves out on purpose are Transformers' own business. It reads no weights.
@@ -26,7 +28,8 @@ def check(source: str, trust_remote_code: bool) -> None:
     from transformers import AutoModelForCausalLM, Mxfp4Config
 
     folder = Path(source)
-    types = {name: kind for file in _files(folder) for name, kind in _types(file).items()}
+    files = _files(folder)
+    types = {name: kind for file in files for name, kind in _types(file).items()}
     quantised = published_quantization(folder)
     if quantised not in (None, "mxfp4"):  # its own loader knows what its tensors mean
         return
@@ -59,6 +62,42 @@ def check(source: str, trust_remote_code: bool) -> None:
     for what, keys in faults.items():
         if keys:
             raise UserError(source, f"{what} ({len(keys)}): {_some(keys)}", cure)
+    for one, other in _both_there(model):
+        if not _same_in_files(one, other, files):
+            raise of_two_matrices(source, one, other)
+
+
+def of_two_matrices(source: str, one: str, other: str) -> UserError:
+    """The mistake of a config that ties two weights of which the files hold two. Transformers would leave them apart, with a
+    warning, and would save them so, under a config by which other programs tie them (modeling_utils.py: tie_weights)."""
+    problem = (
+        f"by its config (tie_word_embeddings) {one} and {other} are one matrix, but its files hold two that differ"
+    )
+    cure = (
+        f"set tie_word_embeddings to false in its config.json, or remove {one} from the files: which of them is meant?"
+    )
+    return UserError(source, problem, cure)
+
+
+def _both_there(model: Any) -> Iterator[tuple[str, str]]:
+    """Names of weights that the model's config ties, and that a load onto the meta device has found both."""
+    for one, other in model.all_tied_weights_keys.items():
+        if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other):
+            yield one, other
+
+
+def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
+    """Whether two weights of the model are equal in its files, where their names may begin otherwise."""
+    import torch
+    from safetensors import safe_open
+
+    found = []
+    for wanted in (one, other):
+        end = ".".join(wanted.split(".")[-2:])
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                found += [tensors.get_tensor(name) for name in tensors.keys() if f".{name}".endswith(f".{end}")]  # noqa: SIM118
+    return all(torch.equal(found[0], each) for each in found[1:])
 
 
 def _files(folder: Path) -> list[Path]:

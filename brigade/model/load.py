@@ -118,6 +118,11 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
         from ..upstream import fsdp2
 
         fsdp2.hold_places(model)
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if one not in model.all_tied_weights_keys:  # files that base_weights.check() does not read (.bin)
+            from .base_weights import of_two_matrices
+
+            raise of_two_matrices(source, one, other)
     check_finite(model if own else None, source)
     for part in beyond_texts(model).values():
         part.requires_grad_(False)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from brigade.model.finite import check_finite, first_not_finite
-from brigade.model.load import weights
+from brigade.model.load import load_base, weights
 
 SIZES = {
     "hidden_size": 32,
@@ -107,6 +107,37 @@ def test_weights_in_integers_are_those_of_a_quantised_model(check):
     assert check(
         "one", lambda tensors: tensors | {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}, quantised
     )()
+
+
+def apart(tensors):
+    """The head's own matrix, too: another one than the embedding's."""
+    return tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
+
+
+def test_two_matrices_where_the_config_ties_them_are_refused(check, mistake, load, tmp_path):
+    """Such a model was trained apart and saved as tied, so that it loaded as another one elsewhere."""
+    said = [
+        "tie_word_embeddings",
+        "lm_head.weight and model.embed_tokens.weight are one matrix",
+        "hold two that differ",
+    ]
+    message = mistake(check("tied", apart))
+    assert all(each in message for each in said)
+    folder = tmp_path / "model"
+    torch.save(
+        apart(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin"
+    )  # which is read once, as a whole
+    (folder / "model.safetensors").unlink()
+    settings = load("--model_name_or_path", str(folder))
+    message = mistake(lambda: load_base(settings, weights(settings, None), torch.float32))
+    assert all(each in message for each in said)
+
+
+def test_one_matrix_twice_is_tied(check, load):
+    """As files have it that other tools wrote."""
+    source = check("tied", lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})()
+    model = load_base(load("--model_name_or_path", source), source, torch.float32)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
