@@ -4,7 +4,6 @@ There is no model definition here. A stage is the model with the layers of other
 so that rotary embeddings, masks and the loss are the model's own, and every parameter keeps its name.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -244,10 +243,10 @@ def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
         outer, _, own = name.rpartition(".")
         setattr(model.get_submodule(outer), own, HandsOn())
     decoder.inner.names_of_parts = decoder.embedding_name, decoder.layers_name, decoder.norm_name
-    decoder.inner._init_weights = functools.partial(_init_own, decoder.inner._init_weights, decoder)
     for number, layer in enumerate(decoder.layers):
         if number not in layers:
             decoder.layers[number] = HandsOn.instead_of(layer)
+    upstream.init_own_layers_alone(decoder.inner, decoder.layers_name, [decoder.layers[number] for number in layers])
     if not last:
         setattr(decoder.inner, decoder.norm_name, HandsOn())
     if not (first or both):
@@ -257,17 +256,6 @@ def keep(model: Any, layers: set[int], first: bool, last: bool) -> None:
     model.has_ends = both or not tied
     if not model.has_ends:
         model.all_tied_weights_keys = {}
-
-
-def _init_own(init: Any, decoder: Decoder, module: nn.Module) -> None:
-    """Initialise a module that may look at all layers to give each a buffer (Falcon-H1): it sees those of this stage."""
-    every = decoder.layers
-    own = nn.ModuleList(layer for layer in every if not isinstance(layer, HandsOn))
-    setattr(decoder.inner, decoder.layers_name, own)
-    try:
-        init(module)
-    finally:
-        setattr(decoder.inner, decoder.layers_name, every)
 
 
 def tried(config: Any, trust_remote_code: bool) -> str:

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -133,6 +133,47 @@ def fix_loaded(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+@contextmanager
+def own_frozen_parameters() -> Iterator[None]:
+    """Parameters that a model's own code does not train stay frozen while it is loaded here: from_pretrained makes each parameter
+    anew, with requires_grad (core_model_loading.py: set_param_for_module). So DDP would wait for gradients of the router's bias
+    of ERNIE-4.5-MoE, or of AFMoE's, which never come."""
+    from transformers import core_model_loading as loading
+
+    plain = loading.set_param_for_module
+
+    def keeping(model: Any, target_name: str, *args: Any, **options: Any) -> None:
+        owner, _, name = target_name.rpartition(".")
+        before = getattr(model.get_submodule(owner), name, None)
+        plain(model, target_name, *args, **options)
+        if before is not None and name in (now := model.get_submodule(owner)._parameters) and not before.requires_grad:
+            now[name].requires_grad_(False)
+
+    loading.set_param_for_module = keeping
+    try:
+        yield
+    finally:
+        loading.set_param_for_module = plain
+
+
+def init_own_layers_alone(decoder: Any, name: str, own: Sequence[Any]) -> None:
+    """While a decoder is initialised it has these layers alone under this name, and not what stands in the place of others:
+    Falcon-H1's sets a buffer in each of them (modeling_utils.py: _init_weights)."""
+    from torch.nn import ModuleList
+
+    plain = decoder._init_weights
+
+    def init(module: Any) -> None:
+        every = getattr(decoder, name)
+        setattr(decoder, name, ModuleList(own))
+        try:
+            plain(module)
+        finally:
+            setattr(decoder, name, every)
+
+    decoder._init_weights = init
 
 
 def purge_tensorboard(callback: Any, step: int) -> None:

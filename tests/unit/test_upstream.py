@@ -23,8 +23,13 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsand
 DEFINED = {
     "transformers/training_args.py": ["_n_gpu"],
     "transformers/configuration_utils.py": ["_attn_implementation"],
-    "transformers/modeling_utils.py": ["_no_split_modules", "_supports_sdpa", "_supports_attention_backend"],
-    "transformers/core_model_loading.py": ["_weight_conversions", "was_used"],
+    "transformers/modeling_utils.py": [
+        "_no_split_modules",
+        "_supports_sdpa",
+        "_supports_attention_backend",
+        "_init_weights",
+    ],
+    "transformers/core_model_loading.py": ["_weight_conversions", "was_used", "set_param_for_module"],
     "transformers/trainer.py": [
         "_tr_loss",
         "_globalstep_last_logged",
