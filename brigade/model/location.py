@@ -61,14 +61,19 @@ def check_length(settings: Settings, positions: int | None) -> None:
         raise UserError(settings.place("max_length"), problem, f"set max_length to at most {positions}")
 
 
-def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
-    """Raises UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's.
+def config_beside(settings: Settings) -> Path | None:
+    """The config.json beside the recipe, which is the model's; None where there is none.
 
     A model that a flag names is another one on purpose, and beside a run.yaml lies what that run saved.
     """
     beside = settings.recipe_path.with_name("config.json")
     by_flag = settings.sources.get("model_name_or_path", "").startswith("flag")
-    if by_flag or settings.recipe_path.name == "run.yaml" or not beside.is_file():
+    return None if by_flag or settings.recipe_path.name == "run.yaml" or not beside.is_file() else beside
+
+
+def check_beside(settings: Settings, config: "PreTrainedConfig") -> None:
+    """Raises UserError where the config.json beside the recipe, which rehearsals and plans go by, is another model's."""
+    if (beside := config_beside(settings)) is None:
         return
     document = read_config(beside)
     text, ours = document.get("text_config") or document, config.get_text_config()

@@ -3,6 +3,7 @@
 It trains, saves, is interrupted, resumes, and shows by the bytes that each rank holds that the states are sharded.
 """
 
+import copy
 import json
 import math
 import os
@@ -58,10 +59,12 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             replicate = 2 if hsdp else 1
             strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
-        config = shrink(model_config(settings), axes.tensor, max(2, axes.every_stage))
+        config, source = model_config(settings)
+        config = shrink(config, axes.tensor, max(2, axes.every_stage))
     ranks.start(world)
     if world.is_main_rank:
-        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks.", flush=True)
+        model = f"a tiny {config.get('model_type')}, after {source}"
+        print(f"Rehearsing {settings.recipe_path} under {strategy.label} on {world.size} ranks: {model}.", flush=True)
         _prepare(settings, strategy, folder, config, world)
     ranks.barrier()
     if world.local_rank == 0 and not (folder / REHEARSAL).exists():  # hosts that share no output directory
@@ -108,14 +111,33 @@ def with_small_axes(strategy: Strategy) -> Strategy:
     return replace(strategy, axes=small, ds_config=strategy.ds_config and with_axes(strategy.ds_config, small))
 
 
-def model_config(settings: Settings) -> dict[str, Any]:
-    """The model's config.json: beside the recipe, in the model's own directory, or from the Hub."""
-    from ..model.location import load_config, location
+def model_config(settings: Settings) -> tuple[dict[str, Any], str]:
+    """(the config of the model that the recipe or a flag names, with what its class adds; where it is from): the model's own
+    directory, the config.json beside the recipe, or the Hub.
 
-    for folder in (settings.recipe_path.parent, Path(location(settings))):
-        if (folder / "config.json").is_file():
-            return json.loads((folder / "config.json").read_text())
-    return load_config(settings).to_dict()
+    Raises UserError where the one beside the recipe is another model's, as far as this machine knows the model.
+    """
+    from transformers import CONFIG_MAPPING
+
+    from ..model.location import check_beside, config_beside, load_config, location
+    from ..shape.config_json import read_config
+
+    name, beside = location(settings), config_beside(settings)
+    if (Path(name) / "config.json").is_file():
+        path = Path(name) / "config.json"
+    elif beside:
+        from huggingface_hub import try_to_load_from_cache
+
+        path, revision = beside, settings.recipe.model.revision
+        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            check_beside(settings, load_config(settings))
+    else:
+        return load_config(settings).to_dict(), name
+    config = read_config(path)
+    # What a config leaves to its class has to be known before layers are left out: which of them are of which kind.
+    if (kind := config.get("model_type")) in CONFIG_MAPPING:
+        config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(config)).to_dict()
+    return config, str(path)
 
 
 def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:

@@ -27,7 +27,7 @@ HAS_LIBAIO = ctypes.util.find_library("aio") is not None  # CI installs it
 def rehearsed(path):
     """What a rehearsal takes from a recipe. Models that differ in size alone are one tiny model, and rehearsed once."""
     settings = flags.load(["--recipe", str(REPOSITORY / path)])
-    config, recipe = rehearse.model_config(settings), settings.recipe
+    (config, _), recipe = rehearse.model_config(settings), settings.recipe
     model, strategy = recipe.model, strategy_of(settings)
     return (
         config["model_type"],

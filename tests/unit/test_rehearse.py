@@ -1,9 +1,12 @@
 """What a rehearsal makes of a recipe: tiny sizes, the same architecture, and only what this machine can compute."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
+from transformers import AutoConfig
 
 from brigade.cluster import World
 from brigade.model.tiny import VOCABULARY, shrink
@@ -31,6 +34,42 @@ def test_the_architecture_stays_and_the_sizes_shrink(path):
 def test_sizes_of_a_text_model_inside_another_shrink_too():
     tiny = shrink({"model_type": "gemma3", "text_config": {"hidden_size": 4096, "num_hidden_layers": 62}})
     assert tiny["text_config"]["hidden_size"] < 100 and tiny["text_config"]["num_hidden_layers"] == 2
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """copied(model, *flags): the settings of a recipe that names that model, with Qwen3-8B's config.json beside it."""
+
+    def make(model, *words):
+        shutil.copy(REPOSITORY / "recipes/qwen3-8b/config.json", tmp_path)
+        recipe = yaml.safe_load((REPOSITORY / "recipes/qwen3-8b/full.yaml").read_text())
+        recipe["model"] |= {"model_name_or_path": model, "revision": None}
+        (tmp_path / "full.yaml").write_text(yaml.safe_dump(recipe))
+        return flags.load(["--recipe", str(tmp_path / "full.yaml"), *words])
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return make
+
+
+@pytest.mark.parametrize("model, words, kind, source", [
+    ("Qwen/Qwen3-8B", [], "qwen3", "config.json"),
+    ("Qwen/Qwen3-8B", ["--model_name_or_path", "recipes/gemma-3-1b-it"], "gemma3_text", "recipes/gemma-3-1b-it/config.json"),
+    ("recipes/phi-4", [], "phi3", "recipes/phi-4/config.json"),  # a recipe that was copied, and beside it the first one's
+])  # fmt: skip
+def test_what_is_rehearsed_is_the_model_that_is_named(model, words, kind, source, copied):
+    settings = copied(model, *words)
+    config, found = rehearse.model_config(settings)
+    assert config["model_type"] == kind and found.endswith(source)
+
+
+def test_a_config_of_another_model_beside_a_recipe_is_refused_where_the_model_is_known(copied, mistake, monkeypatch):
+    settings = copied("Qwen/Qwen3-14B")
+    rehearse.model_config(settings)  # nobody here knows better
+    other = AutoConfig.from_pretrained(REPOSITORY / "recipes/qwen3-14b")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "config.json")
+    monkeypatch.setattr("brigade.model.location.load_config", lambda _: other)
+    message = mistake(rehearse.model_config, settings)
+    assert "config.json: hidden_size" in message and "Qwen/Qwen3-14B" in message
 
 
 def test_what_needs_a_gpu_is_replaced_and_told():
