@@ -113,7 +113,8 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
         known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
         options["config"] = stretch(settings, known)
     options |= {"trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
-    model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
+    with upstream.own_frozen_parameters():
+        model = options.pop("model_class", AutoModelForCausalLM).from_pretrained(source, dtype=dtype, **options)
     if sent:
         from ..upstream import fsdp2
 

@@ -113,5 +113,6 @@ def hold_places(model: Any) -> None:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                place = places.setdefault(id(parameter), torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+                place = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                place = places.setdefault(id(parameter), place)
                 module._parameters[name] = place

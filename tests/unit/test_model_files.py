@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from brigade.errors import UserError
 from brigade.model.load import load_base, materialise, weights
@@ -59,6 +59,19 @@ def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypat
     before = config.to_dict()
     materialise(config, seed=3)
     assert config.to_dict() == before
+
+
+@pytest.mark.parametrize("kind, name", [("ernie4_5_moe", "e_score_correction_bias"), ("afmoe", "expert_bias"), ("llama", None)])
+def test_what_a_model_does_not_train_stays_frozen_when_it_is_loaded(kind, name, tmp_path):
+    """from_pretrained lets everything be trained; DDP then fails for a router's bias that gets no gradient."""
+    tiny = CONFIG_MAPPING[kind].from_dict(shrink(CONFIG_MAPPING[kind]().to_dict()))
+    whole = AutoModelForCausalLM.from_config(tiny)
+    whole.save_pretrained(tmp_path)
+    settings = flags.load(["--model_name_or_path", str(tmp_path), "--from_scratch", "false"])
+    model = load_base(settings, str(tmp_path), torch.float32)
+    frozen = [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert frozen == [key for key, parameter in whole.named_parameters() if not parameter.requires_grad]
+    assert bool(frozen) == bool(name) and all(key.endswith(str(name)) for key in frozen)
 
 
 # ---- rows longer than the model's positions ----------------------------------------------------------------------
