@@ -61,7 +61,9 @@ def test_making_random_weights_leaves_the_configuration_as_it_was(hub, monkeypat
     assert config.to_dict() == before
 
 
-@pytest.mark.parametrize("kind, name", [("ernie4_5_moe", "e_score_correction_bias"), ("afmoe", "expert_bias"), ("llama", None)])
+@pytest.mark.parametrize(
+    "kind, name", [("ernie4_5_moe", "e_score_correction_bias"), ("afmoe", "expert_bias"), ("llama", None)]
+)
 def test_what_a_model_does_not_train_stays_frozen_when_it_is_loaded(kind, name, tmp_path):
     """from_pretrained lets everything be trained; DDP then fails for a router's bias that gets no gradient."""
     tiny = CONFIG_MAPPING[kind].from_dict(shrink(CONFIG_MAPPING[kind]().to_dict()))
