@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cluster import World
 from ..errors import UserError, shown
+from ..recipe.files import REPOSITORY
 from . import ranks
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", f
         "tokenizer": {name: _digest(json.dumps(text, default=str).encode()) for name, text in texts.items()},
         "weights": digests(Path(folder)) if folder else {},
     }
+
+
+def code() -> dict[str, str]:
+    """A digest of each file of train.py and the library."""
+    found = sorted([REPOSITORY / "train.py", *(REPOSITORY / "brigade").rglob("*")])
+    files = (path for path in found if path.suffix in (".py", ".yaml", ".jinja"))
+    return {path.relative_to(REPOSITORY).as_posix(): _digest(path.read_bytes()) for path in files}
 
 
 def digests(folder: Path) -> dict[str, str]:

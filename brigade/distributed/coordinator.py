@@ -6,11 +6,12 @@
 It keeps nothing that the replicas do not know as well: killed and started again, it learns from them who belongs together and
 what was said last. Lines of JSON, each way:
 
-    from a replica   hello (token, replica, members, last), join, say (seq, payload, admits), leave (finished), beat
-    to a replica     result (seq, members, said, joined), lost (replicas), refused (why), beat
+    from a replica   hello (token, replica, runs, members, last), join, say (seq, payload, admits), leave (finished), beat
+    to a replica     result (seq, members, said, joined), lost (replicas), refused (why, cure), beat
 
 An exchange is complete when every member has said something under its number `seq`; then all get the same result. With `admits`
-those who wait to join belong to it from that result on.
+those who wait to join belong to it from that result on; who does not run what the members run (code, versions, recipe, data,
+model) is refused.
 """
 
 import asyncio
@@ -21,9 +22,13 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from ..errors import shown
+
 BEAT = 1.0  # seconds
 BACK = 3.0  # seconds that a member whose line has broken may take to come back: who is killed does not
 LIMIT = 2**24  # bytes of a line
+COMMIT = "commit"  # of what a replica runs
+CURE = "give its host the same commit, packages and files; `launch --elastic` starts it again while the run goes on"
 
 
 class Coordinator:
@@ -38,6 +43,7 @@ class Coordinator:
         self.gone: dict[int, float] = {}  # members without a line -> until when they may come back
         self.said: dict[int, dict[str, Any]] = {}  # member -> what it said in the exchange that goes on
         self.joining: dict[int, Any] = {}  # who waits to belong to it -> what it said
+        self.runs: dict[int, dict[str, Any]] = {}  # replica -> what it runs, {name: value}
         self.since = 0.0  # when the first of them came
         self.last: dict[str, Any] = {"seq": -1}  # result
         self.finished = False
@@ -72,7 +78,7 @@ class Coordinator:
                 json.dumps({"refused": "the others went on without it, as nothing was heard of it"}).encode() + b"\n"
             )
             return
-        self.lines[replica] = writer
+        self.lines[replica], self.runs[replica] = writer, what.get("runs", {})
         self.gone.pop(replica, None)
         self.said.pop(replica, None)
         self.joining.pop(replica, None)
@@ -102,6 +108,16 @@ class Coordinator:
             else:
                 self.said[replica] = what
 
+    def _refuse_strangers(self) -> None:
+        """Refuse who waits to join and does not run what the members run, or the first replica where nobody trains yet."""
+        known = [each for each in self.members or sorted(self.joining) if each in self.runs]
+        for replica in [*self.joining] if known else ():
+            first = known[0]
+            if different := difference(self.runs[replica], self.runs[first]):
+                del self.joining[replica]
+                why = f"it does not run what replica {first} runs: {different}"
+                self._send(replica, {"refused": why, "cure": CURE})
+
     def _refuse_late(self, replica: int) -> None:
         self.joining.pop(replica, None)
         self._send(replica, {"refused": "the others have finished the run"})
@@ -116,12 +132,15 @@ class Coordinator:
             for member in lost:
                 self._remove(member)
             self._say_who_is_lost(lost)
+        if self.members:
+            self._refuse_strangers()
         if self.members and all(member in self.said for member in self.members):
             admits = any(what.get("admits") for what in self.said.values())
             payloads = {member: self.said[member]["payload"] for member in self.members}
             self._conclude(self.said[self.members[0]]["seq"], payloads, admits)
         waited = now - self.since > self.start_timeout
         if not self.members and self.joining and (len(self.joining) == self.replicas or waited):
+            self._refuse_strangers()
             self._conclude(0, {}, True)
 
     def _conclude(self, seq: int, said: dict[int, Any], admits: bool) -> None:
@@ -163,6 +182,16 @@ class Coordinator:
             for replica in self.lines:
                 self._send(replica, {"beat": 1})
             self.settle()
+
+
+def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """The first thing in which two replicas differ, in words; "": none. Commits are told, and not compared: files are."""
+    names = (name for name in theirs | ours if name != COMMIT and ours.get(name) != theirs.get(name))
+    if (name := next(names, None)) is None:
+        return ""
+    commits = [runs.get(COMMIT) or "no commit" for runs in (ours, theirs)]
+    at = f" (its clone is at {commits[0]}, the other's at {commits[1]})" if commits[0] != commits[1] else ""
+    return f"{name} is {shown(ours.get(name))} here and {shown(theirs.get(name))} there{at}"
 
 
 async def serve(replicas: int, port: int, token: str, patience: float, start_timeout: float) -> None:

@@ -37,14 +37,14 @@ class Lost(RuntimeError):
 class Line:
     """The line of a replica's first rank to the coordinator. It is made again when it breaks, as long as the run may wait."""
 
-    def __init__(self, world: World, where: dict[str, Any]) -> None:
-        self.world, self.where = world, where
+    def __init__(self, world: World, where: dict[str, Any], runs: dict[str, Any]) -> None:
+        self.world, self.where, self.runs = world, where, runs
         self.news = threading.Condition()
         self.members: list[int] = []
         self.last: dict[str, Any] | None = None
         self.pending: dict[str, Any] | None = None  # what has been said and not been answered
         self.lost: set[int] = set()  # of the members, since the last result
-        self.refused = ""
+        self.refused: UserError | None = None
         self.address = ""  # ours, as the others reach it
         self.socket: socket.socket | None = None
         threading.Thread(target=self._serve, daemon=True).start()
@@ -57,7 +57,7 @@ class Line:
             while self.pending is not None and not self.refused:
                 self.news.wait(1.0)
             if self.refused:
-                raise UserError(f"replica {self.world.replica}", self.refused, CURE)
+                raise self.refused
             assert self.last
             return self.last
 
@@ -93,7 +93,7 @@ class Line:
                 line.settimeout(self.where["patience"])
                 with self.news:
                     self.address, self.socket = line.getsockname()[0].removeprefix("::ffff:"), line
-                    hello = {"hello": self.where["token"], "replica": self.world.replica}
+                    hello = {"hello": self.where["token"], "replica": self.world.replica, "runs": self.runs}
                     self._send(hello | {"members": self.members, "last": self.last})
                     if self.pending:
                         self._send(self.pending)
@@ -105,7 +105,7 @@ class Line:
             if "beat" in what:
                 self._send({"beat": 1})
             elif "refused" in what:
-                self._refuse(what["refused"])
+                self._refuse(what["refused"], what.get("cure", CURE))
             elif "lost" in what:
                 self.lost |= set(what["lost"])
             elif self.pending is not None and self._is_ours(what["result"]):
@@ -119,20 +119,23 @@ class Line:
             return str(self.world.replica) in result["joined"]
         return result["seq"] == self.pending["seq"]
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, cure: str = CURE) -> None:
         with self.news:
-            self.refused = self.refused or why
+            self.refused = self.refused or UserError(f"replica {self.world.replica}", why, cure)
             self.news.notify_all()
 
 
 class ElasticPeers(Peers):
-    """As Peers, of those that are there. The rank's own replica among them, in the order of replicas."""
+    """As Peers, of those that are there. The rank's own replica among them, in the order of replicas.
+
+    runs: what all replicas must have alike, {name: value}
+    """
 
     elastic = True
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, runs: dict[str, Any]) -> None:
         self.world, self.replica = world, world.replica
-        self.line = Line(world, json.loads(os.environ[ELASTIC])) if world.rank == 0 else None
+        self.line = Line(world, json.loads(os.environ[ELASTIC]), runs) if world.rank == 0 else None
         self.members: list[int] = []
         self.seq = 0
         self.built: list[int] = []  # whom `groups` connect
@@ -180,10 +183,10 @@ class ElasticPeers(Peers):
             try:
                 answer = self.line.say(what if "join" in what else what | {"seq": self.seq + 1})
             except UserError as error:
-                answer = error.problem
+                answer = error
         answer = ranks.gather(answer)[0]
-        if isinstance(answer, str):
-            raise UserError(f"replica {self.replica}", answer, CURE)
+        if isinstance(answer, UserError):
+            raise answer
         self.seq, self.members = answer["seq"], answer["members"]
         return answer
 

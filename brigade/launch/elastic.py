@@ -34,7 +34,7 @@ from .supervisor import TRY_LATER
 RESTARTS = 10  # of each replica, unless the user gives another number
 ENDING = 120.0  # seconds that the others have when the first has finished the run
 LONGEST_PAUSE = 60.0
-TAIL = 3  # lines of a failed replica's launch that are shown
+TAIL = 5  # lines of a failed replica's launch that are shown
 
 
 def check(job: Job) -> None:

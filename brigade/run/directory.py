@@ -49,6 +49,7 @@ class Run:
     directory: Path
     made_for: str = ""  # the recipe's own cluster in words
     shared: bool = True  # whether all hosts see one directory; else each has its own, and keeps whole checkpoints in it
+    same: dict[str, Any] = field(default_factory=dict)  # what all hosts have alike: consistency.check
     base: dict[str, str] = field(default_factory=dict)  # digests of the weights that it begins with, by file
     kernels: dict[str, Any] = field(default_factory=dict)  # what it computes with: attention, and each key of BY_PROOF
     skipped: list[str] = field(default_factory=list)  # which checkpoints it does not continue from, and why
@@ -146,6 +147,7 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: dict[str, 
         "data": {"fingerprint": fingerprint},
     }
     consistency.check(same, run.world)
+    run.same = same
     run.base = model.get("weights", {})
     if run.world.size > 1:
         from ..distributed import shared_directory

@@ -1,10 +1,13 @@
 """A run whose ranks are divided into replicas, which train by themselves."""
 
 from dataclasses import replace
+from typing import Any
 
-from ..distributed import ranks, replicas
+from ..distributed import consistency, coordinator, ranks, replicas
+from ..recipe.difference import flat
+from ..recipe.identity import computed
 from . import leftovers, mark
-from .directory import RECORD, Run, write_whole
+from .directory import RECORD, Run, git_commit, versions, write_whole
 
 
 def divide(run: Run) -> Run:
@@ -12,7 +15,7 @@ def divide(run: Run) -> Run:
     if run.world.replicas > 1:
         from ..distributed.elastic import ElasticPeers
 
-        ranks.peers = ElasticPeers(run.world)
+        ranks.peers = ElasticPeers(run.world, _runs(run) if run.world.rank == 0 else {})
         return run
     own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
     writes = own.world.rank == 0 or (own.world.local_rank == 0 and not own.shared)
@@ -24,3 +27,17 @@ def divide(run: Run) -> Run:
             write_whole(own.directory / mark.FILE, run.mark)
     replicas.divide(run.replica, run.strategy.replicas)
     return own
+
+
+def _runs(run: Run) -> dict[str, Any]:
+    """What the replicas of an elastic run must have alike, {name: value}: each is a launch of its own, and may be started again
+    after its clone has changed. Batches and kernels may differ, as hosts may."""
+    return {coordinator.COMMIT: git_commit()} | flat(
+        {
+            "versions": versions(),
+            "code": consistency.code(),
+            "recipe": computed(run.settings.before_proofs),
+            "strategy": {"kind": run.strategy.kind},
+            **{what: run.same[what] for what in run.same.keys() - {"recipe", "strategy", "batch", "replicas"}},
+        }
+    )

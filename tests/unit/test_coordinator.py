@@ -13,6 +13,7 @@ class Replica:
 
     def __init__(self, number):
         self.number, self.got, self.members, self.last, self.open = number, [], [], None, True
+        self.runs = {}
 
     def write(self, line):
         what = json.loads(line)
@@ -27,7 +28,7 @@ class Replica:
         return [what["result"] for what in self.got if "result" in what]
 
     def hello(self, to):
-        to._greet(self.number, {"members": self.members, "last": self.last}, self)
+        to._greet(self.number, {"runs": self.runs, "members": self.members, "last": self.last}, self)
         to.heard[self.number] = module.time.monotonic()
         to.settle()
 
@@ -239,3 +240,55 @@ def test_who_comes_after_the_end_is_told_so(three, clock):
     late.hello(meeting)
     late.says(meeting, join={"step": 0})
     assert "refused" in late.got[-1]
+
+
+def other_code(number, file="1b", commit="abc"):
+    replica = Replica(number)
+    replica.runs = {"commit": commit, "versions.torch": "2.13.0", "code.brigade/training/outer.py": file}
+    return replica
+
+
+def test_who_runs_other_code_is_refused_and_the_difference_named(clock):
+    meeting, first, second = Coordinator(2, "token", 60, 300), other_code(0), other_code(1, commit="abc+")
+    for each in (first, second):
+        each.hello(meeting)
+        each.says(meeting, join={"step": 0})
+    assert first.members == second.members == [0, 1], "its commit may be another where no file is"
+    again = other_code(1, file="2c", commit="def")
+    again.hello(meeting)
+    again.says(meeting, join={"step": 0})
+    refused = again.got[-1]
+    assert (
+        "does not run what replica 0 runs: code.brigade/training/outer.py is '2c' here and '1b' there"
+        in refused["refused"]
+    )
+    assert "its clone is at def, the other's at abc" in refused["refused"] and "same commit" in refused["cure"]
+    first.says(meeting, seq=1, payload="", admits=True)
+    assert first.members == [0]
+    mended = other_code(1)
+    mended.hello(meeting)
+    mended.says(meeting, join={"step": 0})
+    first.says(meeting, seq=2, payload="", admits=True)
+    assert first.members == mended.members == [0, 1]
+
+
+def test_who_runs_other_code_is_refused_at_the_start_too_and_by_a_younger_coordinator(clock):
+    meeting, first, second, third = (
+        Coordinator(3, "token", 60, 300),
+        other_code(0),
+        other_code(1),
+        other_code(2, file="2c"),
+    )
+    for each in (third, second, first):
+        each.hello(meeting)
+        each.says(meeting, join={"step": 0})
+    assert first.members == second.members == [0, 1] and "refused" in third.got[-1]
+    for each in (first, second):
+        each.says(meeting, seq=1, payload="", admits=True)
+    younger, third = Coordinator(3, "token", 60, 300), other_code(2, file="2c")
+    third.hello(younger)
+    third.says(younger, join={"step": 0})
+    for each in (first, second):
+        each.hello(younger)
+        each.says(younger, seq=2, payload="", admits=True)
+    assert first.members == second.members == [0, 1] and "refused" in third.got[-1]
