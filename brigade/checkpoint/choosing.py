@@ -8,8 +8,8 @@ from ..errors.console import counted
 from ..recipe.files import read_yaml
 from ..run import directory as runs
 from ..run import same_run
-from . import layout
-from .manifest import damage, finished, flaw, recorded, shares, sizes
+from . import layout, reading
+from .manifest import RECORD, damage, finished, flaw, recorded, shares, sizes
 
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
@@ -43,6 +43,12 @@ def choose(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None
         raise UserError(_FLAG, f"{named!r} cannot be continued from: {problem}", cure)
     _check_run(folder, run, fingerprint)
     _check(folder, _FLAG, run, base)
+    if not _record_of(folder):
+        problem = f"{named!r} is another tool's: there is neither {RECORD} in it nor {runs.RECORD} beside it, and nobody knows "
+        problem += "which data, order of samples and optimizer its states belong to"
+        cure = f"to start from its weights: {_start_from(folder, run)}, without --resume_from_checkpoint; "
+        cure += f"if an earlier version of Brigade wrote it, bring its run's {runs.RECORD} back beside it"
+        raise UserError(_FLAG, problem, cure)
     return folder
 
 
@@ -102,21 +108,52 @@ def _newest(run: runs.Run) -> Path | None:
 def _check_run(folder: Path, run: runs.Run, fingerprint: str) -> None:
     """Raises UserError where a named checkpoint was written by a run that computes something else."""
     beside = folder.resolve().parent / runs.RECORD
-    old = recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else None)
-    if old is None:
+    if not (old := _record_of(folder)):
         return
     other, _ = same_run.another_run(old, run, with_strategy=False)
     if not other and (old.get("run") or {}).get("data", fingerprint) != fingerprint:
         other = "its data or tokenizer is not this one's"
     if other:
         recipe = f" (--recipe {beside})" if beside.is_file() else ""
-        cure = f"give this run the same recipe{recipe}, or leave the flag out"
+        cure = f"give this run the same recipe{recipe}; or to start from its weights: {_start_from(folder, run)}, "
+        cure += "without --resume_from_checkpoint"
         raise UserError(_FLAG, f"{str(folder)!r} belongs to another run: {other}", cure)
+
+
+def _record_of(folder: Path) -> dict[str, Any]:
+    """The run.yaml of who wrote a checkpoint; {} where it is not known."""
+    beside = folder.resolve().parent / runs.RECORD
+    return recorded(folder).get("run") or (read_yaml(beside) if beside.is_file() else {})
+
+
+def _start_from(folder: Path, run: runs.Run) -> str:
+    """How a new run starts from a checkpoint's weights, in words."""
+    if reading.in_hugging_face_format(folder):
+        own = " --from_scratch false" if run.settings.recipe.model.from_scratch else ""
+        return f"--model_name_or_path {folder}{own}"
+    if (folder.resolve().parent / runs.RECORD).is_file():
+        merge = " --merge" if (folder / reading.ADAPTER).is_file() else ""
+        export = f"python -m brigade export {folder.parent} MODEL --step {runs.step_of(folder)}{merge}"
+        return f"{export}, and then --model_name_or_path MODEL"
+    return "make a whole model of it with the tool that wrote it, and name that: --model_name_or_path MODEL"
+
+
+def _check_method(folder: Path, place: str, run: runs.Run) -> None:
+    """Raises UserError where a checkpoint's files say that it is of another method: whole weights or adapters."""
+    whole, adapted = reading.in_hugging_face_format(folder), (folder / reading.ADAPTER).is_file()
+    use_peft = run.settings.recipe.model.use_peft
+    if (use_peft and whole and not adapted) or (adapted and not use_peft):
+        has, trains = ("adapters", "all weights") if adapted else ("whole weights", "adapters (use_peft)")
+        problem = f"{folder.name} holds {has}, and this run trains {trains}: it was written by another method"
+        problem += "" if _record_of(folder) else f", and by another tool, for {RECORD} is not in it"
+        cure = f"to start from its weights: {_start_from(folder, run)}, without --resume_from_checkpoint"
+        raise UserError(place, problem, cure)
 
 
 def _check(folder: Path, place: str, run: runs.Run, base: dict[str, str]) -> None:
     """Raises UserError at `place` where this run can neither read nor carry over the checkpoint's states, and where its
     adapters were trained on another base."""
+    _check_method(folder, place, run)
     if found := layout.refusal(folder, run):
         raise UserError(place, *found)
     before = recorded(folder).get("base", base)

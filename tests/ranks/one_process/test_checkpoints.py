@@ -151,3 +151,44 @@ def test_what_cannot_be_carried_over_is_refused_before_anything_is_loaded(tmp_pa
     (folder / "brigade.json").write_text(json.dumps({"base": {"model.safetensors": "old"}, "files": {}}))
     told = refused(folder, ddp, 4, {"model.safetensors": "new"}, peft=True)
     assert "another base: model.safetensors changed" in told
+
+
+def foreign(done, folder):
+    """As Transformers' own Trainer leaves a checkpoint: without a record, and beside no run.yaml."""
+    shutil.copytree(done[0] / "checkpoint-3", folder)
+    (folder / "brigade.json").unlink()
+
+
+METHODS = {  # who wrote it, flags of the run that would continue from it; what is said
+    "another tool's": (foreign, [], ["is another tool's: there is neither brigade.json in it"]),
+    "another tool's, by LoRA": (foreign, ["--use_peft"], [
+        "holds whole weights, and this run trains adapters", "by another tool"]),
+    "a full run's, by LoRA": (lambda done, folder: shutil.copytree(done[0] / "checkpoint-3", folder), ["--use_peft"], [
+        "belongs to another run: model.use_peft is False there and True here"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_of_another_tool_or_method_is_refused_before_a_model_is_loaded(name, done, flags, tmp_path, capfd):
+    write, further, words = METHODS[name]
+    write(done, folder := tmp_path / "elsewhere" / "checkpoint-3")
+    named = ["--resume_from_checkpoint", str(folder), "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as left:
+        train.main([*flags, *further, *named])
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and "flag --resume_from_checkpoint" in said and all(word in said for word in words), (
+        said
+    )
+    assert f"to start from its weights: --model_name_or_path {folder} --from_scratch false" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_adapters_of_another_tool_are_no_checkpoint_of_a_full_run(tmp_path):
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    for name in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        (folder / name).touch()
+    (folder / "trainer_state.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    said = refused(folder, Strategy("ddp", "ddp", ""), 1)
+    assert "holds adapters, and this run trains all weights" in said and "with the tool that wrote it" in said
