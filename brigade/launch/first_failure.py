@@ -317,6 +317,10 @@ class Judge:
             self.unfinished("all ranks ended with 0, but train.py did not reach its end (no success.json)")
         return True
 
+    def met(self) -> bool:
+        """Whether all ranks have been through the rendezvous, after which they may have trained."""
+        return all(one.stage == "joined" for one in self.ranks.values())
+
     def trains(self) -> bool:
         """Whether all ranks are there, and can be asked for a checkpoint."""
         return all(one.stage == "joined" and one.exit is None for one in self.ranks.values())

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Restarts:
         finally:
             if self.policy.restarts and len(self.story) > 2:
                 if len(self.runs) > 1:
-                    steps = counted(sum(filter(None, self.lost.values())), "step")
+                    steps = self._steps(self.lost)
                     seen = self.begun and None not in self.lost.values()  # events.jsonl
                     known = f"{steps}, and " if seen else ""
                     self.story.append(f"lost: {known}{self.idle:.0f} s between attempts")
@@ -120,6 +120,9 @@ class Restarts:
             return code, None
         if begun:  # else they are another run's, or of an attempt before
             fault = replace(fault, begun=True, step=launch.after.get("step"), checkpoint=launch.after.get("checkpoint"))
+        elif launch.judge.met() and not launch.after.get("by_first"):
+            # Only the first host's directory says how far the run came, and it is gone: steps may be lost, nobody knows how many.
+            fault = replace(fault, begun=True)
         return code, fault
 
     def _went_on_from(self, step: int) -> None:
@@ -128,7 +131,16 @@ class Restarts:
         if (told := self.lost.get(number)) is not None:
             self.lost[number] = lost = max(0, (self.faults[number].step or 0) - step)
             if lost != told:
-                self._note(f"attempt {len(self.runs)} went on from step {step}: {counted(lost, 'step')} lost")
+                self._note(f"attempt {len(self.runs)} went on from step {step}: {self._steps([number])} lost")
+
+    def _steps(self, numbers: Collection[int]) -> str:
+        """How many steps these faults cost, in words: from so many to so many where not every step is on record."""
+        every = self.job.settings.recipe.training.logging_steps
+        least = sum(self.lost[number] or 0 for number in numbers)
+        unseen = sum(
+            every - 1 for number in numbers if self.faults[number].kind != "stopped"
+        )  # who stops saves its last
+        return f"{least} to {counted(least + unseen, 'step')}" if unseen else counted(least, "step")
 
     def _stopped(self, launch: Launch) -> Fault | None:
         """An attempt that somebody stopped in good order: by the file `stop`, who wants no other, or by a signal to one rank,
@@ -149,7 +161,7 @@ class Restarts:
         if fault.begun:
             self.lost[len(self.faults) - 1] = lost
         newest = "no checkpoint" if fault.checkpoint is None else f"newest checkpoint: step {fault.checkpoint}"
-        known = "" if lost is None else f"; step {fault.step}, {newest}: {counted(lost, 'step')} lost"
+        known = "" if lost is None else f"; step {fault.step}, {newest}: {self._steps([len(self.faults) - 1])} lost"
         self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=lost)
         if why := would_repeat(self.faults):
             self._note(f"no restart: {why}")

@@ -198,7 +198,7 @@ class Launch:
 
     async def _progress(self) -> dict[str, Any]:
         """What the first host says of the output directory, over a new line where the old one is gone; else what another says
-        (they may share the directory). {}: no answer."""
+        (they may share the directory, or each have its own). by_first: whether it was the first; {}: no answer."""
         first = self.channels[0]
         again = Channel(first.host, first.ranks, first.transport, asyncio.Queue())
         try:
@@ -207,7 +207,8 @@ class Launch:
                     if channel is again:
                         await again.connect(ANSWERS)
                     if channel.open:
-                        return await channel.ask("progress", timeout=5, directory=str(self.marker.parent))
+                        told = await channel.ask("progress", timeout=5, directory=str(self.marker.parent))
+                        return told | {"by_first": channel.host == first.host}
         finally:
             await again.close()
         return {}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.errors import console
-from brigade.launch import hearing, host_facts
+from brigade.launch import hearing, host_facts, restarts
 from brigade.launch.first_failure import Failure
 from brigade.launch.host_facts import RUN, progress
 from brigade.launch.job import make
@@ -201,6 +201,37 @@ def test_a_later_attempt_whose_logs_cannot_be_written_goes_on_without_them(tmp_p
     with Output(["node1"], tmp_path / "file" / "logs", needed=False) as output:
         output.keep("rank-0-node1", "words")
     assert capsys.readouterr().err.count("output is lost from here on: [Errno 20] Not a directory") == 1
+
+
+# ---- what was lost -----------------------------------------------------------------------------------------------
+LOST = {  # what is known after the first host was lost; logging_steps; what is said of steps
+    "outputs local to each host": ({"checkpoint": 10, "by_first": False}, 1, None),
+    "a shared output": ({"started": "1", "step": 13, "checkpoint": 10, "by_first": False}, 1, "lost: 3 steps, and"),
+    "every tenth step on record": ({"started": "1", "step": 10, "checkpoint": 10}, 10, "lost: 0 to 9 steps, and"),
+    "it never trained": ({"by_first": True}, 1, "lost: 0 steps, and"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_the_count_of_lost_steps_is_true_or_not_said(hostfile, tmp_path, monkeypatch, capfd, name):  # noqa: F811
+    after, every, said = LOST[name]
+    monkeypatch.chdir(tmp_path)
+    channel = SimpleNamespace(host="node2", hello={}, stopped=True)
+    judge = SimpleNamespace(failures=[Failure(0.0, "lost", "node1", text="nothing heard of it")], met=lambda: True)
+    attempts = [
+        SimpleNamespace(code=1, judge=judge, after=after),
+        SimpleNamespace(code=0, judge=judge, after={"started": "2", "step": 20, "first": 10, "by_first": True}),
+    ]
+    for one in attempts:
+        one.name, one.channels, one.started, one.stop_signal, one.before = "run", [channel], True, 0, {}
+        one.run = lambda one=one: asyncio.sleep(0, one.code)
+    monkeypatch.setattr(restarts, "Launch", lambda *_: attempts.pop(0))
+    monkeypatch.setattr(restarts.Restarts, "_find_hosts", lambda self: asyncio.sleep(0, True))
+    job = make("recipes/tiny/full.yaml", ["--logging_steps", str(every)], hostfile(node1=1, node2=1))
+    run = restarts.Restarts(job, Options("torchrun", {}), tmp_path / "logs", Policy(1, pause=0), lambda hosts: job)
+    assert asyncio.run(run.run()) == 0
+    told = capfd.readouterr().err.split("time line of 2 attempts:")[1]
+    assert said in told if said else "step" not in told.partition("lost: ")[2], told
 
 
 # ---- what is asked of hosts --------------------------------------------------------------------------------------
