@@ -33,6 +33,14 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
         why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
         cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
         raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+        ends = [token for token in added if "end" in token or token == "</s>"]
+        problem = (
+            f"the tokenizer at {name!r} has neither a padding token nor one that ends a text (pad_token, eos_token)"
+        )
+        cure = f'write "eos_token": "{ends[-1] if ends else "..."}" into its tokenizer_config.json, or name another'
+        raise UserError(place, problem, cure)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.tokenizer_name_or_path and not model.from_scratch:

@@ -145,6 +145,18 @@ def test_a_directory_that_holds_none(tokenizer_of, mistake, model, tmp_path):
     assert "no tokenizer at" in message and "'" + str(tmp_path / "empty") + "'" in message
 
 
+def test_a_tokenizer_without_padding_and_end_is_told(tokenizer_of, mistake, model, own, tmp_path):
+    """It would end the run in its first micro-batch."""
+    folder = tmp_path / "endless"
+    own.save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in ("eos_token", "pad_token")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    message = mistake(tokenizer_of, model, str(folder), from_scratch=True)
+    assert "model.tokenizer_name_or_path" in message and repr(str(folder)) in message
+    assert "pad_token, eos_token" in message and '"eos_token": "<|im_end|>"' in message.splitlines()[-1]
+
+
 def test_padding_is_the_end_where_there_is_no_padding_token(tokenizer_of, model, own, save):
     bare = copy.deepcopy(own)
     bare.pad_token = None
