@@ -62,8 +62,8 @@ def export(
             tokenizer = _tokenizer(settings, config, source, output)
             load = _merged if merge else _adapters if adapted else _whole
             model, state = load(settings, config, source, dtype)
-            template, _, stands_in = chat_template.load(settings, tokenizer)
-            chat_template.chat_format(tokenizer, template, stands_in).record(tokenizer, model.generation_config)
+            templates = chat_template.load(settings, tokenizer)
+            chat_template.chat_format(tokenizer, templates).record(tokenizer, model.generation_config)
         with writing(destination):
             if state is None:
                 model.save_pretrained(folder)

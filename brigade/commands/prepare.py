@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
     if prepared.chat_format.stands_in:
         print(f"chat template: {report.standing_in(prepared)}")
+    if unread := report.unread(prepared.facts):
+        print(f"not read: {unread}")
     report.show_sample(prepared, tokenizer)
     folder = cache.cache_directory() / "prepared" / prepared.fingerprint
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -13,6 +13,7 @@ from .. import cache
 from ..errors import UserError, progress
 from ..recipe.flags import Settings
 from . import chat_template, encode, mixing, packing, sources
+from .keys import Columns
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
 from .rows import Files, Rows
@@ -46,7 +47,7 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> dict[str,
         (aside / META).write_text(json.dumps(facts))  # last: it says that the rest is whole
 
     cache.once(folder, is_whole, whole)
-    chat_format = asdict(chat_template.chat_format(tokenizer, encoder.template, encoder.stands_in))
+    chat_format = asdict(chat_template.chat_format(tokenizer, encoder.templates))
     return {"fingerprint": fingerprint, "sources": [origin.name for origin in found], "chat_format": chat_format}
 
 
@@ -60,7 +61,8 @@ def plan(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[enco
         (o.train.digests(), o.heldout and o.heldout.digests(), sorted(o.columns.items()), o.weight) for o in found
     ]
     options = (data.packing, data.validation_split, data.max_train_samples, data.max_eval_samples, data.streaming)
-    how = asdict(encoder) | {"no_template": None, "stands_in": None}
+    templates = encoder.templates
+    how = vars(encoder) | {"templates": [templates.template, templates.with_tools, templates.joins]}
     if not how["skip_bad_rows"]:  # the key was not there once, and an unfinished run keeps its data
         del how["skip_bad_rows"]
     seed = settings.recipe.training.seed if any(origin.weight for origin in found) or data.streaming else None
@@ -139,7 +141,7 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
 
 
 def _encode_all(
-    rows: Rows, columns: dict[str, str], settings: Settings, encoder: encode.Encoder, writer: Writer, limit: int | None
+    rows: Rows, columns: Columns, settings: Settings, encoder: encode.Encoder, writer: Writer, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
     of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""

@@ -6,13 +6,14 @@ import json
 import re
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..recipe.files import find, read_yaml
 from ..recipe.flags import Settings
-from .layout import TEMPLATES, ChatFormat
+from .layout import NONE, TEMPLATES, ChatFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,9 +34,32 @@ PROBES: list[dict[str, Any]] = [  # as apply_chat_template takes them
 _VERSIONS = {"mistral": ("", *(f"{{%- set version = '{version}' -%}}\n" for version in ("v11", "v7")))}
 
 
-def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, UserError | None, str]:
-    """The text of the chat template to use, the error of whoever meets a chat without a usable one, and the name of ours
-    that stands in for the tokenizer's own, or "".
+@dataclass(frozen=True)
+class ChatTemplates:
+    """How chats are rendered. template: with generation marks, or "" and why there is none; stands_in: the name of ours that
+    is used for the tokenizer's own, or ""; with_tools, no_with_tools: the same for chats with tools, where a tokenizer has a
+    template of its own for them; joins: whether there is none, so that prompts and completions are joined; own: whether a
+    chat is rendered as by the tokenizer's own"""
+
+    template: str
+    no_template: UserError | None = None
+    stands_in: str = ""
+    with_tools: str = ""
+    no_with_tools: UserError | None = None
+    joins: bool = False
+    own: bool = False
+
+    def for_tools(self) -> str:
+        """The template of chats with tools."""
+        return self.with_tools or self.template
+
+    def error(self, tools: Any) -> UserError | None:
+        """Why a chat with or without these tools has no template."""
+        return self.no_template or (self.no_with_tools if tools else None)
+
+
+def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
+    """The chat templates to use, and the error of whoever meets a chat without a usable one.
 
     The stock templates of Llama 3, Qwen 3 and Gemma 3 have no generation marks, and every label would be masked (trl PR
     #4201): one of ours that renders the same stands in. Texts need no template. Raises UserError for a named one that
@@ -43,26 +67,49 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[str,
     """
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
     known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-    problem = "the chat template has no {% generation %} marks, so no token would be supervised"
-    error = UserError(place, problem, f"set chat_template to one of: {', '.join(known)}, or to a .jinja file")
+    cure = f"set chat_template to one of: {', '.join(known)}, or to a .jinja file"
+
+    def error(problem: str, also: str = "") -> UserError:
+        return UserError(place, problem, cure + also)
+
+    if name == NONE:
+        return ChatTemplates("", error("chat_template is none, and the data has chats"), joins=True)
+    if not name and not tokenizer.chat_template:
+        return ChatTemplates("", error("the tokenizer has no chat template (with generation marks)"), joins=True)
+    unmarked = "has no {% generation %} marks, so no token would be supervised"
     if name in known:
-        return (TEMPLATES / f"{name}.jinja").read_text(), None, ""
-    if not name:
-        own = tokenizer.chat_template or ""
-        stem, template = ("", own) if _MARK.search(own) else stand_in(tokenizer)
-        return template, None if template else error, stem
-    path = find(name, place, f"chat template (or one of: {', '.join(known)})")
-    if not path.is_file():
-        raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
-    template = path.read_text()
-    if not _MARK.search(template):
-        raise error
-    return template, None, ""
+        return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
+    if name:
+        path = find(name, place, f"chat template (or one of: {', '.join(known)})")
+        if not path.is_file():
+            raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
+        template = path.read_text()
+        if not _MARK.search(template):
+            raise error(f"the chat template {unmarked}")
+        return ChatTemplates(template)
+    own = tokenizer.chat_template
+    named = own if isinstance(own, dict) else {"default": own}
+    if "default" not in named:
+        problem = f"the tokenizer has several chat templates ({', '.join(sorted(named))}) and none is its default"
+        return ChatTemplates("", error(problem))
+    stem, template = _marked(tokenizer, named["default"], PROBES)
+    none = None if template else error(f"the chat template {unmarked}", f"; {NONE} joins prompts and completions")
+    if named.get("tool_use", named["default"]) == named["default"]:
+        return ChatTemplates(template, none, stem, own=True)
+    _, with_tools = _marked(tokenizer, named["tool_use"], [probe for probe in PROBES if probe["tools"]])
+    no_tools = None if with_tools else error(f"the tokenizer's chat template for tools, tool_use, {unmarked}")
+    return ChatTemplates(template, none, stem, with_tools, no_tools, own=True)
 
 
-def chat_format(tokenizer: "PreTrainedTokenizerBase", template: str, stands_in: str) -> ChatFormat:
+def _marked(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[str, Any]]) -> tuple[str, str]:
+    """The name and the text of what renders as this template and has marks: ("", itself) where it has some."""
+    return ("", own) if _MARK.search(own) else stand_in(tokenizer, own, probes)
+
+
+def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) -> ChatFormat:
     """What a model that is saved says of its chats."""
-    return ChatFormat(template, stands_in, sorted(stops(tokenizer, template)) if template else [])
+    ends = [stops(tokenizer, template) for template in (templates.template, templates.with_tools) if template]
+    return ChatFormat(templates.template, templates.stands_in, sorted(set().union(*ends)), templates.own)
 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
@@ -82,23 +129,33 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
     return found
 
 
-def stand_in(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
+def stand_in(
+    tokenizer: "PreTrainedTokenizerBase", own: str | None = None, probes: list[dict[str, Any]] = PROBES
+) -> tuple[str, str]:
     """Name and text of the template of ours that renders the probes as the tokenizer's own does, or two empty ones.
 
+    own: the one of the tokenizer's templates that is meant; default: its only one
     A probe that either of the two refuses tells nothing. Tool calls may be written as the tokenizer's own template writes
     OpenAI's form, arguments as JSON in a text: Mistral's v7 quotes an object's twice.
     Llama 3.2 and gpt-oss write today's date; ours write a fixed one unless they are given date_string, for data that
     changed overnight could be neither cached nor repeated.
     """
-    if not tokenizer.chat_template:
+    own = own or tokenizer.chat_template
+    if not own:
         return "", ""
-    wanted = [(_render(tokenizer, probe), _render(tokenizer, _with_json_arguments(probe))) for probe in PROBES]
+    wanted = [
+        (
+            _render(tokenizer, probe, chat_template=own),
+            _render(tokenizer, _with_json_arguments(probe), chat_template=own),
+        )
+        for probe in probes
+    ]
     if wanted[0][0] is None:
         return "", ""
     dates: list[dict[str, Any]] = [{}, *({"date_string": time.strftime(form)} for form in ("%d %b %Y", "%Y-%m-%d"))]
 
     def renders_the_same(template: str, date: dict[str, Any]) -> bool:
-        for number, (probe, theirs) in enumerate(zip(PROBES, wanted, strict=True)):
+        for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
             ours = _render(tokenizer, probe, chat_template=template, **date)
             refused = number > 0 and (ours is None or theirs[0] is None)
             if not refused and ours not in theirs:

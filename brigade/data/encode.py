@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .chat_template import TOOL
+from .chat_template import TOOL, ChatTemplates
+from .keys import Columns
+from .messages import READ, THOUGHTS
 from .rows import BadRow, Chunk, Where
 from .samples import Text, convert
 
@@ -20,19 +22,16 @@ from .samples import Text, convert
 class Encoder:
     """How rows become tokens; picklable.
 
-    tokenizer: JSON of a Rust tokenizer; template: with generation marks, or "" and why there is none; variables: special
-    tokens that templates use; end: the token id that closes a text or a completion; stands_in: which template of ours
-    this is where the tokenizer's own has no marks
+    tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
+    end: the token id that closes a text or a completion
     """
 
     tokenizer: str
-    template: str
-    no_template: UserError | None
+    templates: ChatTemplates
     variables: dict[str, str]
     end: int | None
     max_length: int
     truncation: bool
-    stands_in: str = ""
     skip_bad_rows: bool = False
 
 
@@ -40,12 +39,11 @@ class Encoder:
 # because it cannot be used, it is skipped.
 WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
 # Counted of a row, with its first sample: answers whose thoughts the template does not show; special tokens in texts and
-# answers, which stay such; in other turns, of which they become plain text.
-COUNTED = ("thoughts", "control", "plain")
+# answers, which stay such; in other turns, of which they become plain text; pairs of texts joined without a template.
+COUNTED = ("thoughts", "control", "plain", "joined")
 # A sample: tokens, supervised ones, its fate (of several from one text the first says SPLIT), the number of its row among
-# the chunk's, a digest of its tokens.
-SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "digest")])
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
+# the chunk's, what of its row nobody read (an index of Encoded.unread), a digest of its tokens.
+SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
 HIDDEN = "\ue000"  # of Unicode's private use
 
 
@@ -56,7 +54,7 @@ class Encoded:
     tokens: int32, all samples; supervised: bool, likewise; samples: one SAMPLE each
     dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
     stand before it, and its fate; rows: all of the chunk, blank lines among them; where, size, after: its own; bad: number and
-    error of each row that is BAD
+    error of each row that is BAD; unread: which keys and columns nobody read, in words, each set once, the first empty
     """
 
     tokens: np.ndarray
@@ -68,6 +66,7 @@ class Encoded:
     after: Any
     where: Where
     bad: list[tuple[int, BadRow]] = field(default_factory=list)
+    unread: list[tuple[str, ...]] = field(default_factory=lambda: [()])
 
     def behind(self, row: int) -> "Encoded":
         """The samples of this and later rows of the chunk."""
@@ -81,9 +80,9 @@ class Encoded:
             dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0],
         )
 
-    def errors(self, most: int) -> list[UserError]:
-        """Of the first bad rows, with their places."""
-        return [UserError(self.where.place(number), *error.args) for number, error in self.bad[:most]]
+    def error(self, number: int, error: BadRow) -> UserError:
+        """The error of a bad row, with its place."""
+        return UserError(self.where.place(number), *error.args)
 
 
 def refusal(first: UserError, count: int, at_least: bool = False) -> UserError:
@@ -107,7 +106,20 @@ class LoadedEncoder:
         # The longest first, for one may begin another; none at all matches nothing.
         self.control = re.compile("|".join(sorted(map(re.escape, special.values()), key=len, reverse=True)) or "(?!)")
 
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Text:
+    @property
+    def joins(self) -> bool:
+        return self.encoder.templates.joins
+
+    def refuse_rendered(self, prompt: str, completion: str) -> None:
+        """Raise BadRow for a prompt with a special token in it, and for a completion that ends with one."""
+        found = self.control.findall(prompt) or [token[0] for token in self.control.finditer(completion + HIDDEN)
+                                                 if completion[token.start() :] == token[0]]  # fmt: skip
+        if found:
+            problem = f"it spells out the control token {found[0]!r}, as if it had been through a chat template already"
+            cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
+            raise BadRow(problem, cure)
+
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
         """A chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
 
         Special tokens that a turn of another than the assistant spells out are plain text: a user who writes <|im_end|>
@@ -115,16 +127,17 @@ class LoadedEncoder:
         """
         from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
 
-        if self.encoder.no_template:
-            raise self.encoder.no_template
+        if error := self.encoder.templates.error(tools):
+            raise error
         for name, given in ("tools", tools), ("tool_calls", any(message.get("tool_calls") for message in messages)):
             if given and name in self.leaves_out:
                 cure = "name a chat_template that renders them, or remove them from the data"
                 raise BadRow(f"it has {name}, and the chat template leaves them out", cure)
         try:
-            text, spans = self._render(messages, tools)
+            text, spans = self._render(messages, tools, variables)
             hidden = [self._without_control_tokens(message) for message in messages]
-            other = self._render(hidden, tools)[0] if hidden != messages else text
+            other = self._render(hidden, tools, variables)[0] if hidden != messages else text
+            unread = self._unread(messages, tools, variables, text)
         except TemplateError as error:  # its syntax, or a chat that it refuses
             if isinstance(error, UndefinedError) and (token := re.match(r"'(\w+_token)' is undefined", str(error))):
                 problem = f"the chat template writes the tokenizer's {token[1]}, and the tokenizer has none"
@@ -142,9 +155,31 @@ class LoadedEncoder:
             answered += spelled_out * (message["role"] == "assistant")
             asked += spelled_out * (message["role"] != "assistant")
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
-            return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0))
+            return Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
         plain = tuple(found.span() for found in re.finditer(f"{HIDDEN}+", other))
-        return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked))
+        return Text(text, spans, rendered=True, plain=plain, counts=(thoughts, answered, asked, 0), unread=unread)
+
+    def _unread(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any], text: str
+    ) -> tuple[str, ...]:
+        """What the template does not read of the messages' further keys and of the row's variables: what it does not name,
+        and keys without which the text is the same."""
+        words = self.words_with_tools if tools else self.words
+        unread = [f"{name!r} of chat_template_kwargs" for name in variables if name not in words]
+        further = {key for turn in messages for key in turn if key not in (*READ, *THOUGHTS)}
+        for key in sorted(further):
+            without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
+            if key not in words or self._render(without, tools, variables)[0] == text:
+                unread.append(f"key {key!r} of messages")
+        return tuple(unread)
+
+    @functools.cached_property
+    def words(self) -> set[str]:
+        return set(re.findall(r"\w+", self.encoder.templates.template))
+
+    @functools.cached_property
+    def words_with_tools(self) -> set[str]:
+        return set(re.findall(r"\w+", self.encoder.templates.for_tools()))
 
     def _without_control_tokens(self, message: dict[str, Any]) -> dict[str, Any]:
         """Who is not the assistant, with a character that no template knows in place of each one of a special token."""
@@ -152,15 +187,18 @@ class LoadedEncoder:
             return message
         return message | {"content": self.control.sub(lambda found: HIDDEN * len(found[0]), message["content"])}
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        templates = self.encoder.templates
         texts, spans = render_jinja_template(
             [messages],
             tools=tools,
-            chat_template=self.encoder.template,
+            chat_template=templates.for_tools() if tools else templates.template,
             return_assistant_tokens_mask=True,
-            **self.encoder.variables,
+            **self.encoder.variables | (variables or {}),
         )
         return texts[0], spans[0]
 
@@ -177,7 +215,7 @@ class LoadedEncoder:
             found |= {"tool_calls"} if self._render(calling, None) == self._render(plain, None) else set()
         return found
 
-    def encode(self, chunk: Chunk, columns: dict[str, str]) -> Encoded:
+    def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
         """All samples of a chunk, and which rows cannot be used."""
         texts = [(number, self._text(row, columns)) for number, row in chunk.rows()]
         encodings = iter(self._ids([text for _, text in texts if isinstance(text, Text)]))
@@ -186,6 +224,7 @@ class LoadedEncoder:
         samples: list[tuple[int, ...]] = []
         dropped: list[tuple[int, int]] = []
         bad: list[tuple[int, BadRow]] = []
+        unread: dict[tuple[str, ...], int] = {(): 0}
         for number, text in texts:
             if isinstance(text, Text):
                 ids, mask = next(encodings)
@@ -198,7 +237,7 @@ class LoadedEncoder:
             if not isinstance(text, Text):
                 dropped.append((len(samples), BAD if text else EMPTY))
                 continue
-            counts = text.counts
+            counts = (*text.counts, unread.setdefault(text.unread, len(unread)))
             for begin in range(0, len(ids), longest) if text.splits else (0,):
                 part, own = ids[begin : begin + longest], mask[begin : begin + longest]
                 own[:1] = False  # nothing comes before it that could predict it
@@ -221,15 +260,17 @@ class LoadedEncoder:
             chunk.after,
             chunk.where,
             bad,
+            list(unread),
         )
 
-    def _text(self, row: Any, columns: dict[str, str]) -> Text | BadRow | None:
+    def _text(self, row: Any, columns: Columns) -> Text | BadRow | None:
         if isinstance(row, BadRow):
             return row
         try:
-            text = convert(row, columns, self.render)
+            text = convert(row, columns, self)
             if text and not text.rendered:
-                text = replace(text, counts=(0, len(self.control.findall(text.text)), 0))
+                spelled_out = len(self.control.findall(text.text))
+                text = replace(text, counts=(0, spelled_out, *text.counts[2:]))
             (text.text if text else "").encode()
         except BadRow as error:
             return error

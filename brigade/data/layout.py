@@ -12,26 +12,29 @@ from ..recipe.files import find
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ENCODING = 7  # raise it when the same input would be encoded differently: an unfinished run then has other data
+ENCODING = 8  # raise it when the same input would be encoded differently: an unfinished run then has other data
 FORMAT = 9  # of the cache: raise it when it would be stored differently, or rare rows alone encoded differently
 META = "meta.json"
+NONE = "none"  # as chat_template: there is none, and prompts and completions are joined as they are
 TEMPLATES = Path(__file__).with_name("templates")
 
 
 @dataclass(frozen=True)
 class ChatFormat:
     """How chats are written. template: "" where there is none; stands_in: the name of the template of ours that is used
-    for the tokenizer's own; stops: ids of the special tokens with which it ends the assistant's turns"""
+    for the tokenizer's own; stops: ids of the special tokens with which it ends the assistant's turns; own: whether the
+    tokenizer has a template already that renders so"""
 
     template: str
     stands_in: str
     stops: list[int]
+    own: bool
 
     def record(self, tokenizer: "PreTrainedTokenizerBase", generation: Any = None) -> None:
-        """Have what is saved say how its chats are written and where an answer ends: the tokenizer gets the template (its
-        own stays where one of ours stood in for it, which renders the same), and the generation config's eos_token_id
-        the stops."""
-        if self.template and not self.stands_in:
+        """Have what is saved say how its chats are written and where an answer ends: the tokenizer gets the template that
+        the recipe names (where it names none, the tokenizer's own stays, also if one of ours stood in for it), and the
+        generation config's eos_token_id the stops."""
+        if self.template and not self.own:
             tokenizer.chat_template = self.template
         if self.template and generation is not None:
             there = generation.eos_token_id

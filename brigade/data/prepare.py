@@ -15,7 +15,7 @@ from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..recipe.schema import Source
 from . import builtin
-from .layout import ENCODING, FORMAT, META, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
+from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, is_whole, paths_of
 from .store import Samples
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
     if data.streaming or any(source.dataset_name not in (None, builtin.BUILT_IN) for source in sources):
         return None
     names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
-    ours = (TEMPLATES / f"{data.chat_template}.jinja").is_file()
+    ours = data.chat_template == NONE or (TEMPLATES / f"{data.chat_template}.jinja").is_file()
     try:
         files = [cache.stamp(path) for name in names for path in paths_of(name)]
         files += [cache.stamp(path) for path in TEMPLATES.glob("*.jinja")]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LONGEST = 700  # characters of the sample that is shown
+MOST_UNREAD = 12  # keys that are named
 
 
 def figures(
@@ -40,17 +41,24 @@ def standing_in(prepared: Prepared) -> str:
     return f"Brigade's {prepared.chat_format.stands_in} for the tokenizer's own, which renders the same without generation marks"
 
 
-def tokens(facts: dict[str, int]) -> str:
+def unread(facts: dict[str, Any]) -> str:
+    """Which columns and keys nobody read, each with the number of rows in which it holds something; "" where there is none."""
+    found = sorted(facts.get("unread", {}).items(), key=lambda entry: (-entry[1], entry[0]))
+    words = [f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in found[:MOST_UNREAD]]
+    return ", ".join([*words, *[f"and {len(found) - MOST_UNREAD:,} more"] * (len(found) > MOST_UNREAD)])
+
+
+def tokens(facts: dict[str, Any]) -> str:
     return f"{facts['tokens']:,} tokens, {facts['supervised'] / facts['tokens']:.0%} supervised"
 
 
-def shapes(facts: dict[str, int], data: DataSection, filler: float) -> list[str]:
+def shapes(facts: dict[str, Any], data: DataSection, filler: float) -> list[str]:
     full = facts["tokens"] / (facts["sequences"] * data.max_length)
     packed = [f"packed into {facts['sequences']:,} sequences, {full:.1%} full"] if data.packing else []
     return [*packed, f"{filler:.0%} padding"]
 
 
-def losses(facts: dict[str, int]) -> list[str]:
+def losses(facts: dict[str, Any]) -> list[str]:
     words = {
         "cut": "longer than max_length cut",
         "split": "longer texts split into several samples",
@@ -61,6 +69,7 @@ def losses(facts: dict[str, int]) -> list[str]:
         "after the last question)",
         "plain": "control tokens spelled out in questions, read as plain text",
         "control": "control tokens spelled out in answers or texts, which stay control tokens",
+        "joined": "pairs of prompt and completion joined as they are, for no chat template is set",
         "shared": "held-out samples that are trained on, too",
     }
     return [f"{facts[key]:,} {said}" for key, said in words.items() if facts.get(key)]

@@ -1,18 +1,13 @@
 """From a row to text of which a part is supervised: chats through their template, pairs of prompt and completion, texts."""
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import shown
+from .keys import Columns, Row, says_nothing
+from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
 from .rows import BadRow
 
-# ShareGPT's names beside OpenAI's.
-ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {
-    "human": "user",
-    "gpt": "assistant",
-}
 # What other sets call the columns, for the cure of a row that has none of ours.
 USUAL = {
     "messages": ("conversations", "conversation", "dialogue", "chat"),
@@ -20,165 +15,169 @@ USUAL = {
     "completion": ("output", "response", "answer", "answers"),
     "text": ("content", "body", "article"),
 }
-UNTRAINED = ("weight", "train", "training")  # of a message, 0 or false: no loss on it, as OpenAI and axolotl write it
-MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
-NO_ANSWER = "add the answer, or drop the row"
-
-Message = dict[str, Any]
+KINDS = ("messages", "prompt", "text")
+SIDES = ("user", "assistant")
+ALPACA = "instruction"  # a prompt's column of this name is joined with one called input
+FOR_TEMPLATES = ("system", "history", "tools", "functions", "chat_template_kwargs")  # which a text has no place for
+# What a row's chat_template_kwargs may not set, for it is how samples are rendered.
+OURS = ("messages", "conversations", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
+        "return_assistant_tokens_mask")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Text:
     """What is to be tokenised. spans: supervised parts as (begin, end) in characters; rendered: by a chat template,
     which writes special tokens itself; splits: a long one is cut into several samples; plain: parts in which no special
-    token is meant; counts: of encode.ABOUT"""
+    token is meant; counts: of encode.COUNTED; unread: what of its row nobody read, in words"""
 
     text: str
     spans: list[tuple[int, int]]
     rendered: bool = False
     splits: bool = False
     plain: tuple[tuple[int, int], ...] = ()
-    counts: tuple[int, ...] = (0, 0, 0)
+    counts: tuple[int, ...] = (0, 0, 0, 0)
+    unread: tuple[str, ...] = ()
 
 
-def kind_of(row: Any, columns: dict[str, str]) -> str:
+class Templates(Protocol):
+    """What renders chats. joins: whether there is no chat template, so that prompt and completion are joined as they are"""
+
+    @property
+    def joins(self) -> bool: ...
+
+    def render(self, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> Text:
+        """A chat as text, with all the assistant's spans in it, and the keys of messages and variables that the template
+        does not read. Raises BadRow."""
+        ...
+
+    def refuse_rendered(self, prompt: str, completion: str) -> None:
+        """Raise BadRow for a pair that seems to have been through a chat template already."""
+        ...
+
+
+def kind_of(row: Row) -> str:
     """messages, prompt or text: what a row holds. Raises BadRow, listing what it has instead."""
-    if not isinstance(row, dict):
-        raise BadRow(f"not an object of columns: {repr(row)[:60]}", 'write {"messages": [...]}')
-    for kind in ("messages", "prompt", "text"):
-        if row.get(columns.get(kind, kind)) is not None:
+    for kind in KINDS:
+        if row.content.get(row.name(kind)) is not None:
             return kind
-    wanted = [columns.get(kind, kind) for kind in ("messages", "prompt", "text")]
-    if null := [name for name in wanted if name in row]:
+    names = [row.name(kind) for kind in KINDS]
+    if null := [name for name in names if name in row.content]:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", "give the row a value, or drop it")
-    there = ", ".join(map(repr, row)) or "nothing"
-    usual = {key: next((name for name in names if name in row), None) for key, names in USUAL.items()}
+    there = ", ".join(map(repr, row.content)) or "nothing"
+    usual = {key: next((name for name in names if name in row.content), None) for key, names in USUAL.items()}
     offer = ", ".join(f"{key}: {name}" for key, name in usual.items() if name) or "messages: conversations"
     cure = f"name yours in data.columns, e.g. columns: {{{offer}}}"
-    if {"instruction", "input"} <= row.keys():
-        cure += "; `input` is then left out: join it to the instruction first"
-    raise BadRow(f"none of the columns {', '.join(map(repr, wanted))} here, only {there}", cure)
+    raise BadRow(f"none of the columns {', '.join(map(repr, names))} here, only {there}", cure)
 
 
-def convert(row: Any, columns: dict[str, str], render: Callable[..., Text]) -> Text | None:
+def convert(content: Any, columns: Columns, templates: Templates) -> Text | None:
     """A row as text with its supervised part, or None for a `text` without a character but white space: crawled sets have
-    such, and nothing is to be learnt from them.
-
-    render: (messages, tools) -> rendered text, all the assistant's spans in it. Raises BadRow.
-    """
-    kind = kind_of(row, columns)
-    value = row[columns.get(kind, kind)]
-    tools = row.get(columns.get("tools", "tools"))
+    such, and nothing is to be learnt from them. Raises BadRow."""
+    if not isinstance(content, dict):
+        raise BadRow(f"not an object of columns: {repr(content)[:60]}", 'write {"messages": [...]}')
+    row, unread = Row(content, columns), set[str]()
+    kind = kind_of(row)
     if kind == "text":
-        if not isinstance(value, str):
-            raise BadRow(f"the text is {shown(value)}, not a string", "give each row a text")
-        return Text(value, [(0, len(value))], splits=True) if value.strip() else None
-    if kind == "prompt":
-        name = columns.get("completion", "completion")
-        completion = row.get(name)
-        if completion is None:
-            problem = f"a prompt without a column {name!r}, only {', '.join(map(repr, row))}"
-            raise BadRow(problem, "name yours in data.columns: {completion: answer}")
-        if isinstance(value, str) and isinstance(completion, str):
-            if not completion:
-                raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
-            return Text(value + completion, [(len(value), len(value) + len(completion))])
-        if not isinstance(value, list) or not isinstance(completion, list):
-            problem = f"prompt is {shown(value)}, completion {shown(completion)}"
-            raise BadRow(problem, "give two texts, or two lists of messages")
-        if not any(_message(message)["role"] == "assistant" for message in completion):
-            raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
-        whole, begin = chat(value + completion), len(value)
+        text = _text(row)
+    elif kind == "messages":
+        text = _chat(row, turns(row.get("messages"), unread), 0, templates)
     else:
-        whole, begin = chat(value), 0
-    text = render(whole, _tools(tools))
-    turns = [(number, turn) for number, turn in enumerate(whole) if turn["role"] == "assistant"]
-    answers = [number >= begin and turn.get("train", True) for number, turn in turns]
+        text = _pair(row, unread, templates)
+    if text is None:
+        return None
+    unread |= {f"column {name!r}" for name in row.unread()}
+    return replace(text, unread=tuple(sorted(unread.union(text.unread))))
+
+
+def _text(row: Row) -> Text | None:
+    text = row.get("text")
+    if not isinstance(text, str):
+        raise BadRow(f"the text is {shown(text)}, not a string", "give each row a text")
+    return Text(text, [(0, len(text))], splits=True) if text.strip() else None
+
+
+def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
+    """Prompt and completion: two lists of messages, or two texts, which become turns of user and assistant where there is a
+    chat template."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if completion is None:
+        problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
+        raise BadRow(problem, "name yours in data.columns: {completion: answer}")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before, after = turns(prompt, unread), turns(completion, unread)
+        if not any(message["role"] == "assistant" for message in after):
+            raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
+        return _chat(row, before + after, len(before), templates)
+    if not isinstance(prompt, str) or not isinstance(completion, str):
+        problem = f"prompt is {shown(prompt)}, completion {shown(completion)}"
+        raise BadRow(problem, "give two texts, or two lists of messages")
+    if not completion:
+        raise BadRow("the completion is empty, so nothing is supervised", "give each row a completion")
+    if row.name("prompt") == ALPACA or "input" in row.columns:
+        beside = row.get("input") or ""
+        if not isinstance(beside, str):
+            raise BadRow(
+                f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
+            )
+        prompt = "\n".join(part for part in (prompt, beside) if part)
+    if templates.joins:
+        if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
+            problem = (
+                f"column {missed[0]!r} beside two texts, and without a chat template nothing says how it is written"
+            )
+            raise BadRow(problem, "set chat_template, or leave the column out on purpose: columns: {ignore: ...}")
+        return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], counts=(0, 0, 0, 1))
+    templates.refuse_rendered(prompt, completion)
+    exchanges = [*_history(row), (prompt, completion)]
+    named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
+    return _chat(row, turns(named, unread), 0, templates)
+
+
+def _history(row: Row) -> list[tuple[str, str]]:
+    """Questions and answers before the prompt, as Alpaca's sets and LLaMA-Factory's have them: all answers are learned."""
+    history = from_json(row.get("history") or [], row.name("history"))
+    pairs = isinstance(history, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
+    )
+    if not pairs:
+        raise BadRow(
+            f"column {row.name('history')!r} is {shown(history)}", "give pairs of texts: [[question, answer], ...]"
+        )
+    return [(question, answer) for question, answer in history]
+
+
+def _chat(row: Row, whole: list[Message], begin: int, templates: Templates) -> Text:
+    """Messages through the template, with what other columns say of the whole chat; supervised from message `begin` on."""
+    system, name = row.get("system"), row.name("system")
+    if system:
+        if not isinstance(system, str):
+            raise BadRow(f"column {name!r} is {shown(system)}, not text", "give a text, or ignore the column")
+        first = whole[0]
+        if first["role"] not in ("system", "developer"):
+            whole, begin = [{"role": "system", "content": system}, *whole], begin + 1
+        elif first["content"] != system:
+            problem = f"column {name!r} and the {first['role']} turn say different things"
+            raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
+    check_order(whole)
+    tools = tool_definitions(row.get("tools"), row.get("functions"))
+    text = templates.render(whole, tools, _variables(row))
+    answers = list(wanted(whole, begin))
     if all(answers):
         return text
     if len(text.spans) != len(answers):
         problem = f"the chat template marks {len(text.spans)} parts of {len(answers)} assistant turns"
         raise BadRow(f"{problem}, and not all are to be supervised", "use a template that marks each turn once")
-    return replace(text, spans=[span for span, wanted in zip(text.spans, answers, strict=True) if wanted])
+    return replace(text, spans=[span for span, learned in zip(text.spans, answers, strict=True) if learned])
 
 
-def chat(messages: Any) -> list[Message]:
-    """Checked messages in one form: roles and contents, tool calls with arguments as objects, nothing that is None.
-
-    Raises BadRow for unknown roles, contents that are no text, turns that do not alternate, and no assistant's turn.
-    """
-    if not isinstance(messages, list) or not messages:
-        problem = f"messages is {shown(messages)}, not a list of turns"
-        raise BadRow(problem, 'write [{"role": ..., "content": ...}, ...]')
-    whole = [_message(message) for message in messages]
-    before = ""
-    for number, message in enumerate(whole, 1):
-        role = message["role"]
-        if role in ("system", "developer"):
-            if number > 1:
-                raise BadRow(f"message {number} is a {role} turn", "a system turn can only be the first")
-            continue
-        if role not in MAY_FOLLOW.get(before, ("user", "assistant")):
-            then, start = " or ".join(MAY_FOLLOW.get(before, ("user",))), before or "the start"
-            problem = f"roles do not alternate: message {number} is {role!r} after {start!r}"
-            raise BadRow(problem, f"after {start} comes {then}: join or drop turns")
-        before = role
-    if not any(message["role"] == "assistant" for message in whole):
-        raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
-    return whole
-
-
-def _message(message: Any) -> Message:
-    role = message.get("role", message.get("from")) if isinstance(message, dict) else None
-    if role is None:
-        raise BadRow(f"a message without a role: {repr(message)[:60]}", 'write {"role": ..., "content": ...}')
-    if not isinstance(role, str) or role not in ROLES:
-        raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
-    content = message.get("content", message.get("value"))
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text")) for part in content)
-    calls = message.get("tool_calls")
-    if content is None and calls:
-        content = ""
-    if not isinstance(content, str):
-        problem = f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text"
-        raise BadRow(problem, "give each message a text content")
-    ours = ("role", "from", "content", "value", "tool_calls", *UNTRAINED)
-    rest = {k: v for k, v in message.items() if k not in ours and v is not None}
-    whole = {"role": ROLES[role], "content": content, **rest}
-    for key in (key for key in UNTRAINED if message.get(key) is not None):
-        named = f"{key} {message[key]!r}"
-        if message[key] not in (0, 1):
-            raise BadRow(f"{named} of a {role!r} turn is neither 0 nor 1", "a turn is trained on, or it is not")
-        if message[key] and whole["role"] != "assistant":
-            raise BadRow(f"{named} asks for loss on a {role!r} turn", "loss is on the assistant's turns: remove it")
-        if not message[key] and whole["role"] == "assistant":
-            whole["train"] = False
-    return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
-
-
-def _call(call: Any) -> dict[str, Any]:
-    """A tool call whose arguments are an object, as chat templates expect; OpenAI's are JSON in a text."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        problem = f"a tool call without a function's name: {repr(call)[:60]}"
-        raise BadRow(problem, 'write {"function": {"name": ..., "arguments": {...}}}')
-    arguments = _from_json(function.get("arguments", {}), f"arguments of {function['name']!r}")
-    return {"type": "function", **call, "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _tools(tools: Any) -> list[Any] | None:
-    """Definitions of tools: a list of objects, or JSON of one (Arrow cannot hold tools of different parameters)."""
-    tools = _from_json(tools, "tools")
-    if not tools:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRow(f"tools is {shown(tools)}, not a list of definitions", "give a list of JSON schemas")
-    return tools
-
-
-def _from_json(value: Any, what: str) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
-        raise BadRow(f"{what} are not JSON: {error.msg}", "fix them") from None
+def _variables(row: Row) -> dict[str, Any]:
+    """What a row hands to its chat template besides the chat: {"enable_thinking": false}."""
+    name = row.name("chat_template_kwargs")
+    given = from_json(row.get("chat_template_kwargs") or {}, name)
+    if not isinstance(given, dict):
+        raise BadRow(
+            f"column {name!r} is {shown(given)}, not an object of variables", 'write {"enable_thinking": false}'
+        )
+    if own := [key for key in given if key in OURS]:
+        raise BadRow(f"column {name!r} sets {own[0]}", "remove it there: the run decides it")
+    return {key: value for key, value in given.items() if value is not None}

@@ -12,6 +12,7 @@ from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
 from .builtin import BUILT_IN
+from .keys import Columns
 from .layout import paths_of
 from .rows import Csv, Files, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
 
@@ -25,7 +26,7 @@ class Origin:
     name: str
     train: Rows
     heldout: Rows | None
-    columns: dict[str, str]
+    columns: Columns
     weight: float | None
 
 
@@ -82,7 +83,7 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
     stem = Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
     name = (source.name if isinstance(source, WeightedSource) else None) or stem
     weight = source.weight if isinstance(source, WeightedSource) else None
-    columns: dict[str, str] = dict(source.columns)  # type: ignore[arg-type]
+    columns: Columns = dict(source.columns)  # type: ignore[arg-type]
     return Origin(name, train, heldout, columns, weight)
 
 

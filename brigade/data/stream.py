@@ -131,7 +131,7 @@ def read(origin: sources.Origin, machine: LoadedEncoder, cursor: Any) -> Iterato
     for chunk in origin.train.chunks(cursor):
         part = machine.encode(chunk, origin.columns)
         if part.bad and not machine.encoder.skip_bad_rows:
-            raise refusal(part.errors(1)[0], len(part.bad))
+            raise refusal(part.error(*part.bad[0]), len(part.bad))
         yield part.behind(held) if held else part
         held = 0
 
@@ -271,7 +271,7 @@ class Stream:
         with writing(self.folder):
             (self.folder / f"position-{self.local_rank}").write_text(str(row))
 
-    def entered(self, rows: range) -> Iterator[tuple[Samples, dict[str, int]]]:
+    def entered(self, rows: range) -> Iterator[tuple[Samples, dict[str, Any]]]:
         """The windows that begin to be read with these rows, and their figures."""
         row, end = max(rows.start, self._entered), min(rows.stop, self.rows)
         while row < end:

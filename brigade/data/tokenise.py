@@ -13,12 +13,13 @@ from tqdm import tqdm
 from ..errors import UserError
 from ..recipe.flags import Settings
 from . import chat_template, encode, workers
+from .keys import Columns
 from .rows import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LISTED, MANY = 10, 1000  # bad rows that are named; as many that no more are looked for
+LISTED, MANY = 10, 1000  # reasons that are named; so many bad rows that no more are looked for
 
 
 def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> encode.Encoder:
@@ -32,26 +33,23 @@ def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> enco
         )
     # How it was last called (padding, truncation) is part of its state, but of no sample.
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-    template, no_template, stands_in = chat_template.load(settings, tokenizer)
     return encode.Encoder(
         tokenizer=json.dumps(backend),
-        template=template,
-        no_template=no_template,
+        templates=chat_template.load(settings, tokenizer),
         variables={name: value for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)},
         end=tokenizer.eos_token_id,
         max_length=data.max_length,
         truncation=data.truncation,
-        stands_in=stands_in,
         skip_bad_rows=data.skip_bad_rows,
     )
 
 
 def encoded(
-    rows: Rows, columns: dict[str, str], encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
+    rows: Rows, columns: Columns, encoder: encode.Encoder, processes: int | None = None, limit: int | None = None
 ) -> Iterator[encode.Encoded]:
     """The chunks of a split, tokenised in order. Small data is tokenised here, without further processes.
 
-    The first bad rows are listed. Raises UserError for such, after a look at what follows, unless they are to be skipped.
+    Bad rows are listed by their reasons. Raises UserError for such, after a look at what follows, unless they are to be skipped.
     """
     unread = ((chunk, columns) for chunk in rows.chunks())
     processes = processes or min(os.cpu_count() or 1, 16)
@@ -62,22 +60,54 @@ def encoded(
         parts = itertools.starmap(encode.LoadedEncoder(encoder).encode, jobs)
     else:
         parts = workers.encoded(jobs, encoder, processes, rows.place)
-    skip, listed = encoder.skip_bad_rows, list[UserError]()
-    count = samples = 0
+    skip, reasons = encoder.skip_bad_rows, Reasons()
+    rows_read = samples = 0
     for part in parts:
-        count, samples = count + len(part.bad), samples + len(part.samples)
-        errors = part.errors(LISTED - len(listed))
-        listed += errors
-        if skip:
-            for error in errors:
+        samples, rows_read = samples + len(part.samples), rows_read + len(part.samples) + len(part.dropped)
+        for error in reasons.add(part):
+            if skip:
                 tqdm.write(f"skipped: {error.place}: {error.problem}", file=sys.stderr)
-        elif count and (count >= MANY or (limit and samples >= limit)):
+        if not skip and reasons.count and (reasons.count >= MANY or (limit and samples >= limit)):
             break
-        if skip or not count:
+        if skip or not reasons.count:
             yield replace(part, bad=[])
-    if listed and not skip:
-        if count > 1:
-            lines = [f"{error.place}: {error.problem}" for error in listed]
-            lines += [f"... and {count - len(listed):,} more"] if count > len(listed) else []
-            tqdm.write("\n".join(lines), file=sys.stderr)
-        raise encode.refusal(listed[0], count, at_least=count >= MANY)
+    if reasons.count and not skip:
+        if reasons.count > 1:
+            tqdm.write("\n".join(reasons.lines(whole=rows_read == reasons.count)), file=sys.stderr)
+        raise encode.refusal(reasons.first[0], reasons.count, at_least=reasons.count >= MANY)
+
+
+class Reasons:
+    """Why rows cannot be used: the first row of each of the first LISTED reasons, and how many rows have it."""
+
+    def __init__(self) -> None:
+        self.first: list[UserError] = []
+        self.counts: dict[str, int] = {}
+        self.count = 0
+
+    def add(self, part: encode.Encoded) -> list[UserError]:
+        """Take in the bad rows of a chunk; returns the errors whose reason is new and is listed."""
+        new = []
+        for number, error in part.bad:
+            problem = str(error.args[0])
+            if problem not in self.counts and len(self.first) < LISTED:
+                new.append(part.error(number, error))
+                self.first.append(new[-1])
+                self.counts[problem] = 0
+            if problem in self.counts:
+                self.counts[problem] += 1
+        self.count += len(part.bad)
+        return new
+
+    def lines(self, whole: bool) -> Iterator[str]:
+        """One line a reason. whole: whether all rows that were read are bad"""
+        if whole and len(self.counts) == 1 and self.counts[self.first[0].problem] == self.count:
+            yield f"all {self.count:,} rows from {self.first[0].place} on: {self.first[0].problem}"
+            return
+        for error in self.first:
+            same = self.counts[error.problem] - 1
+            yield f"{error.place}: {error.problem}" + (
+                f" (and {same:,} more such row{'s' * (same > 1)})" if same else ""
+            )
+        if others := self.count - sum(self.counts.values()):
+            yield f"... and {others:,} more"

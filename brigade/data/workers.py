@@ -11,11 +11,12 @@ from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import UserError
 from .encode import Encoded, Encoder, LoadedEncoder
+from .keys import Columns
 from .rows import Chunk
 
 AHEAD = 4  # chunks a process, read and not yet asked for: they bound the memory, and bridge chunks of uneven cost
 
-Job = tuple[Chunk, dict[str, str]]
+Job = tuple[Chunk, Columns]
 
 _machine: LoadedEncoder
 

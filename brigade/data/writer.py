@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class Writer:
         self._mask = (folder / "supervised").open("wb")
         self._parts = [np.zeros(0, SAMPLE)]
         self._chunks: list[tuple[int, str, int, bool]] = []
+        self._unread: dict[tuple[str, ...], int] = {(): 0}
 
     def add(self, part: Encoded) -> None:
         part.tokens.tofile(self._tokens)
@@ -24,17 +26,24 @@ class Writer:
         self._chunks.append((self._rows, *part.where))
         samples = part.samples.copy()
         samples["row"] += self._rows
+        known = [self._unread.setdefault(names, len(self._unread)) for names in part.unread]
+        samples["unread"] = np.array(known)[samples["unread"]]
         self._parts.append(samples)
         self.samples, self._rows = self.samples + len(samples), self._rows + part.rows
 
     def table(self) -> np.ndarray:
-        """All samples; `row` counts those of all parts."""
+        """All samples; `row` counts those of all parts, and `unread` is a number of the writer's own."""
         self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
 
-    def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, int]:
-        """Figures of these samples, and of rows that were dropped beside them (fates, one a row)."""
+    def facts(self, samples: np.ndarray, dropped: np.ndarray) -> dict[str, Any]:
+        """Figures of these samples, and of rows that were dropped beside them (fates, one a row); in how many of their rows
+        each key stands that nobody read."""
         chosen = self.table()[samples]
+        rows = np.bincount(chosen["unread"], minlength=len(self._unread)).tolist()
+        unread: dict[str, int] = {}
+        for names, count in zip(self._unread, rows, strict=True):
+            unread |= {name: unread.get(name, 0) + count for name in names if count}
         fates = np.concatenate([chosen["fate"], dropped])
         cut, split, empty, bad = (int((fates == fate).sum()) for fate in (CUT, SPLIT, EMPTY, BAD))
         return {
@@ -48,6 +57,7 @@ class Writer:
             "dropped": len(dropped) - empty - bad,
             "empty": empty,
             "skipped": bad,
+            "unread": unread,
         }
 
     def shared(self, some: np.ndarray, others: np.ndarray) -> int:

@@ -70,6 +70,18 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
+Column = Literal[
+    "messages", "prompt", "completion", "text", "tools", "system", "input", "history", "functions", "chat_template_kwargs",
+    "ignore",
+]  # fmt: skip
+
+
+def _one_column_each(value: Any) -> Any:
+    if any(isinstance(name, list) for key, name in value.items() if key != "ignore"):
+        raise ValueError("one name for each column; only ignore takes a list")
+    return value
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
@@ -149,8 +161,9 @@ class Source(Section):
     """A .jsonl, .parquet or .csv file, or a pattern for several: `chats/*.jsonl`."""
     validation_file: str | None = None
     """Held out instead of a part of the training data; as train_file."""
-    columns: dict[Literal["messages", "prompt", "completion", "text", "tools"], str] = {}
-    """What the columns are called in this source where it is not messages, prompt, completion, text or tools."""
+    columns: Annotated[dict[Column, str | list[str]], AfterValidator(_one_column_each)] = {}
+    """What the columns are called in this source where it is not messages, prompt, completion, text, tools, system, input,
+    history, functions or chat_template_kwargs. ignore: columns that are left out on purpose (docs/data.md)."""
 
 
 class WeightedSource(Source):
@@ -171,7 +184,8 @@ class DataSection(Source):
     """The share held out where the data has no validation part of its own."""
     chat_template: str | None = None
     """Default: the tokenizer's own, or the one in brigade/data/templates/ that renders the same and has generation marks.
-    A name of one in there, or a .jinja file with generation marks."""
+    A name of one in there, or a .jinja file with generation marks. none: there is none, and prompt and completion are joined
+    as they are."""
     max_length: int = Field(2048, ge=8)
     """Longest sequence in tokens."""
     truncation: bool = True

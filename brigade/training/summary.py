@@ -32,6 +32,7 @@ def summary(run: Run, trainer: Any, data: Any, checkpoint: Path | None) -> None:
         **_frozen(trainer.model),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.squares),
         **({"chat template": report.standing_in(data)} if data.chat_format.stands_in else {}),
+        **({"not read": unread} if (unread := report.unread(data.facts)) else {}),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
         f"device {trainer.args.device.type}",
         "strategy": f"{strategy.label} (from {strategy.source})",

@@ -154,8 +154,8 @@ ENDS = {
 
 
 def record(settings, tokenizer, generation):
-    template, _, stands_in = chat_template.load(settings, tokenizer)
-    chat_template.chat_format(tokenizer, template, stands_in).record(tokenizer, generation)
+    templates = chat_template.load(settings, tokenizer)
+    chat_template.chat_format(tokenizer, templates).record(tokenizer, generation)
 
 
 @every_template

@@ -8,15 +8,39 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.data import rows
+from brigade.data import report, rows
 from brigade.data.store import IGNORED
 from tests.unit.data.preparing import chats, figures, texts, words
 
 
-def test_a_completion_is_supervised_and_its_prompt_is_not(from_rows, tokenizer):
-    (row,) = from_rows({"prompt": "What is 1 + 1?", "completion": " It is 2."}).train
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_pair_of_texts_goes_through_the_chat_template(load, prepare, write, tokenizer, tmp_path, kind):
+    """Else a model would be asked with a template, and would have learned without one."""
+    pair, file = {"prompt": "What is 1 + 1?", "completion": "It is 2."}, tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([pair]), file)
+    else:
+        file.write_text(json.dumps(pair) if kind == "jsonl" else "prompt,completion\nWhat is 1 + 1?,It is 2.\n")
+    data = {"train_file": str(file), "validation_file": write("h.jsonl", [{"text": "held"}])}
+    prepared = prepare(**data)
+    (row,) = prepared.train
+    assert words(tokenizer, row) == "It is 2.<|im_end|>"
+    whole = "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\nIt is 2.<|im_end|>\n"
+    assert tokenizer.decode(row["input_ids"]) == whole
+    assert "joined" not in figures(load, prepared, data=data | {"dataset_name": None})
+
+
+@pytest.mark.parametrize("named", ["none", None])
+def test_a_pair_of_texts_is_joined_where_there_is_no_template(load, from_rows, tokenizer, named):
+    bare = copy.deepcopy(tokenizer)
+    bare.chat_template = None if named is None else bare.chat_template
+    prepared = from_rows({"prompt": "What is 1 + 1?", "completion": " It is 2."}, tokenizer=bare, chat_template=named)
+    (row,) = prepared.train
     assert words(tokenizer, row) == " It is 2.<|im_end|>"
     assert tokenizer.decode(row["input_ids"]) == "What is 1 + 1? It is 2.<|im_end|>"
+    assert "1 pairs of prompt and completion joined as they are, for no chat template is set" in report.losses(
+        prepared.facts
+    )
 
 
 def test_prompt_and_completion_of_messages(from_rows, tokenizer):
@@ -86,7 +110,7 @@ def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer)
     own.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, own.eos_token_id)]
     )
-    (row,) = from_rows({"prompt": "a", "completion": " b"}, tokenizer=own).train
+    (row,) = from_rows({"prompt": "a", "completion": " b"}, tokenizer=own, chat_template="none").train
     assert words(tokenizer, row) == f" b{end}" and row["input_ids"].tolist().count(own.eos_token_id) == 1
 
 

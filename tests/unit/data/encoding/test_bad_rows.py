@@ -60,7 +60,7 @@ def test_a_row_that_cannot_be_used_is_named(prepare, mistake, tmp_path, row, sai
 
 
 @pytest.mark.parametrize("row, offered", [
-    ({"instruction": "a", "input": "", "output": "b"}, "{prompt: instruction, completion: output}; `input` is then left out"),
+    ({"instruction": "a", "input": "", "output": "b"}, "{prompt: instruction, completion: output}"),
     ({"question": "a", "answer": "b"}, "{prompt: question, completion: answer}"),
     ({"conversations": []}, "{messages: conversations}"), ({"x": 1}, "{messages: conversations}"),
 ])  # fmt: skip
@@ -91,10 +91,17 @@ def test_all_bad_rows_are_listed_or_on_request_skipped_and_counted(
     mistake(prepare, text, **options)  # also when it lies in the cache without them
 
 
-def test_of_many_bad_rows_ten_are_listed(prepare, mistake, capsys):
+def test_of_many_bad_rows_each_reason_is_listed_once(prepare, mistake, capsys, tmp_path):
     assert "5,000 rows or more" not in (message := mistake(prepare, [{"x": 1}] * 50, HELD)) and "50 rows" in message
+    told, file = capsys.readouterr().err, tmp_path / "train.jsonl"
+    assert told.count("none of the columns") == 1 and f"all 50 rows from {file}, line 1 on: none of" in told
+    mistake(prepare, [*CHATS, *[{"x": 1}] * 7, {"text": 3}, {"x": 1}], HELD)
     told = capsys.readouterr().err
-    assert told.count("none of the columns") == 10 and "40 more" in told
+    assert f"{file}, line 21: none of the columns" in told and "only 'x' (and 7 more such rows)" in told
+    assert told.splitlines()[-1] == f"{file}, line 28: the text is 3, not a string"
+    mistake(prepare, [{f"x{i}": 1} for i in range(25)], HELD)
+    told = capsys.readouterr().err
+    assert told.count("none of the columns") == 10 and "... and 15 more" in told and "all 25" not in told
     assert "skip_bad_rows: true leaves it out" in mistake(prepare, [*CHATS, {"x": 1}], HELD)
     assert "no training samples" in mistake(prepare, [{"x": 1}] * 3, HELD, skip_bad_rows=True)
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from brigade.data import chat_template
 from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, same, words
 
 
@@ -55,3 +56,35 @@ def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template,
     own = tmp_path / "own.jinja"
     own.write_text(template or CHATML.read_text())
     mistake(prepare, [chat("a", "b", roles=roles)] * 3, chat_template=str(own))
+
+
+STOCK = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+WITH_TOOLS = "{% if tools %}{{ tools | length }} tools: {% endif %}" + CHATML.read_text()
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
+
+
+def test_of_several_named_templates_the_default_is_used_and_the_one_for_tools(tokenizer, prepare, mistake):
+    """Command R's and Hermes' tokenizers have `default` and `tool_use`."""
+    several = copy.deepcopy(tokenizer)
+    several.chat_template = {"default": STOCK, "tool_use": STOCK, "rag": "{{ documents }}"}
+    found = prepare(CHATS, HELD, chat_template=None, tokenizer=several)
+    assert same(found.train, prepare(CHATS, HELD).train) and found.stands_in == "chatml"
+    several.chat_template = {"default": CHATML.read_text(), "tool_use": WITH_TOOLS}
+    plain, with_tools = prepare([CHATS[0], CHATS[0] | TOOLS], HELD, chat_template=None, tokenizer=several).train
+    assert tokenizer.decode(with_tools["input_ids"]) == "1 tools: " + tokenizer.decode(plain["input_ids"])
+    several.chat_template = {"default": CHATML.read_text(), "tool_use": "{{ tools }}{{ messages }}"}
+    assert len(prepare(CHATS, HELD, chat_template=None, tokenizer=several).train) == len(CHATS)
+    message = mistake(prepare, [CHATS[0] | TOOLS], HELD, chat_template=None, tokenizer=several)
+    assert "for tools, tool_use, has no {% generation %} marks" in message and "chatml" in message.splitlines()[-1]
+    several.chat_template = {"rag": STOCK, "tool_use": STOCK}
+    message = mistake(prepare, CHATS, HELD, chat_template=None, tokenizer=several)
+    assert "several chat templates (rag, tool_use) and none is its default" in message
+
+
+def test_what_is_saved_has_all_named_templates_but_where_the_recipe_names_one(tokenizer, load):
+    for named in None, "chatml":
+        several = copy.deepcopy(tokenizer)
+        several.chat_template = own = {"default": CHATML.read_text(), "tool_use": WITH_TOOLS}
+        templates = chat_template.load(load(data={"chat_template": named}), several)
+        chat_template.chat_format(several, templates).record(several)
+        assert several.chat_template == (own if named is None else CHATML.read_text())

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.data import encode, report
+from brigade.data.chat_template import ChatTemplates
 from brigade.data.rows import RowChunk
 from brigade.data.store import IGNORED
 from tests.unit.data.encoding.chats import CHATML, CHATS, HELD, chat, said, same, words
@@ -23,7 +24,7 @@ turns = st.lists(st.tuples(text, text), min_size=1, max_size=3).map(
 def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
     messages = [{"role": role, "content": content} for role, content in turns]
     machine = encode.LoadedEncoder(
-        encode.Encoder(tokenizer.backend_tokenizer.to_str(), CHATML.read_text(), None, {}, None, 4096, True)
+        encode.Encoder(tokenizer.backend_tokenizer.to_str(), ChatTemplates(CHATML.read_text()), {}, None, 4096, True)
     )
     found = machine.encode(RowChunk([{"messages": messages}], "here", 1, 1, None), {})
     labels = np.where(found.supervised, found.tokens, IGNORED).tolist()

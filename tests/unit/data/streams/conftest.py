@@ -60,7 +60,7 @@ def streamed(load, tokenizer, tmp_path, monkeypatch):
     opened = []
 
     def call(data, size=30, ranks=1, steps=20, checkpoint=None, token=1, **training):
-        data = {"dataset_name": None, "streaming": True} | data
+        data = {"dataset_name": None, "streaming": True, "chat_template": "none"} | data
         settings = load(data=data, training={"max_steps": steps, "global_batch_size": STEP} | training)
         found = []
         for rank in range(ranks):

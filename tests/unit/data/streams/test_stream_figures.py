@@ -58,7 +58,7 @@ def test_the_figures_of_a_window_as_they_are_told(streamed, uneven, load):
     lost = "12 longer than max_length cut, 6 without a supervised token dropped"
     assert said() == (
         f"first window of the stream: 54 training samples, {facts['tokens']} tokens, {share} supervised, "
-        f"0% padding, {lost}"
+        f"0% padding, {lost}, 54 pairs of prompt and completion joined as they are, for no chat template is set"
     )
     assert said(3, whole=False) == f"window 4 of the stream: {lost}"
     full = facts["tokens"] / (54 * 40)

@@ -10,6 +10,8 @@ from brigade.data import prepare as preparing
 from brigade.data import rows, stream
 from tests.unit.data.streams.reading import STEP, numbers
 
+JOINED = {"dataset_name": None, "streaming": True, "chat_template": "none"}  # as the fixture `streamed` reads pairs
+
 
 def test_every_sample_of_a_pass_once_and_then_again(streamed, source, texts):
     train = streamed(source("a", 50), steps=20)
@@ -49,9 +51,7 @@ def test_the_seed_decides_the_order(streamed, source, texts):
 
 def test_a_source_without_a_held_out_part_holds_out_its_begin(streamed, source, load, tokenizer, texts):
     data = source("a", 200) | {"validation_file": None}
-    settings = load(
-        data={"dataset_name": None, "streaming": True, "max_eval_samples": 5} | data, training={"max_steps": 2}
-    )
+    settings = load(data=JOINED | {"max_eval_samples": 5} | data, training={"max_steps": 2})
     held = [tokenizer.decode(row["input_ids"][:-1]) for row in preparing.prepare(settings, tokenizer).heldout["a"]]
     assert numbers(held) == [0, 1, 2, 3, 4]
     found = numbers(texts(streamed(data | {"max_eval_samples": 5}, steps=50), 0, 400))
@@ -62,7 +62,7 @@ def test_a_source_without_a_held_out_part_holds_out_its_begin(streamed, source, 
 def test_held_out_is_what_is_said_of_a_source_of_one_chunk(streamed, source, load, tokenizer, texts, monkeypatch):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 1 << 20)
     data = source("a", 600) | {"validation_file": None}
-    settings = load(data={"dataset_name": None, "streaming": True} | data, training={"max_steps": 2})
+    settings = load(data=JOINED | data, training={"max_steps": 2})
     (held,) = preparing.prepare(settings, tokenizer).heldout.values()
     assert len(held) == stream.HELD_OUT
     train = streamed(data, steps=100)
