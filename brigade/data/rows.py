@@ -4,10 +4,8 @@ A chunk travels to the process that tokenises it, names each row's place for mes
 begins: `after` is a cursor that `chunks` takes to continue there.
 """
 
-import codecs
 import csv
 import itertools
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,104 +148,6 @@ class Files:
                 yield RowChunk(part, str(path), done + 1, len(part), (number, done + len(part)))
                 done += len(part)
             done = 0
-
-
-class JsonLines(Files):
-    """One JSON object a line. Chunks are byte ranges that begin and end with a line, decoded by who tokenises them."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.size = sum(path.stat().st_size for path in paths)
-
-    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
-        first, begin = cursor or (0, 0)
-        for number in range(first, len(self.paths)):
-            path = self.paths[number]
-            total = path.stat().st_size
-            with path.open("rb") as file:
-                while begin < total:
-                    file.seek(min(begin + CHUNK_BYTES, total))
-                    file.readline()
-                    end = file.tell()
-                    yield _Lines(path, begin, end, (number, end))
-                    begin = end
-            begin = 0
-
-
-@dataclass(frozen=True)
-class _Lines:
-    path: Path
-    begin: int
-    end: int
-    after: Any
-
-    @property
-    def size(self) -> int:
-        return self.end - self.begin
-
-    @property
-    def where(self) -> Where:
-        return Where(str(self.path), self.begin, of_lines=True)
-
-    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
-        with self.path.open("rb") as file:
-            file.seek(self.begin)
-            content = file.read(self.end - self.begin)
-        lines = (content if self.begin else content.removeprefix(codecs.BOM_UTF8)).split(NEWLINE)
-        for number, line in enumerate(lines):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line.decode("utf-8").rstrip())
-            except UnicodeDecodeError:
-                yield number, BadRow(f"not UTF-8: {line[:40]!r}", "give text: JSONL in UTF-8")
-            except (ValueError, RecursionError) as error:
-                problem = f"not JSON: {_json_problem(error)}: {line.decode()[:40]!r}"
-                yield number, BadRow(problem, "fix or delete that line")
-
-
-def _json_problem(error: Exception) -> str:
-    # A ValueError of another class: an integer of thousands of digits.
-    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-
-
-class JsonArrays(Files):
-    """One JSON array of rows, as json.dump writes a list: read as a whole, and decoded row by row. In memory lie its
-    characters, not its objects."""
-
-    def read(self, path: Path) -> Iterator[Row]:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UserError(str(path), f"not UTF-8 at byte {error.start:,}", "give text: JSON in UTF-8") from None
-
-        def after_blanks(at: int) -> int:
-            return next((i for i in range(at, len(text)) if text[i] not in " \t\r\n"), len(text))
-
-        decode, at = json.JSONDecoder().raw_decode, after_blanks(text.index("[") + 1)
-        closed = text.startswith("]", at)
-        try:
-            while not closed:
-                row, at = decode(text, at)
-                yield row
-                at = after_blanks(at)
-                closed = text.startswith("]", at)
-                if not closed and not text.startswith(",", at):
-                    raise json.JSONDecodeError("',' or ']' wanted after a row", text, at)
-                at = at if closed else after_blanks(at + 1)
-            if (end := after_blanks(at + 1)) < len(text):
-                raise json.JSONDecodeError("more behind the array's end", text, end)
-        except (ValueError, RecursionError) as error:
-            at = error.pos if isinstance(error, json.JSONDecodeError) else at
-            place = f"{path}, line {text.count(chr(10), 0, at) + 1}"
-            problem = f"not a JSON array of rows: {_json_problem(error)}: {text[at : at + 40]!r}"
-            raise UserError(place, problem, "fix it there, or write one object a line (.jsonl)") from None
-
-
-def is_json_array(path: Path) -> bool:
-    """Whether a file begins with a bracket, where one of lines has a brace."""
-    with path.open("rb") as file:
-        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 class Csv(Files):

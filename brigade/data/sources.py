@@ -12,9 +12,10 @@ from ..recipe.flags import Settings
 from ..recipe.schema import OF_DATASETS, Source, WeightedSource
 from . import builtin
 from .builtin import BUILT_IN
+from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns
 from .layout import paths_of
-from .rows import Csv, Files, JsonArrays, JsonLines, Parquet, Rows, Table, is_json_array
+from .rows import Csv, Files, Parquet, Rows, Table
 
 FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}
 
@@ -98,11 +99,11 @@ def _files(name: str, place: str) -> "Rows":
     if len(kinds) > 1 or kinds[0] not in FORMATS:
         problem = f"{name!r} is {' and '.join(kinds) or 'without an ending'}"
         raise UserError(place, problem, f"give files of one kind: {', '.join(FORMATS)}")
-    arrays = [path for path in paths if kinds[0] == ".json" and is_json_array(path)]
-    if arrays and len(arrays) < len(paths):
-        problem = f"{arrays[0]} is one JSON array, others of {name!r} are one object a line"
+    documents = [path for path in paths if FORMATS[kinds[0]] is JsonLines and is_document(path)]
+    if documents and len(documents) < len(paths):
+        problem = f"{documents[0]} is one JSON array or object, others of {name!r} are one object a line"
         raise UserError(place, problem, "give files of one kind")
-    return JsonArrays(paths) if arrays else FORMATS[kinds[0]](paths)
+    return JsonDocuments(paths) if documents else FORMATS[kinds[0]](paths)
 
 
 # ---- the datasets library ------------------------------------------------------------------------------------------

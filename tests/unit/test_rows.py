@@ -17,7 +17,8 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from brigade.data import rows, sources
-from brigade.data.rows import Csv, JsonArrays, JsonLines, Parquet, Table
+from brigade.data.json_rows import JsonDocuments, JsonLines
+from brigade.data.rows import Csv, Parquet, Table
 from brigade.errors import UserError
 
 
@@ -43,7 +44,7 @@ def write_json(path, content, indent=2):
     path.write_text(json.dumps(content, ensure_ascii=False, indent=indent))
 
 
-READERS = {".jsonl": JsonLines, ".json": JsonArrays, ".csv": Csv, ".parquet": Parquet}
+READERS = {".jsonl": JsonLines, ".json": JsonDocuments, ".csv": Csv, ".parquet": Parquet}
 WRITERS = {".jsonl": write_jsonl, ".json": write_json, ".csv": write_csv, ".parquet": write_parquet}
 
 cell = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\"',"), min_size=1, max_size=12)
@@ -257,6 +258,36 @@ def test_one_json_array_is_its_elements(load, tmp_path, text):
     assert holds(found.train, [{"text": "a"}, {"text": "[]"}]) == [f"{path}, row 1", f"{path}, row 2"]
 
 
+ROW = {"prompt": "a {", "completion": "b }"}
+TURNS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+@pytest.mark.parametrize("ending", [".json", ".jsonl"])
+@pytest.mark.parametrize("text, content", [
+    (json.dumps({"data": [ROW, ROW]}, indent=2), [ROW, ROW]), (json.dumps({"data": [TURNS]}), [TURNS]),
+    (json.dumps({"version": "1", "rows": [ROW]}, indent=1), [ROW]), (json.dumps({"type": "x", "instances": []}, indent=1), []),
+    ('{"data": [\n' + json.dumps(ROW) + "\n]}\n", [ROW]), ("\ufeff\n" + json.dumps(TURNS, indent=4), [TURNS]),
+    (json.dumps(ROW, indent=1) + "\n\n" + json.dumps(TURNS, indent=2) + "\n", [ROW, TURNS]),
+    (json.dumps([ROW, TURNS], indent=2), [ROW, TURNS]), (json.dumps({"data": TURNS["messages"]}), [{"data": TURNS["messages"]}]),
+    (json.dumps({"data": TURNS["messages"]}, indent=1), [{"data": TURNS["messages"]}]),
+], ids=lambda value: str(value)[:20] if isinstance(value, str) else "")  # fmt: skip
+def test_json_over_several_lines_is_read(load, tmp_path, ending, text, content):
+    path = tmp_path / f"a{ending}"
+    path.write_text(text, encoding="utf-8")
+    holds(origin(load, train_file=str(path)).train, content)
+
+
+@pytest.mark.parametrize("text, line, said", [
+    ('{\n"data": [\n{"a": 1}\n{"b": 2}]}', 4, "not JSON"), ('{\n"a": 1\n', 3, "not JSON"),
+    (json.dumps(ROW, indent=1) + '\n{"data": [{}]}', 5, "beside others"),
+    ('{"a": \n{"a": 1}\n{"a": 2}', 1, "not JSON"), ('{"a": ', 1, "not JSON"),
+])  # fmt: skip
+def test_broken_json_is_named_by_its_line(load, tmp_path, mistake, text, line, said):
+    (tmp_path / "a.json").write_text(text)
+    message = mistake(read, origin(load, train_file=str(tmp_path / "a.json")).train)
+    assert f"{tmp_path / 'a.json'}, line {line}" in message and said in message
+
+
 def test_json_of_one_object_a_line_is_read_as_such(load, tmp_path, mistake):
     write_jsonl(tmp_path / "a.json", [{"text": "a"}, {"text": "b"}])
     found = origin(load, train_file=str(tmp_path / "a.json"))
@@ -273,19 +304,19 @@ def test_json_of_one_object_a_line_is_read_as_such(load, tmp_path, mistake):
 ], ids=lambda value: str(value)[:12])  # fmt: skip
 def test_a_broken_json_array_is_named_by_its_line(tmp_path, mistake, text, line, said):
     (tmp_path / "a.json").write_text(text)
-    message = mistake(read, JsonArrays([tmp_path / "a.json"]))
+    message = mistake(read, JsonDocuments([tmp_path / "a.json"]))
     assert f"{tmp_path / 'a.json'}, line {line}" in message and said in message
 
 
 def test_a_json_array_of_another_encoding(tmp_path, mistake):
     (tmp_path / "a.json").write_bytes('[{"text": "Grüße"}]'.encode("latin-1"))
-    assert "UTF-8" in mistake(read, JsonArrays([tmp_path / "a.json"]))
+    assert "UTF-8" in mistake(read, JsonDocuments([tmp_path / "a.json"]))
 
 
 @pytest.mark.parametrize("text", ["[]", "[ \n]\n"])
 def test_an_empty_json_array_has_no_rows(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    assert read(JsonArrays([tmp_path / "a.json"])) == []
+    assert read(JsonDocuments([tmp_path / "a.json"])) == []
 
 
 # ---- CSV and Parquet ---------------------------------------------------------------------------------------------
