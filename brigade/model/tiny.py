@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from . import per_layer
+from ..shape import per_layer
 
 VOCABULARY = 4096  # of the built-in tokenizer
 

@@ -12,6 +12,7 @@ from ..upstream.experts import taken_for_experts
 from .config_json import ALIASES
 from .from_config import windows
 from .model_shape import Family, ModelShape
+from .per_layer import sizes_that_differ
 from .trace import remembered
 
 ATTENTION = re.compile(r"attn|attention")
@@ -58,6 +59,9 @@ def _describe(config: Mapping[str, Any]) -> MeasuredShape:
         model = build(config)
     text, kind = model.config.get_text_config(), str(config.get("model_type"))
     _, _, layers = decoder_layers(model)
+    if differ := sizes_that_differ(text.to_dict()):
+        problem = f"the formulas describe layers of one size, and its layers differ in {', '.join(differ)}"
+        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
     _check_attention(kind, text, layers)
 
     def number(key: str, default: int = 0) -> int:

@@ -26,6 +26,7 @@ NAMES = (
     "stand_ins",
     "from_code",
     "from_config",
+    "per_layer",
     "config_json",
     "model_shape",
 )

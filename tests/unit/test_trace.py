@@ -304,6 +304,7 @@ def test_measured_and_known_shapes_agree(family, values):
         ("rwkv", "RwkvBlock"),
         ("t5", "has an encoder and a decoder"),
         ("none", "not known"),
+        ("gemma4_text", "its layers differ in head_dim"),  # as Transformers says, whoever asks it for one of them
     ],
 )
 def test_what_cannot_be_described_says_so(family, says):
