@@ -19,7 +19,7 @@ from ..model.attention import END_TO_END, NEEDS_CUMULATIVE_LENGTHS
 from ..recipe.schema import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream import file_modes
-from . import nonfinite
+from . import nonfinite, saved_model
 from .compare_with_plan import CompareWithPlan
 from .engines import OneProcess
 from .evaluation import EvaluatingTrainer
@@ -355,8 +355,10 @@ class Trainer(EvaluatingTrainer):
             super().save_model(output_dir, _internal_call)
         else:
             self._save(output_dir, state_dict=whole)
-        if self.args.should_save and not _internal_call:  # of a checkpoint, saving.py does it
-            file_modes.by_umask(*Path(output_dir or self.args.output_dir).glob("*.safetensors"))
+        if self.args.should_save and not _internal_call:
+            folder = Path(output_dir or self.args.output_dir)
+            file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
+            saved_model.check(self, folder)
 
 
 def _to(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import train
 from brigade.checkpoint import saving
 from brigade.distributed import ranks
 from brigade.errors import UserError
+from brigade.training.engines import OneProcess
 from tests.ranks.one_process.runs_of_one import Ruin, losses
 
 FIGURES = {
@@ -127,6 +128,27 @@ def test_8_bit_adamw_learns_what_adamw_does_in_a_quarter_of_its_memory(done, fla
     ends = {id(run.model.get_input_embeddings().weight), id(run.model.get_output_embeddings().weight)}
     large = [parameter for parameter in states if parameter.numel() >= 4096 and id(parameter) not in ends]
     assert large and all(states[parameter]["state1"].dtype == torch.uint8 for parameter in large)
+
+
+@pytest.mark.parametrize("adapted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_path, monkeypatch):
+    """As DeepSpeed's tensor groups left out buffers: from_pretrained would make them anew, and say so in a warning alone."""
+
+    def lacking_one(self, trainer):
+        state = trainer.model.state_dict()
+        del state[next(name for name in state if ("lora_B" in name if adapted else "norm" in name))]
+        return state
+
+    def fail(error, *_):
+        raise error
+
+    monkeypatch.setattr(OneProcess, "whole_state", lacking_one)
+    monkeypatch.setattr(ranks, "fail", fail)
+    short = ["--max_steps", "1", "--save_steps", "1000", "--eval_steps", "1000", "--output_dir", str(tmp_path)]
+    with pytest.raises(UserError) as caught:
+        train.main([*flags, *short, *(["--use_peft"] if adapted else [])])
+    assert ("lora_B" if adapted else "norm.weight") in caught.value.problem and "export" in caught.value.cure
+    assert not (tmp_path / "success.json").exists()
 
 
 @pytest.mark.parametrize(
