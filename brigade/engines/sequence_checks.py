@@ -13,10 +13,10 @@ from ..recipe.flags import Settings
 _APART = "apart"  # the attention by which no token sees another
 
 
-def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 1) -> None:
+def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 1, ranks: int = 0) -> None:
     """Raises UserError where the rows of the model of this config cannot be divided over `size` ranks.
 
-    place: of the size; tensor: ranks that divide the heads already
+    place: of the size; tensor: ranks that divide the heads already; ranks: that another size could divide, 0 for any number
     """
     if not settings.recipe.training.padding_free:
         problem = "padded rows are not divided over ranks: sequence parallelism wants them end to end"
@@ -32,12 +32,13 @@ def check(settings: Settings, config: Any, size: int, place: str, tensor: int = 
         raise UserError(where if not why else place, problem, cure)
     heads = config.get_text_config().num_attention_heads
     if heads % (size * tensor):
-        fit = [str(n) for n in range(2, heads + 1) if heads % (n * tensor) == 0]
+        fit = [str(n) for n in range(2, heads + 1) if heads % (n * tensor) == 0 and ranks % n == 0]
         of = f"{size} x {tensor}" if tensor > 1 else f"{size}"
         problem = (
             f"{heads} attention heads of {name} cannot be divided over {of} ranks: Ulysses gives each rank whole heads"
         )
-        raise UserError(place, problem, f"set it to {' or '.join(fit) or 1}")
+        cure = f"set it to {' or '.join(fit)}" if fit else "remove the key: no size divides both heads and ranks"
+        raise UserError(place, problem, cure)
     found, why = packed_samples.method(settings, config)
     if found == packed_samples.LENGTHS:
         why = _depend_on_others(settings, config)

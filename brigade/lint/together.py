@@ -20,7 +20,7 @@ from ..recipe.batch import Batch, batch_arithmetic
 from ..recipe.files import find
 from ..recipe.flags import Settings
 from ..recipe.schedules import check_last_rate
-from ..strategy import Strategy, accelerate_config, choose, deepspeed_config
+from ..strategy import Strategy, accelerate_config, axis_rules, choose, deepspeed_config
 from ..strategy.axes import NONE, Axes
 from ..strategy.axis_keys import of_ds_config, of_mesh
 from . import accelerate as launcher
@@ -28,8 +28,6 @@ from .files import File, Files, Kind, of_error, strategy_findings
 
 STRATEGIES: dict[str, Kind] = {"ds_config": "ds_config", "accelerate_config": "accelerate"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Whose experts Transformers divides over a tensor group as it divides other matrices.
-DIVISIBLE = ("doge", "muse_spark", "muse_spark_text")
 
 
 def findings(files: Files, named: list[File]) -> Iterator[Finding]:
@@ -135,7 +133,7 @@ def _as_run(recipe: File, settings: Settings, strategies: list[File], hosts: Fil
         axes = strategy.axes
         if (config := _model_config(settings)) is not None:
             yield from _experts(recipe, config, strategy)
-            yield from _sizes(recipe, config, strategy)
+            yield from _sizes(recipe, config, strategy, world.part(strategy.replicas).size)
             yield from _layers(recipe, config, strategy)
     except UserError as error:
         yield of_error("recipe-strategy", error, recipe.name, settings.recipe_path)
@@ -171,9 +169,9 @@ def _model_config(settings: Settings) -> dict[str, Any] | None:
     return config | (config["text_config"] if isinstance(config.get("text_config"), dict) else {})
 
 
-def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:
-    """Heads, key-value heads and feed-forward widths of which a rank of an axis gets no whole share, too few layers, and
-    experts that only tensor groups would divide."""
+def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy, ranks: int) -> Iterator[Finding]:
+    """Heads, key-value heads and feed-forward widths of which a rank of an axis gets no whole share, or one that FSDP2 does not
+    shard, too few layers, and experts that only tensor groups would divide. ranks: of a replica"""
     axes = strategy.axes
     heads, stages = "num_attention_heads", axes.every_stage
     sizes = [("sequence", heads, axes.sequence)]
@@ -181,13 +179,15 @@ def _sizes(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator
     found = [(axis, key, size, "a divisor of {}") for axis, key, size in sizes if _number(config, key) % size]
     if stages > 1 and 0 < _number(config, "num_hidden_layers") < stages:
         found.append(("pipeline", "num_hidden_layers", stages, "{} or less"))
-    whole = axes.experts == 1 and config.get("model_type") not in DIVISIBLE  # as engines/tensor.py has it: check
-    if axes.tensor > 1 and whole and (experts := _experts_key(config)):
+    if axes.tensor > 1 and axes.experts == 1 and (experts := _experts_key(config)):
         found.append(("tensor", experts, axes.tensor, "1, or divide the experts too (parallelism_config_ep_size)"))
     for axis, key, size, cure in found:
         number = config[key]
         values = {"axis": axis, "key": key, "number": number, "size": size, "model": config.get("model_type")}
         yield Finding.of("recipe-sizes", recipe.name, "model.model_name_or_path", **values, fits=cure.format(number))
+    columns = axis_rules.outputs(config, bool(config.get("tie_word_embeddings")))
+    if not found and (uneven := axis_rules.uneven_parts(columns, axes.tensor, strategy.shards(ranks))):
+        yield Finding("recipe-sizes", recipe.name, "model.model_name_or_path", *uneven)
 
 
 def _layers(recipe: File, config: dict[str, Any], strategy: Strategy) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """What has to hold where a strategy divides more than the data: sizes that fit the ranks, and groups that stay inside a host."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,37 @@ def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
         f"{axes} needs a multiple of {axes.unit} ranks, and there are {world_size}",
         f"start {' or '.join(map(str, near))} ranks, or set sizes whose product divides {world_size}",
     )
+
+
+def outputs(config: Mapping[str, Any], tied: bool) -> dict[str, int]:
+    """How many columns those matrices have that a tensor group divides by columns, by the keys of config.json that say so."""
+    number = {key: value for key, value in config.items() if type(value) is int}
+    heads = number.get("num_attention_heads", 0)
+    each = number.get("head_dim") or number.get("hidden_size", 0) // max(1, heads)
+    found = {
+        "num_attention_heads x head_dim": heads * each,
+        "num_key_value_heads x head_dim": (number.get("num_key_value_heads") or heads) * each,
+        "intermediate_size": number.get("intermediate_size", 0),
+        "vocab_size": 0 if tied else number.get("vocab_size", 0),
+    }
+    return {name: columns for name, columns in found.items() if columns}
+
+
+def uneven_parts(outputs: Mapping[str, int], tensor: int, shards: int) -> tuple[str, str] | None:
+    """Why FSDP2 cannot shard over so many ranks what a rank of a tensor group has of such columns: (problem, cure), or None.
+
+    torch 2.13 divides no dimension twice unevenly (placement_types.py: _StridedShard._shard_tensor).
+    """
+    for name, number in outputs.items():
+        if tensor > 1 and number // tensor % shards:
+            problem = (
+                f"of {name} {number} each rank of a tensor group of {tensor} has {number // tensor}, which FSDP2 cannot shard "
+                f"evenly over {shards} ranks"
+            )
+            fits = next(size for size in range(shards - 1, 0, -1) if not shards % size and not number // tensor % size)
+            hsdp = f"HSDP (dp_replicate_size {shards // fits}, dp_shard_size {fits}), " if fits > 1 else ""
+            return problem, f"use {hsdp}DDP, ZeRO (ds_configs/zero1_tp2.json), or no tensor size"
+    return None
 
 
 def _of_schedule(axes: Axes) -> tuple[str, str] | None:

@@ -43,6 +43,13 @@ class Strategy:
     def is_fsdp(self) -> bool:
         return self.kind in ("fsdp2", "hsdp")
 
+    def shards(self, world_size: int) -> int:
+        """Over how many of a replica's ranks FSDP2 shards each parameter, or what a rank of a tensor group has of it; else 1."""
+        if not self.is_fsdp or self.axes.stages > 1:
+            return 1
+        groups = self.replicate if self.kind == "hsdp" else 1
+        return max(1, world_size // groups // self.axes.tensor)
+
     @property
     def writes_in_parts(self) -> str:
         """Its name where every host writes a part of each checkpoint, "" where one host writes the whole."""

@@ -16,7 +16,7 @@ from brigade.errors import UserError
 from brigade.errors.findings import SEVERITIES, Finding, raise_first, rules
 from brigade.hostfile import read_hostfile
 from brigade.lint.report import lint, markdown, project_files
-from brigade.lint.together import DIVISIBLE, EXPERTS
+from brigade.lint.together import EXPERTS
 from brigade.recipe import flags
 from brigade.strategy import accelerate_config, deepspeed_config
 from testing.lint_files import DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, recipe, zero
@@ -193,12 +193,12 @@ def test_experts_are_divided_by_expert_parallelism_and_not_by_tensor_parallelism
     for key in EXPERTS:
         assert under({key: 8}, both) == under({"text_config": {key: 8}}, both) == {"recipe-sizes"}
         assert under({key: 8}, {"dp_shard": 8}) == under({key: 1}, both) == set()
-        assert under({key: 8}, {**both, "ep": 2}) == under({key: 8, "model_type": DIVISIBLE[0]}, both) == set()
+        assert under({key: 8}, {**both, "ep": 2}) == set()
     assert under("[", both) == under('{"num_experts": ', both) == set()
 
 
 @pytest.mark.slow  # reads the config classes of every architecture
-def test_which_experts_tensor_groups_divide_is_what_the_run_says():
+def test_no_experts_are_divided_by_tensor_groups_alone():
     from transformers import CONFIG_MAPPING
 
     from brigade.engines import tensor
@@ -209,7 +209,22 @@ def test_which_experts_tensor_groups_divide_is_what_the_run_says():
             text = CONFIG_MAPPING[name]().get_text_config()
             if any(isinstance(getattr(text, key, None), int) for key in EXPERTS) and not tensor.check(text, 1):
                 divided.add(name)
-    assert divided == set(DIVISIBLE)
+    assert not divided
+
+
+def test_parts_of_a_divided_matrix_that_fsdp2_cannot_shard(check):
+    """Qwen3-8B over three data-parallel ranks; over four it goes."""
+    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288}
+    for shards, found in ((3, ["recipe-sizes"]), (4, [])):
+        mesh = fsdp({"parallelism_config_dp_shard_size": shards, "parallelism_config_tp_size": 2})
+        files = {
+            "r.yaml": recipe(cluster={"accelerate_config": mesh | {"num_processes": 2 * shards}}),
+            "config.json": shape,
+        }
+        report = check(files, ["r.yaml"])
+        said = [finding for finding in report.findings if finding.rule == "recipe-sizes"]
+        assert [finding.rule for finding in said] == found
+        assert not said or ("evenly over 3 ranks" in said[0].problem and "ZeRO" in said[0].cure)
 
 
 def test_notes_are_for_named_files(check, capsys):

@@ -70,6 +70,14 @@ def test_every_kind_of_strategy_has_the_name_that_train_py_gives_it():
     assert {axis for choice in CHOICES for axis in choice.axes} == set(NAMES)
 
 
+def test_fsdp2_is_given_no_parts_of_matrices_that_it_cannot_shard():
+    """Three hosts of eight: no tensor size leaves it a number of ranks that divides Llama's 4096 columns."""
+    for choice in CHOICES:
+        if choice.engine == "fsdp2" and choice.axes == ("tensor",):
+            found = [*divisions(Workload(LLAMA), Cluster("H100 80GB", 8, 3), choice)]
+            assert bool(found) == (choice.group == "node"), choice.name
+
+
 def test_sizes_divide_the_model_and_stay_inside_a_node(every_axis):
     for choice, shape, cluster in itertools.product(CHOICES, (LLAMA, MOE, TIED), (H100, Cluster("L4", 4, 3))):
         for axes in divisions(Workload(shape), cluster, choice):

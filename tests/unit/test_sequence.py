@@ -132,6 +132,24 @@ def test_heads_that_do_not_divide(load, mistake, size, cure):
     assert f"8 attention heads of LlamaConfig cannot be divided over {size} ranks" in message and cure in message
 
 
+def test_the_cure_names_a_size_that_divides_the_ranks_too(load, mistake):
+    """Sequence 3 x tensor 2 on 6 ranks: three are left for a row."""
+    place = "ds.json: sequence_parallel_size"
+    for heads, cure in ((8, "remove the key"), (12, "")):
+        given = (
+            load(training={"padding_free": True}),
+            config("llama", num_attention_heads=heads, hidden_size=96),
+            3,
+            place,
+            2,
+            3,
+        )
+        if cure:
+            assert cure in mistake(sequence_checks.check, *given)
+        else:
+            sequence_checks.check(*given)
+
+
 def test_padded_rows_are_refused(load, mistake):
     message = mistake(check, load, config("llama"), 2, training={"padding_free": False})
     assert "padding_free" in message and "end to end" in message

@@ -12,7 +12,7 @@ from ...model.experts import shards
 from ...shape.model_shape import ModelShape
 from ...shape.trace_settings import Trace
 from ...strategy.axes import Axes
-from ...strategy.axis_rules import crosses_hosts
+from ...strategy.axis_rules import crosses_hosts, uneven_parts
 from ...strategy.axis_rules import problem as misfit
 from ..costs.host_memory import host
 from ..costs.memory import GIB
@@ -76,6 +76,8 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
     if workload.length < choice.least_length:
         return
     shape, gpus = workload.shape, cluster.gpus
+    columns = {"queries": shape.query_width, "keys": shape.key_value_width // 2, "feed-forward": shape.ffn}
+    columns |= {} if shape.tied else {"vocabulary": shape.vocab}
     powers = {2**power for power in range(1, gpus.bit_length())}
 
     def sizes(axis: str) -> list[int]:
@@ -88,6 +90,9 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
         axes = Axes(**named)
         inside = cluster.node_size % (axes.tensor * axes.sequence) == 0 and not crosses_hosts(axes, cluster.node_size)
         if not inside or misfit(axes, gpus) or (choice.group and axes.tensor == cluster.node_size):
+            continue
+        copies = cluster.nodes if choice.group else 1
+        if choice.engine == "fsdp2" and uneven_parts(columns, axes.tensor, gpus // copies // axes.tensor):
             continue
         # Ranks with the same experts shard their matrices' rows (model/experts.py: check).
         same = shards(axes.experts, cluster.node_size if choice.group else gpus) if choice.stage == 3 else 1
