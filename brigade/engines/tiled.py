@@ -47,7 +47,7 @@ class TiledHead(torch.nn.Linear):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: (..., tokens, hidden size). Returns logits, or the loss, a scalar in fp32."""
         if self.asked is None:
-            return super().forward(hidden)
+            return self.logits(hidden)
         labels, items = self.asked
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
         # split and not slices: the gradient of a slice is a whole row of zeros with the slice in it
@@ -55,9 +55,12 @@ class TiledHead(torch.nn.Linear):
         total = torch.stack([_again(self._of_tile, *tile) for tile in tiles]).sum()
         return total / ((targets != IGNORED).sum() if items is None else items)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of some tokens. A tensor group divides this, and not what calls it."""
+        return super().forward(hidden)
+
     def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = super().forward(hidden).float()
-        return cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        return cross_entropy(self.logits(hidden).float(), targets, ignore_index=IGNORED, reduction="sum")
 
 
 def _tile_loss(model: Any, tokens: int) -> None:

@@ -64,7 +64,7 @@ def _check(strategy: Strategy, settings: Settings, world: World) -> None:
             problem = f"{key} is set, but use_peft is false: all weights would be trained"
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
-    facts |= dict.fromkeys(strategy.axes.used, True)
+    facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
     if row := refusal(**facts):
         problem = row["problem"].format(strategy=strategy.name, **facts)
         place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
