@@ -18,13 +18,24 @@ STRATEGIES = {
 }
 # Architectures with a norm of each head, with tied embeddings, with biases.
 MODELS = ("qwen2", "qwen3", "gemma3_text", "mistral", "phi")
+# With parameters that no plan names on a rank's own heads or neurons, with saved buffers; and with inputs that are split.
+OUTSIDE_THE_PLAN = ("apertus", "phi-norms")
+SPLIT_INPUTS = ("phi3", "glm4", "olmo3")
 ADAPTERS = {
     "dora": ["--use_dora"],
     "qlora": ["--load_in_4bit"],
     "qdora": ["--load_in_4bit", "--use_dora"],
 }
 WIDE = "llama-wide"  # so that a tensor group divides no block of 4-bit weights
-OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama"}  # which has a head of its own
+OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama", "tiled": "llama"}  # which has a head of its own
+TILED = [
+    "--tiled_loss",
+    "24",
+    "--tiled_mlp",
+    "24",
+    "--learning_rate",
+    "0.1",
+]  # the head divided, or whole because it is tied
 VARIANTS = {
     # At parity.py's rate one process at accumulation 4 is 1.2e-5 from itself at 1.
     "packing": ["--packing", "true", "--learning_rate", "0.3"],
@@ -34,6 +45,8 @@ VARIANTS = {
     "adamw": ["--optim", "adamw_torch_fused", "--learning_rate", "1e-3"],
     "checkpointing": ["--activation_checkpointing", "true"],
     "clip": ["--max_grad_norm", "1"],
+    "tiled": TILED,
+    "tiled-tied": TILED,
 }
 
 
@@ -54,7 +67,7 @@ def two_copies(kind: str, axes: Axes, ranks: int) -> dict[str, int]:
 
 
 def case(strategy: str, ranks: int, accumulation: int, variant: str = "") -> dict[str, Any]:
-    """One run over so many ranks, as parity.cases has them. variant: one of MODELS or of VARIANTS"""
+    """One run over so many ranks, as parity.cases has them. variant: a model or one of VARIANTS"""
     micro = GLOBAL_BATCH // (ranks // 2) // accumulation
     name = f"{strategy}-w{ranks}-k{accumulation}{variant and '+'}{variant}"
     of_it = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(1 + ranks)]
@@ -67,7 +80,7 @@ def reference(variant: str = "") -> dict[str, Any]:
 
 
 def _case(name: str, of_it: list[str], micro: int, variant: str) -> dict[str, Any]:
-    model = variant if variant in MODELS else OF_VARIANT.get(variant)
-    rate = "0.3" if model else LEARNING_RATE["sgd"]
+    model = variant if variant in MODELS + OUTSIDE_THE_PLAN + SPLIT_INPUTS else OF_VARIANT.get(variant)
+    rate = {None: LEARNING_RATE["sgd"], "apertus": "0.1"}.get(model, "0.3")
     shared = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro}".split()
     return {"name": name, "model": model, "flags": [*of_it, *shared, *VARIANTS.get(variant, [])]}

@@ -68,8 +68,11 @@ def write_inputs(folder: Path) -> list[str]:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
+    "phi-norms": {"qk_layernorm": True},
     **{name: {"head_dim": 32} for name in ("llama-wide", "qwen3_moe-wide")},
-    **{name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral")},  # which a tensor group can divide
+    **{
+        name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral", "glm4")
+    },  # which a tensor group can divide
 }
 
 

@@ -16,12 +16,14 @@ def check(run: Run, config: Any, batch: Batch) -> None:
         from . import tensor
 
         besides = experts.plan(config) if axes.experts > 1 else ()
-        if mistake := tensor.check(config, axes.tensor, besides, settings.recipe.model.load_in_4bit):
+        model, shards = settings.recipe.model, strategy.shards(run.world.part(strategy.replicas).size)
+        if mistake := tensor.check(config, axes.tensor, besides, model.load_in_4bit, shards, model.trust_remote_code):
             raise UserError(strategy.place("tensor"), *mistake)
     if axes.sequence > 1:
         from . import sequence_checks
 
-        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"), axes.tensor)
+        ranks = run.world.part(strategy.replicas).size // (axes.tensor * axes.stages)
+        sequence_checks.check(settings, config, axes.sequence, strategy.place("sequence"), axes.tensor, ranks)
     if axes.experts > 1:
         from ..model import experts
 

@@ -5,33 +5,34 @@ Matrices that come first in a block (queries, keys, values, gate, up) are divide
 and neurons in between are a rank's own. What stands between blocks is on every rank the same, forward and backward.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from . import tensor_adapters
+from ..model import experts
+from ..strategy import axis_rules
+from . import tensor_adapters, tensor_trial, tiled
+from .tensor_plan import NORMS, WEIGHTS
 
-# Transformers' words for how a module is divided, and which dimension of its weight and bias that is; None: they stay whole.
-WEIGHTS = {
-    "colwise": 0,
-    "colwise_gather_output": 0,
-    "colwise_rep": 0,
-    "embedding_rowwise": 0,
-    "rowwise": 1,
-    "rowwise_split_input": 1,
-    "rowwise_rep": 1,
-}
-NORMS = "replicated_with_grad_allreduce"  # a norm of each head, on a rank's own heads
 Mistake = tuple[str, str]  # problem, cure
 
 
-def check(config: Any, size: int, besides: Collection[str] = (), in_4bit: bool = False) -> Mistake | None:
-    """Why a model of this config cannot be divided over so many ranks: (problem, cure), or None. Nothing is built for it.
+def check(
+    config: Any,
+    size: int,
+    besides: Collection[str] = (),
+    in_4bit: bool = False,
+    shards: int = 1,
+    trust_remote_code: bool = False,
+) -> Mistake | None:
+    """Why a model of this config cannot be divided over so many ranks: (problem, cure), or None. A tiny one is tried out.
 
-    besides: names in its plan that something else divides; in_4bit: whether matrices are quantised (QLoRA)
+    besides: names in its plan that something else divides; in_4bit: whether matrices are quantised (QLoRA); shards: ranks over
+        which FSDP2 shards a part
     """
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if name not in besides}
@@ -40,6 +41,9 @@ def check(config: Any, size: int, besides: Collection[str] = (), in_4bit: bool =
         return problem, "remove the key; ZeRO-3 and FSDP2 shard any model"
     if odd := sorted(set(plan.values()) - {*WEIGHTS, NORMS}):
         problem = f"the plan of {text.model_type} divides parts in ways that train.py has not tried ({', '.join(odd)})"
+        beside = experts.plan(config)
+        if beside and not besides and check(config, size, beside, in_4bit, shards, trust_remote_code) is None:
+            return problem, "divide the experts too (parallelism_config_ep_size, under FSDP2 or DDP), or remove the key"
         return problem, "remove the key; dense models with separate projections can be divided"
     sizes = {
         "num_attention_heads": text.num_attention_heads,
@@ -50,7 +54,7 @@ def check(config: Any, size: int, besides: Collection[str] = (), in_4bit: bool =
         sizes["vocab_size"] = text.vocab_size
     for name, number in sizes.items():
         if number % size:
-            fits = [str(n) for n in range(2, size) if not any(other % n for other in sizes.values())]
+            fits = [str(n) for n in range(2, size) if not any(other % n for other in (size, *sizes.values()))]
             cure = f"set it to {' or '.join(fits)}" if fits else "remove the key: no size divides them all"
             return f"{name} {number} of {text.model_type} does not divide over {size} ranks", cure
     heads, block = text.num_attention_heads, tensor_adapters.BLOCK
@@ -64,6 +68,13 @@ def check(config: Any, size: int, besides: Collection[str] = (), in_4bit: bool =
                 f"{name} {number} of {text.model_type} over {size} ranks is {number // size} for each, and in 4 bits"
             )
             return f"{problem} {block} neighbours have one scale", "use a smaller size, or LoRA without load_in_4bit"
+    if mistake := axis_rules.uneven_parts(axis_rules.outputs(text.to_dict(), tied(config)), size, shards):
+        return mistake
+    if why := tensor_trial.summed(config, trust_remote_code)[1]:
+        problem = (
+            f"the plan that Transformers has for {text.model_type} does not divide it into what it computes: {why}"
+        )
+        return problem, "remove the key; ZeRO-3 and FSDP2 shard any model"
     return None
 
 
@@ -103,12 +114,15 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
         if dora:
             tensor_adapters.compute_dora(module, mesh, columns=WEIGHTS.get(style) == 1)
         elif style in WEIGHTS:
-            ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
+            with _what_multiplies(module):
+                ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
         elif module._parameters:
             # A norm of each head sees its rank's heads alone, so that a rank's gradient is a part of the sum. Transformers' own
             # style adds up what has accumulated, in every micro-step anew (distributed/tensor_parallel.py:
             # ReplicatedWithGradAllReduce), and hangs on a parameter that FSDP2 replaces.
-            _compute_locally(module, Partial() if style == NORMS else Replicate())
+            summed = {key for key in module._parameters if NORMS in (style, plan.get(f"{name}.{key}"))}
+            with _what_multiplies(module):
+                _compute_locally(module, summed)
 
 
 def _placement(dimension: int | None, key: str) -> Placement:
@@ -118,8 +132,21 @@ def _placement(dimension: int | None, key: str) -> Placement:
     return Shard(dimension)
 
 
-def _compute_locally(module: torch.nn.Module, gradient: Placement) -> None:
-    """Let a module compute with the values of its DTensors. gradient: how what reaches them relates to the whole gradient.
+@contextmanager
+def _what_multiplies(module: Any) -> Iterator[None]:
+    """Whatever takes the place of the module's forward method meanwhile takes that of TiledHead.logits, where there is one: it is
+    called for each tile, and in the backward pass once more."""
+    if not isinstance(module, tiled.TiledHead):
+        yield
+        return
+    whole: Any = module
+    forward, whole.forward = module.forward, module.logits
+    yield
+    whole.logits, whole.forward = module.forward, forward
+
+
+def _compute_locally(module: torch.nn.Module, summed: Collection[str]) -> None:
+    """Let a module compute with the values of its DTensors. summed: those whose gradient is the sum of what reaches each rank's.
 
     An instance's attribute is found before a module's parameter, and goes again after the forward pass.
     """
@@ -127,7 +154,8 @@ def _compute_locally(module: torch.nn.Module, gradient: Placement) -> None:
 
     def local(*args: Any, **options: Any) -> Any:
         own = {key: value for key, value in module._parameters.items() if isinstance(value, DTensor)}
-        vars(module).update({key: value.to_local(grad_placements=[gradient]) for key, value in own.items()})
+        reaches = {key: Partial() if key in summed else Replicate() for key in own}
+        vars(module).update({key: value.to_local(grad_placements=[reaches[key]]) for key, value in own.items()})
         try:
             return forward(*args, **options)
         finally:
@@ -135,37 +163,3 @@ def _compute_locally(module: torch.nn.Module, gradient: Placement) -> None:
                 del vars(module)[key]
 
     module.forward = local  # type: ignore[method-assign]
-
-
-def plan_of(model: Any) -> dict[str, str]:
-    """Style of each module that is divided, by its name in this model, which may be wrapped by adapters.
-
-    Of an adapter's two small matrices the one that has the divided side is divided like its base: B of a colwise base, A of a
-    rowwise one. The other is whole, and what it computes is on every rank the same.
-    """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    styles = dict(base.tp_plan)
-    head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
-    found: dict[str, str] = {}
-    for name, module in base.named_modules():
-        parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
-        general = ".".join("*" if part.isdigit() else part for part in parts)
-        style = styles.get(general)
-        if style not in (*WEIGHTS, NORMS) or (
-            head is not None and head.weight is embedding.weight and module in (head, embedding)
-        ):
-            continue
-        if hasattr(module, "modules_to_save"):  # PEFT keeps the module beside the copy that it trains whole
-            found |= {
-                f"{name}.{part}": style
-                for part in ("original_module", *(f"modules_to_save.{key}" for key in module.modules_to_save))
-            }
-        elif hasattr(module, "base_layer"):
-            found[f"{name}.base_layer"] = style
-            found |= {f"{name}.lora_magnitude_vector.{key}": style for key in module.lora_magnitude_vector}
-            divided = module.lora_B if WEIGHTS[style] == 0 else module.lora_A
-            found |= {f"{name}.{'lora_B' if WEIGHTS[style] == 0 else 'lora_A'}.{key}": style for key in divided}
-        else:
-            found[name] = style
-    prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
-    return {prefix + name: style for name, style in found.items()}

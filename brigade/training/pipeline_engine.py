@@ -65,7 +65,7 @@ class PipelineEngine(OneProcess):
             self._divide_layers(trainer.model, trainer.groups, trainer.args.device)
 
     def _divide_layers(self, model: Any, groups: Groups, device: torch.device) -> None:
-        from ..engines import experts, tensor
+        from ..engines import experts, tensor, tensor_plan, tensor_trial
         from ..model import experts as of_config
 
         axes, size = self.axes, self.run.world.size
@@ -74,7 +74,9 @@ class PipelineEngine(OneProcess):
             groups.experts, groups.same = ranks, ranks.ranks[experts.DATA].get_group()
             list(experts.divide(model, of_config.plan(model.config), ranks))
         # Beside experts, too, where the group is of one rank: an optimizer steps DTensors alone, or none.
-        plan, away = tensor.plan_of(model) if axes.tensor > 1 else {}, splitting.away(model)
+        plan, away = {}, splitting.away(model)
+        if axes.tensor > 1:
+            plan = tensor_plan.plan_of(model, tensor_trial.summed_of(self.run.settings))
         here = {name: style for name, style in plan.items() if name not in away}
         tensor.divide(model, here, groups.mesh(device))
 

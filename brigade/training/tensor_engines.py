@@ -42,13 +42,23 @@ class TensorDeepSpeed(DeepSpeed):
             config["tensor_parallel"] = said
 
     def with_adapters(self, model: Any, weights: str) -> Any:
-        from ..engines import tensor
+        from ..engines import tensor_plan, tensor_trial
         from ..upstream import autotp, tensor_styles
 
         model = super().with_adapters(model, weights)
-        tensor_styles.give_plan(model, tensor.plan_of(model))
+        tensor_styles.give_plan(model, tensor_plan.plan_of(model, tensor_trial.summed_of(self.run.settings)))
         autotp.look_into_adapters()
         return model
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        from ..engines import tensor_plan, tensor_trial
+        from ..upstream import autotp
+
+        plan = tensor_plan.plan_of(trainer.model, tensor_trial.summed_of(self.run.settings))
+        autotp.gather_buffers()
+        autotp.split_inputs()
+        autotp.sum_gradients(trainer.model, {name for name, style in plan.items() if style == tensor_plan.NORMS})
 
     def whole_state(self, trainer: Any) -> dict[str, torch.Tensor]:
         state = trainer.accelerator.get_state_dict(trainer.deepspeed) or {}
@@ -86,11 +96,13 @@ class TensorFSDP2(FSDP2):
         super().attach(trainer)
         if self.run.strategy.axes.tensor == 1:  # experts alone are divided
             return
-        from ..engines import tensor
+        from ..engines import tensor, tensor_plan, tensor_trial
         from ..upstream import fsdp2
 
+        summed = tensor_trial.summed_of(self.run.settings)
+
         def divide(model: Any, _: Any) -> None:
-            tensor.divide(model, tensor.plan_of(model), trainer.accelerator.torch_device_mesh["tp"])
+            tensor.divide(model, tensor_plan.plan_of(model, summed), trainer.accelerator.torch_device_mesh["tp"])
 
         fsdp2.shard_before_layers(divide)
 

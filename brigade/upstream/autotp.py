@@ -1,7 +1,7 @@
 """DeepSpeed's AutoTP: a vocabulary that it divides, and layers with adapters."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,3 +43,80 @@ def look_into_adapters() -> None:
         return child
 
     AutoTP._replace_with_config = look_inside
+
+
+def split_inputs() -> None:
+    """Teach AutoTP `rowwise_split_input`, by which phi3, glm4 and olmo3 divide a matrix whose input is whole: it follows a
+    projection whose output is gathered. AutoTP has such a layer only for output heads (module_inject/layers.py), and refuses
+    plans that name the style (module_inject/tp_plan_converter.py). A module with such a layer sees all heads: their number stays.
+    """
+    from deepspeed.module_inject.auto_tp import AutoTP
+    from deepspeed.module_inject.layers import LinearAllreduceWithReplicatedInput
+    from deepspeed.module_inject.tp_plan_converter import TPPlanConverter
+
+    style = "rowwise_split_input"
+    convert, create, update = TPPlanConverter.convert, AutoTP._create_row_parallel_layer, AutoTP.update_mp_params
+    if hasattr(convert, "__wrapped__"):
+        return
+
+    @functools.wraps(convert)
+    def convert_all(plan: Any) -> Any:
+        known = {name: "rowwise" if each == style else each for name, each in (plan or {}).items()}
+        specs = convert(known)
+        for each, spec in zip((plan or {}).values(), specs or (), strict=True):
+            spec.splits_its_input = each == style
+        return specs
+
+    @functools.wraps(create)
+    def create_row(self: Any, module: Any, spec: Any, name: str) -> Any:
+        if not getattr(spec, "splits_its_input", False):
+            return create(self, module, spec, name)
+        return LinearAllreduceWithReplicatedInput(module, self.mp_group, name=name, tp_meta=self.tp_meta)
+
+    @functools.wraps(update)
+    def update_numbers(self: Any, child: Any, name: Any = None) -> None:
+        if any(isinstance(layer, LinearAllreduceWithReplicatedInput) for layer in child.children()):
+            child.replaced = True
+        update(self, child, name)
+
+    TPPlanConverter.convert = staticmethod(convert_all)
+    AutoTP._create_row_parallel_layer, AutoTP.update_mp_params = create_row, update_numbers
+
+
+def gather_buffers() -> None:
+    """Let the state dict that DeepSpeed gathers of a divided model hold buffers too, which every rank has whole. Under ZeRO-3 it
+    does (runtime/engine.py: _replace_module_consolidated_state_dict, _zero3_consolidated_16bit_state_dict)."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    gather = DeepSpeedEngine._replace_module_consolidated_state_dict
+    if hasattr(gather, "__wrapped__"):
+        return
+
+    @functools.wraps(gather)
+    def gather_all(self: Any) -> Any:
+        state = gather(self)
+        for of, module in self.module.named_modules() if state is not None else ():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    state[f"{of}.{name}" if of else name] = buffer.detach().cpu()
+        return state
+
+    DeepSpeedEngine._replace_module_consolidated_state_dict = gather_all
+
+
+def sum_gradients(model: Any, names: Collection[str]) -> None:
+    """Sum the gradients of these parameters, or modules, over the tensor group: each rank has a part of them. Call it before the
+    engine exists. AutoTP does it only for the weight of a module that Transformers' plan names, not for a bias or any other
+    parameter, and skips those that are marked (module_inject/auto_tp.py: register_replicated_grad_hooks)."""
+    import deepspeed.comm as dist
+    from deepspeed.utils import groups
+
+    def total(gradient: Any) -> Any:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=groups.get_tensor_model_parallel_group())
+        return gradient
+
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (name in names or name.rpartition(".")[0] in names):
+            parameter.register_hook(total)
+            parameter._ds_grad_allreduce_registered = True

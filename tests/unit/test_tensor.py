@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.engines import tensor
+from brigade.engines import tensor, tensor_plan, tensor_trial
 from brigade.model.tiny import shrink
-from brigade.strategy import Strategy, refusal
+from brigade.strategy import Strategy, axis_rules, refusal
 from brigade.strategy.axes import Axes
 from brigade.training.tensor_engines import TensorDDP
 
@@ -57,15 +57,20 @@ def test_models_without_a_plan_or_with_another_kind_of_it(name, said):
     assert said in problem
 
 
+def test_a_mixture_of_experts_is_told_that_both_axes_together_divide_it():
+    _, cure = tensor.check(config("qwen3_moe", num_key_value_heads=2), 2)
+    assert "parallelism_config_ep_size" in cure
+
+
 def test_a_plan_names_every_module_that_is_divided():
-    plan = tensor.plan_of(model("qwen3"))
+    plan = tensor_plan.plan_of(model("qwen3"), ())
     assert plan["model.layers.1.self_attn.o_proj"] == "rowwise"
-    assert plan["model.layers.0.self_attn.q_norm"] == tensor.NORMS
+    assert plan["model.layers.0.self_attn.q_norm"] == tensor_plan.NORMS
     assert plan["lm_head"] == "colwise_gather_output" and "model.norm" not in plan
 
 
 def test_tied_embeddings_stay_whole():
-    plan = tensor.plan_of(model("qwen3", tie_word_embeddings=True))
+    plan = tensor_plan.plan_of(model("qwen3", tie_word_embeddings=True), ())
     assert "lm_head" not in plan and "model.embed_tokens" not in plan
 
 
@@ -73,7 +78,7 @@ def test_of_an_adapter_the_divided_side_is_divided():
     from peft import LoraConfig, get_peft_model
 
     adapted = get_peft_model(model("llama"), LoraConfig(target_modules="all-linear"))
-    plan = tensor.plan_of(adapted)
+    plan = tensor_plan.plan_of(adapted, ())
     layer = "base_model.model.model.layers.0.self_attn"
     assert plan[f"{layer}.q_proj.base_layer"] == plan[f"{layer}.q_proj.lora_B.default"] == "colwise"
     assert plan[f"{layer}.o_proj.base_layer"] == plan[f"{layer}.o_proj.lora_A.default"] == "rowwise"
@@ -88,6 +93,7 @@ def test_of_an_adapter_the_divided_side_is_divided():
         {"kind": "zero1", "method": "qdora"},
         {"kind": "fsdp2", "method": "full", "torch_compile": True},
         {"kind": "zero1", "method": "full", "use_liger_kernel": True},
+        {"kind": "zero1", "method": "full", "tiled_loss": True},
     ],
 )
 def test_what_does_not_run_is_refused(facts):
@@ -130,3 +136,74 @@ def test_ddp_between_tensor_groups_shards_nothing(sequence, monkeypatch):
     engine = TensorDDP(SimpleNamespace(world=SimpleNamespace(size=8), strategy=said, settings=settings))
     mesh = engine.arguments()["parallelism_config"]
     assert (mesh.dp_replicate_size, mesh.dp_shard_size, mesh.tp_size) == (4, 1, 2)
+
+
+NORMS_OF_PHI = [f"layers.*.self_attn.{of}_layernorm.{key}" for of in "kq" for key in ("bias", "weight")]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "summed", "why"),
+    [
+        ("llama", {}, (), ""),
+        ("qwen3", {}, (), ""),
+        ("glm4", {}, (), ""),
+        ("qwen3_moe", {}, (), ""),
+        ("apertus", {}, ("layers.*.mlp.act_fn.alpha_n", "layers.*.mlp.act_fn.alpha_p"), ""),
+        ("phi", {"qk_layernorm": True}, NORMS_OF_PHI, ""),
+        ("cohere", {"use_qk_norm": True}, (), "must match the size"),
+        ("doge", {}, (), "must match the size"),
+    ],
+)  # fmt: skip
+def test_parameters_outside_a_plan_that_lie_on_divided_activations_are_found(name, changes, summed, why):
+    found, said = tensor_trial.summed(config(name, **changes))
+    assert sorted(found) == list(summed) and why in said and bool(why) == bool(said)
+
+
+def test_a_plan_that_leaves_a_gradient_in_parts_is_refused(monkeypatch):
+    """A gate of all heads, computed on every rank from whole states, whose gradient nobody sums up on its way back."""
+    plan = CONFIG_MAPPING["llama"].base_model_tp_plan
+    monkeypatch.setattr(
+        CONFIG_MAPPING["llama"], "base_model_tp_plan", plan | {"layers.*.mlp.up_proj": "rowwise_split_input"}
+    )
+    problem, cure = tensor.check(config("llama", num_key_value_heads=2), 2)
+    assert "does not divide it into what it computes" in problem and "ZeRO-3" in cure
+
+
+@pytest.mark.parametrize("name", ["apertus", "phi"])
+def test_what_is_summed_has_its_name_in_a_model_that_adapters_wrap(name):
+    from peft import LoraConfig, get_peft_model
+
+    whole = model(name, **({"qk_layernorm": True} if name == "phi" else {}))
+    last = "act_fn" if name == "apertus" else "q_layernorm"
+    adapted = get_peft_model(whole, LoraConfig(target_modules="all-linear", modules_to_save=[last]))
+    plan = tensor_plan.plan_of(adapted, tensor_trial.summed(whole.config)[0])
+    parameters = {key for key, _ in adapted.named_parameters() if f".{last}." in key}
+    assert len(parameters) == 8 and all(plan[key] == tensor_plan.NORMS for key in parameters)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tensor_size", "shards", "fits"),
+    [
+        ({"q": 4096}, 8, 3, "DDP, ZeRO"),  # Qwen3-8B on three hosts of eight
+        ({"q": 4096}, 4, 6, "HSDP (dp_replicate_size 3, dp_shard_size 2)"),
+        ({"q": 4096}, 1, 3, ""),
+        ({"q": 4096, "ffn": 12288}, 8, 4, ""),
+        ({"q": 24}, 8, 3, ""),
+    ],
+)
+def test_a_divided_matrix_is_sharded_evenly_or_refused(sizes, tensor_size, shards, fits):
+    mistake = axis_rules.uneven_parts(sizes, tensor_size, shards)
+    assert bool(mistake) == bool(fits) and (not mistake or fits in mistake[1])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "shards"),
+    [
+        (Strategy("fsdp2", "", "", axes=Axes(tensor=2)), 6, 3),
+        (Strategy("hsdp", "", "", replicate=3, shard=2, axes=Axes(tensor=2)), 12, 2),
+        (Strategy("ddp", "", "", axes=Axes(tensor=2)), 6, 1),
+        (Strategy("zero1", "", "", ds_config={}, axes=Axes(tensor=2)), 6, 1),
+    ],
+)
+def test_over_how_many_ranks_fsdp2_shards(strategy, world, shards):
+    assert strategy.shards(world) == shards

@@ -57,8 +57,20 @@ DEFINED = {
     "peft/tuners/tuners_utils.py": ["_get_tuner_state_dict_key_prefixes"],
     "cpuinfo/cpuinfo.py": ["get_cpu_info_json"],
     "bitsandbytes/nn/modules.py": ["support_avx512bf16_for_cpu"],
-    "deepspeed/module_inject/auto_tp.py": ["_replace_module", "_replace_with_config"],
-    "deepspeed/module_inject/layers.py": ["_partition_sizes", "GatherFromTensorParallelRegion", "VocabParallelLinear"],
+    "deepspeed/module_inject/auto_tp.py": [
+        "_create_row_parallel_layer",
+        "_ds_grad_allreduce_registered",
+        "_replace_module",
+        "_replace_with_config",
+        "update_mp_params",
+    ],
+    "deepspeed/module_inject/layers.py": [
+        "_partition_sizes",
+        "GatherFromTensorParallelRegion",
+        "LinearAllreduceWithReplicatedInput",
+        "VocabParallelLinear",
+    ],
+    "deepspeed/module_inject/tp_plan_converter.py": ["TPPlanConverter", "SUPPORTED_STYLES"],
     "deepspeed/runtime/tensor_parallel/config.py": ["_tp_plan"],
     "transformers/distributed/tensor_parallel.py": ["_hf_quantized_needs_local_tp"],
     "deepspeed/utils/groups.py": [
@@ -68,7 +80,7 @@ DEFINED = {
         "_DATA_PARALLEL_GROUP",
     ],
     "deepspeed/ops/adam/cpu_adam.py": ["ds_opt_adam", "opt_id"],
-    "deepspeed/runtime/engine.py": ["_get_zero_ckpt_name"],
+    "deepspeed/runtime/engine.py": ["_get_zero_ckpt_name", "_replace_module_consolidated_state_dict"],
     "deepspeed/runtime/swap_tensor/optimizer_utils.py": ["_get_param_swap_info", "release_memory"],
     "deepspeed/runtime/zero/stage3.py": [
         "_set_fp32_optimizer_param_groups",

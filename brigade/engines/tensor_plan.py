@@ -1,0 +1,64 @@
+"""Which modules and parameters of a model a tensor group divides or sums up, by Transformers' plan for the architecture."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+# Transformers' words for how a module is divided, and which dimension of its weight and bias that is; None: they stay whole.
+WEIGHTS = {
+    "colwise": 0,
+    "colwise_gather_output": 0,
+    "colwise_rep": 0,
+    "embedding_rowwise": 0,
+    "rowwise": 1,
+    "rowwise_split_input": 1,
+    "rowwise_rep": 1,
+}
+NORMS = "replicated_with_grad_allreduce"  # a norm of each head, on a rank's own heads
+# What engines and adapters put into the names of a model's modules.
+_WRAPPERS = re.compile(r"(_checkpoint_wrapped_module|original_module|modules_to_save\.[^.]+)(\.|$)")
+
+
+def general(name: str) -> str:
+    """The name of a module or parameter for all layers, whatever has wrapped its modules."""
+    return ".".join("*" if part.isdigit() else part for part in _WRAPPERS.sub("", name).rstrip(".").split("."))
+
+
+def plan_of(model: Any, summed: Collection[str]) -> dict[str, str]:
+    """Style of each module that is divided, by its name in this model, which may be wrapped by adapters; and NORMS of single
+    parameters whose gradients are summed.
+
+    summed: tensor_trial.summed's
+    Of an adapter's two small matrices the one that has the divided side is divided like its base: B of a colwise base, A of a
+    rowwise one. The other is whole, and what it computes is on every rank the same.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    styles = dict(base.tp_plan)
+    head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
+    found: dict[str, str] = {}
+    for name, module in base.named_modules():
+        parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
+        style = styles.get(".".join("*" if part.isdigit() else part for part in parts))
+        if style not in (*WEIGHTS, NORMS) or (
+            head is not None and head.weight is embedding.weight and module in (head, embedding)
+        ):
+            continue
+        if hasattr(module, "modules_to_save"):  # PEFT keeps the module beside the copy that it trains whole
+            found |= {
+                f"{name}.{part}": style
+                for part in ("original_module", *(f"modules_to_save.{key}" for key in module.modules_to_save))
+            }
+        elif hasattr(module, "base_layer"):
+            found[f"{name}.base_layer"] = style
+            found |= {f"{name}.lora_magnitude_vector.{key}": style for key in module.lora_magnitude_vector}
+            divided = module.lora_B if WEIGHTS[style] == 0 else module.lora_A
+            found |= {f"{name}.{'lora_B' if WEIGHTS[style] == 0 else 'lora_A'}.{key}": style for key in divided}
+        else:
+            found[name] = style
+    decoder = base.get_decoder() if summed else None
+    inside = next((f"{name}." for name, module in base.named_modules() if module is decoder), "")
+    for name, _ in base.named_parameters():
+        if summed and name.startswith(inside) and general(name.removeprefix(inside)) in summed:
+            found[name] = NORMS
+    prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
+    return {prefix + name: style for name, style in found.items()}
