@@ -48,7 +48,8 @@ def _tried(config_class: Any, config: str, trust_remote_code: bool) -> tuple[fro
     with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
         torch.manual_seed(0)
         try:
-            tiny = _tiny(config_class.from_dict(json.loads(config)).get_text_config())
+            text = config_class.from_dict(json.loads(config)).get_text_config()
+            tiny = type(text).from_dict(shrink(text.to_dict(), RANKS))
             # Products of experts in groups know no float64.
             options = {
                 "dtype": torch.float64,
@@ -68,15 +69,6 @@ def _tried(config_class: Any, config: str, trust_remote_code: bool) -> tuple[fro
         if any(abs(other - loss) > TOLERANCE * abs(loss) for other in losses):
             return frozenset(), f"a tiny model of it then has a loss of {losses[0]:.6f} instead of {loss:.6f}"
         return _judge(model, plan, whole, parts)
-
-
-def _tiny(text: Any) -> Any:
-    """A layer of each kind."""
-    document = text.to_dict()
-    kinds = list(dict.fromkeys(document.get("layer_types") or ()))
-    if len(kinds) < 2:
-        return type(text).from_dict(shrink(document, RANKS))
-    return type(text).from_dict(shrink(document | {"layer_types": kinds}, RANKS, len(kinds)))
 
 
 def _is_divided(model: Any, name: str, style: str) -> bool:

@@ -152,6 +152,7 @@ NORMS_OF_PHI = [f"layers.*.self_attn.{of}_layernorm.{key}" for of in "kq" for ke
         ("phi", {"qk_layernorm": True}, NORMS_OF_PHI, ""),
         ("cohere", {"use_qk_norm": True}, (), "must match the size"),
         ("doge", {}, (), "must match the size"),
+        ("gemma3n_text", {}, (), "then has a loss of"),  # its sparsity is measured over all neurons of a layer
     ],
 )  # fmt: skip
 def test_parameters_outside_a_plan_that_lie_on_divided_activations_are_found(name, changes, summed, why):
