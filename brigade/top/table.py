@@ -18,7 +18,8 @@ GIB = 2**30
 @dataclass
 class RankRow:
     """A rank as it is shown. state: running, silent, stopped, gone, ended (gone with a run that
-    reached its end or was stopped), lost (its host) or old (its file)"""
+    reached its end or was stopped), lost (its host) or old (its file); behind: others were more than a step further before it
+    wrote its file"""
 
     rank: int
     host: str
@@ -31,6 +32,7 @@ class RankRow:
     memory: int | None = None
     gpu: dict[str, Any] | None = None
     slow: str = ""
+    behind: bool = False
     waits: dict[str, Any] | None = None
 
 
@@ -52,6 +54,7 @@ def rank_rows(watching: Watching) -> list[RankRow]:
         row.state = "ended" if ended and state == "gone" else state
         row.waits, row.slow = says.get("waits"), slow.get(row.rank, "")
         if host and not host.problem:
+            row.behind = _is_behind(watching, host, key)
             row.tokens_per_second = _rate(host, key, "tokens")
             row.cpu = _percent(_rate(host, key, "cpu", "at_host"))
             row.memory = says.get("memory")
@@ -69,6 +72,19 @@ def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
     if float(says.get("age") or 0.0) > STALE:
         return "old"
     return "silent" if seconds > SILENT else "running"
+
+
+def _is_behind(watching: Watching, host: HostSeen, key: str) -> bool:
+    """Whether a rank was still at an earlier step when others had been more than a step further. Files are some seconds old, each
+    another number: so a rank's is compared with what the others' said before it was written, by the clock of who watches."""
+    of_rank = [(when, facts["ranks"][key]) for when, facts in host.samples if key in facts.get("ranks", {})]
+    newest = of_rank[-1][1] if of_rank else {}
+    before = [when for when, says in of_rank if says.get("writings") != newest.get("writings")]
+    if not before:
+        return False
+    known = [facts for seen in watching.hosts.values() for when, facts in seen.samples if when <= before[-1]]
+    steps = [int(says.get("step") or 0) for facts in known for says in facts.get("ranks", {}).values()]
+    return int(newest.get("step") or 0) < max(steps) - 1
 
 
 def _last(told: list[dict[str, Any]]) -> str:
@@ -246,9 +262,9 @@ def _rank_line(row: RankRow, rows: Iterable[RankRow]) -> tuple[list[str], str]:
     )
     if not words and row.silent > SILENT:
         words = f"silent for {row.silent:.0f} s"
-    # Where the ranks' own times name nobody, who is behind: hosts are not asked at the same moment, so by more than a step.
+    # Where the ranks' own times name nobody, who is behind.
     measured = any(other.slow for other in rows)
-    slowest = row.slow if measured else row.step < max(other.step for other in rows) - 1
+    slowest = row.slow if measured else row.behind
     words = words or ("SLOWEST" if slowest else "")
     memory = _memory(gpu.get("memory"), gpu.get("memory_total")) if gpu else _memory(row.memory, None)
     cells = ["", str(row.rank), f"{row.step:,}", row.phase, _number(row.tokens_per_second), _number(row.cpu)]

@@ -100,7 +100,6 @@ def test_two_looks_make_rates(watching):
         ({"state": "stopped"}, "STOPPED", "rank 1 on node2 has been stopped (SIGSTOP, or a debugger) since step 41"),
         ({"state": "gone"}, "GONE", "rank 1 on node2 has not answered since step 41"),
         ({"seconds": 30.0, "phase": "data"}, "silent for 30 s", "rank 1 on node2 has waited in data loading since step 41"),
-        ({"step": 30}, "SLOWEST", ""),
     ],
 )  # fmt: skip
 def test_who_stands_apart_is_marked_and_the_watchdog_says_why(watching, last, mark, verdict):
@@ -108,6 +107,26 @@ def test_who_stands_apart_is_marked_and_the_watchdog_says_why(watching, last, ma
     text = shown(watching(node1=[facts(1.0, [says(0, **quiet)])], node2=[facts(1.0, [says(1, "node2", **last)])]))
     assert mark in line(text, 1) and (quiet or mark not in line(text, 0))
     assert verdict in text
+
+
+def test_who_is_behind_is_told_by_what_others_had_written_before(watching):
+    """Files are written every few seconds, at other moments: ranks in step seemed 40 steps apart, each in its turn."""
+    for last, mark in (
+        (says(1, "node2", step=60, writings=8), ""),
+        (says(1, "node2", step=40, writings=8), ""),
+        (says(1, "node2", step=20, writings=7), ""),  # not written since
+        (says(1, "node2", step=30, writings=8), "SLOWEST"),
+    ):
+        seen = watching(node1=[], node2=[])
+        for node, rank in (
+            ("node1", says(0, step=41, writings=5)),
+            ("node2", says(1, "node2", step=20, writings=7)),
+            ("node1", says(0, step=80, writings=6)),
+            ("node2", last),
+        ):
+            seen.hosts[node].add(facts(1.0, [rank]))
+        text = shown(seen)
+        assert line(text, 1).split()[3:] == [mark] * bool(mark) and "SLOWEST" not in line(text, 0), text
 
 
 def test_a_lost_host_is_named_and_its_ranks_with_it(watching):
