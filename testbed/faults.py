@@ -214,8 +214,7 @@ FAULTS: dict[str, Fault] = {
     "slow-rank": Fault("a rank is slow", (r"rank 1 on node2 is slow, score 0\.\d+.*forward pass", r"succeeded"), 0,
                        lost="nothing", variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "slow-forward"}, steps=30),
     "rank-stopped": Fault("a rank is stopped (SIGSTOP)", (
-        r"error: rank 1 on node2 has been stopped \(SIGSTOP, or a debugger\) since step \d+; rank 0 waits for it in",),
-        strike=strikes.stop_rank, words=SILENCE),
+        r"error: rank 1 on node2 has been stopped \(SIGSTOP, or a debugger\) since step \d+",), strike=strikes.stop_rank),
     "data-sleeps": Fault("a rank sleeps in its data loader", (
         r"error: rank 1 on node2 has waited in data loading since step 3; rank 0 waits for it in", r"line \d+ in sleep"),
         lost=SINCE_CHECKPOINT, words=SILENCE, variables=_FAILING_RANK | {"BRIGADE_TEST_FAULT": "sleeping-data"}),

@@ -5,8 +5,9 @@ A switch of phase is a few stores into a page of shared memory, about a microsec
 thread of the rank (training/watch_thread.py) everywhere. Silence is counted by who watches, on that process's own clock and in
 looks: one that was suspended itself has not seen the time go by.
 
-The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), then the longest visit of each phase,
-and the tokens that this rank has trained on.
+The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), the least seconds of silence within a
+step that may be a hang, the bytes that one host may have to write for a checkpoint (0: not known), then the longest visit of each
+phase, and the tokens that this rank has trained on.
 """
 
 import mmap
@@ -18,11 +19,13 @@ Phase = Literal["starting", "loading", "window", "data", "forward", "backward", 
                 "checkpoint"]  # fmt: skip
 PHASES: tuple[Phase, ...] = get_args(Phase)
 STARTING, LOADING, WINDOW, DATA, FORWARD, BACKWARD, OPTIMIZER, SYNCHRONISING, EVALUATION, CHECKPOINT = range(10)
-BEATS, PHASE, STEP, TIMEOUT, LONGEST = range(5)
+BEATS, PHASE, STEP, TIMEOUT, LEAST, BYTES, LONGEST = range(7)
+OF_A_STEP = (DATA, FORWARD, BACKWARD, OPTIMIZER)
 TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0
 FOLDER = "heartbeats"  # in the output directory: a file of each rank (training/watch_thread.py)
-FADES = 0.99  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
+FADES = 0.95  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
+SECONDS, SECONDS_COMPILED = 60.0, 300.0  # of LEAST; torch.compile may compile again in any step
 
 # Anonymous and shared: a forked child writes, its parent reads.
 page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
@@ -33,15 +36,16 @@ _phase, _since = STARTING, monotonic()
 watch: Any = None  # the thread that watches this run (training/watch_thread.py)
 
 
-def begin(timeout: float | Literal["auto"]) -> None:
-    """A run's model is about to be loaded in this process. timeout: the recipe's hang_timeout"""
+def begin(timeout: float | Literal["auto"], compiles: bool = False) -> None:
+    """A run's model is about to be loaded in this process. timeout, compiles: the recipe's hang_timeout and torch_compile"""
     global page
     end()
     if not shared:
         page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
     for phase in range(len(PHASES)):
         page[LONGEST + phase] = seconds[phase] = 0.0
-    page[TOKENS] = 0.0
+    page[TOKENS] = page[BYTES] = 0.0
+    page[LEAST] = SECONDS_COMPILED if compiles else SECONDS
     page[TIMEOUT] = AUTO if timeout == "auto" else timeout
     enter(LOADING, 0)
 
@@ -67,7 +71,7 @@ def enter(phase: int, step: int | None = None) -> None:
     page[PHASE] = phase
     if step is not None:
         page[STEP] = step
-        for one in (DATA, FORWARD, BACKWARD, OPTIMIZER):
+        for one in OF_A_STEP:
             page[LONGEST + one] *= FADES
     page[BEATS] += 1.0  # last: who sees the others without it looks again in a second
 

@@ -4,10 +4,14 @@ from pathlib import Path
 from time import monotonic
 
 from . import heartbeat
-from .heartbeat import BEATS, LONGEST, PHASE, STEP, TIMEOUT
+from .heartbeat import BEATS, BYTES, LEAST, LONGEST, OF_A_STEP, PHASE, STEP, TIMEOUT
 
 LOOK = 1.0  # seconds between two looks at a heartbeat
-TIMES = 10  # the longest visit of a phase so far, so many times, is no hang
+TIMES, TIMES_A_STEP = (
+    10,
+    30,
+)  # the longest visit of a phase so far, or of any phase of a step, so many times, is no hang
+FIRST_STEP = 900.0  # seconds of silence in a phase that has no first visit yet: kernels are compiled
 # phase -> seconds of silence that are no hang: before its first visit is over; at least, later on. What comes before the data is
 # known (packages, tokenising) may take hours, and the start has a limit of its own (launch's --start_timeout).
 _LIMITS = {
@@ -18,7 +22,13 @@ _LIMITS = {
     heartbeat.EVALUATION: (1800.0, 600.0),
     heartbeat.CHECKPOINT: (3600.0, 900.0),
 }
-_OF_A_STEP = (900.0, 180.0)
+# phase -> at least so many seconds, and bytes per second, where it is known what a host may have to write. An evaluation shows
+# that it moves with each batch and each token of an answer, in which all weights may have to come from a disk; a checkpoint with
+# each byte that is written, but not while states are gathered or a disk takes what it was given.
+_RATES = {heartbeat.EVALUATION: (300.0, 5e8), heartbeat.CHECKPOINT: (300.0, 2e8)}
+_MOVES_FILES = (heartbeat.LOADING, heartbeat.WINDOW, heartbeat.CHECKPOINT)
+MOVED = 2**16  # bytes between two looks that show that a rank moves on, however slowly
+STOPPED = {"T": 5.0, "t": 180.0}  # seconds: by SIGSTOP or Ctrl-Z; by a debugger, which somebody uses
 
 
 class Observer:
@@ -26,32 +36,31 @@ class Observer:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.silent = pid, 0.0
-        self._beats, self._looked, self._over = -1.0, 0.0, False
+        self._beats, self._looked, self._over, self._bytes = -1.0, 0.0, False, 0
 
     def look(self) -> bool:
         """Whether it is silent for longer than the rank's own steps explain. Call it every LOOK seconds or more often."""
         now, beats = monotonic(), heartbeat.page[BEATS]
         if now - self._looked >= LOOK:
-            moved, self._beats = beats != self._beats, beats
+            moved, self._beats = self._moves_files() or beats != self._beats, beats
             self.silent = 0.0 if moved else self.silent + min(now - self._looked, 2 * LOOK)
             self._looked = now
             self._over = self.silent > LOOK and self.silent > self.limit()
         return self._over
 
+    def _moves_files(self) -> bool:
+        """Whether it reads or writes, where that is what it is there for: one save of 810 GB is one visit of a phase."""
+        if heartbeat.page[PHASE] not in _MOVES_FILES:
+            return False
+        before, self._bytes = self._bytes, bytes_moved(self.pid)
+        return self._bytes - before >= MOVED
+
     def limit(self) -> float:
         """Seconds of silence that are no hang in the phase that the rank is in."""
-        timeout, phase = heartbeat.page[TIMEOUT], int(heartbeat.page[PHASE])
-        if timeout == 0:
-            return float("inf")
-        learns = timeout < 0 or phase in _LIMITS
-        first, least = _LIMITS.get(phase, _OF_A_STEP)
-        least = max(least, timeout) if learns else timeout
-        if is_stopped(self.pid):
-            return timeout if timeout > 0 else _OF_A_STEP[1]
-        longest = heartbeat.page[LONGEST + phase]
-        if not longest:
-            return max(first, least)
-        return max(least, TIMES * longest) if learns else least
+        timeout = heartbeat.page[TIMEOUT]
+        if timeout and (state := stopped_by(self.pid)):
+            return may_be_stopped(state)
+        return limit(int(heartbeat.page[PHASE]))
 
     def seen(self) -> dict[str, object]:
         """What it says, for messages and files: phase, step, seconds of silence, and whether the process is stopped."""
@@ -59,9 +68,47 @@ class Observer:
         return {"phase": phase, "step": step, "seconds": round(self.silent, 1), "stopped": is_stopped(self.pid)}
 
 
+def limit(phase: int) -> float:
+    """Seconds of silence that are no hang in this phase, of a rank that runs."""
+    timeout, longest = heartbeat.page[TIMEOUT], heartbeat.page[LONGEST + phase]
+    if timeout == 0:
+        return float("inf")
+    if phase not in _LIMITS:
+        if not longest:
+            return max(FIRST_STEP, timeout)
+        of_a_step = max(heartbeat.page[LONGEST + one] for one in OF_A_STEP)
+        return timeout if timeout > 0 else max(heartbeat.page[LEAST], TIMES_A_STEP * of_a_step)
+    first, later = _LIMITS[phase]
+    if phase in _RATES and (size := heartbeat.page[BYTES]):
+        least, rate = _RATES[phase]
+        first = later = max(least, 3 * heartbeat.page[LEAST], size / rate)
+    return max(later if longest else first, timeout, TIMES * longest)
+
+
+def may_be_stopped(state: str) -> float:
+    """Seconds for which a process may be stopped. state: of stopped_by()"""
+    timeout = heartbeat.page[TIMEOUT]
+    return float("inf") if timeout == 0 else min(STOPPED[state], timeout) if timeout > 0 else STOPPED[state]
+
+
+def stopped_by(pid: int) -> str:
+    """Whether a process of this host was stopped: T by SIGSTOP or Ctrl-Z, t by a debugger; else nothing."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    return state if state in STOPPED else ""
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process of this host was stopped, by SIGSTOP, Ctrl-Z or a debugger."""
+    return bool(stopped_by(pid))
+
+
+def bytes_moved(pid: int) -> int:
+    """Bytes that a process of this user has read and written so far; 0 where nobody counts them."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return sum(int(counts[key]) for key in ("rchar", "wchar", "read_bytes"))
+    except (OSError, ValueError, KeyError):
+        return 0

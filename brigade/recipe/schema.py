@@ -307,8 +307,8 @@ class TrainingSection(Section):
     async_save: bool = True
     """Copy a checkpoint to host memory, and write it from there while training goes on. false: training waits for the disk."""
     hang_timeout: AtLeastZero | Literal["auto"] = "auto"
-    """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: ten times the
-    longest so far, at least 180. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
+    """Seconds without a sign of life within a step after which the run hangs, and ends with a verdict. auto: thirty times the
+    longest so far, at least 60. 0: never. Ranks are looked at once a second (docs/troubleshooting.md)."""
     report_to: Annotated[
         list[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]], BeforeValidator(_words_or_none)
     ] = ["tensorboard"]

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from .. import upstream
 from ..data import places
 from ..data.collate import FILLER
-from ..distributed import ranks
+from ..distributed import heartbeat, ranks
 from ..errors import UserError
 from ..model.finite import first_not_finite
 from ..run import directory as runs
@@ -150,7 +150,8 @@ def _checkpoint(trainer: Any, older: int) -> Path | None:
     from ..checkpoint.manifest import flaw
 
     if trainer.saving:
-        trainer.saving.wait()  # the newest one may be on its way
+        with heartbeat.within(heartbeat.CHECKPOINT):
+            trainer.saving.wait()  # the newest one may be on its way
     whole = [folder for folder in runs.checkpoints(trainer.run.directory) if flaw(folder) is None]
     name = ranks.gather(whole[min(older, len(whole) - 1)].name if whole else None)[0]
     return trainer.run.directory / name if name else None
@@ -159,17 +160,18 @@ def _checkpoint(trainer: Any, older: int) -> Path | None:
 def _go_back(trainer: Any, checkpoint: Path) -> None:
     """Weights and optimizer states of a checkpoint; the learning rate stays the one of this step."""
     schedule = trainer.lr_scheduler.state_dict()
-    if trainer.is_carried(str(checkpoint)):  # other ranks wrote it, before this run went on
-        from . import carrying
+    with heartbeat.within(heartbeat.LOADING):
+        if trainer.is_carried(str(checkpoint)):  # other ranks wrote it, before this run went on
+            from . import carrying
 
-        carrying.carry(trainer, checkpoint)
-    else:
-        from ..upstream import rollback
+            carrying.carry(trainer, checkpoint)
+        else:
+            from ..upstream import rollback
 
-        rollback.load_states(trainer, str(checkpoint))
-    trainer.lr_scheduler.load_state_dict(schedule)
-    upstream.take_rates_of(trainer.lr_scheduler)
-    ranks.barrier()  # whoever removes old checkpoints waits until all have read this one
+            rollback.load_states(trainer, str(checkpoint))
+        trainer.lr_scheduler.load_state_dict(schedule)
+        upstream.take_rates_of(trainer.lr_scheduler)
+        ranks.barrier()  # whoever removes old checkpoints waits until all have read this one
 
 
 # ---- whose fault it was ----------------------------------------------------------------------------------------------

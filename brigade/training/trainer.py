@@ -112,9 +112,11 @@ class Trainer(EvaluatingTrainer):
             from .save_interval import SaveInterval
 
             self.add_callback(SaveInterval(run, lambda: self.saving.blocked if self.saving else 0.0))
-        self.meter = Meter(
-            engine.parameter_count(model), *model_shape(model.config), counts=self.place.speaks_for_its_data
-        )
+        total, trained = engine.parameter_count(model), engine.parameter_count(model, trained=True)
+        # A host writes the whole model alone, or its part of all states: weights, a copy and two moments, at most in fp32.
+        states = (4 * total + 12 * trained) / (run.world.hosts if run.shared else 1)
+        heartbeat.page[heartbeat.BYTES] = max(4 * total, states)
+        self.meter = Meter(total, *model_shape(model.config), counts=self.place.speaks_for_its_data)
         self.stopping = Stopping(run, self.meter)
         self.add_callback(self.stopping)
         if run.strategy.replicas > 1:
@@ -126,7 +128,7 @@ class Trainer(EvaluatingTrainer):
             from .slow_ranks import SlowRanks
 
             self.meter.slow = SlowRanks(run)
-        self.add_callback(CompareWithPlan(run, self.meter, model.config, engine.parameter_count(model, trained=True)))
+        self.add_callback(CompareWithPlan(run, self.meter, model.config, trained))
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _loader(
@@ -325,7 +327,8 @@ class Trainer(EvaluatingTrainer):
 
     def _finalize_training(self, *args: Any) -> Any:
         if self.saving:
-            self.saving.wait()  # the best checkpoint may be the last
+            with heartbeat.within(heartbeat.CHECKPOINT):
+                self.saving.wait()  # the best checkpoint may be the last
         return super()._finalize_training(*args)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

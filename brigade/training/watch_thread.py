@@ -22,20 +22,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from ..distributed import hangs, heartbeat, ranks, supervised, tell
-from ..distributed.observer import LOOK, Observer, is_stopped
+from ..distributed.observer import LOOK, Observer, is_stopped, limit, may_be_stopped, stopped_by
 from ..errors.console import counted
 from ..run import events
 from ..run.directory import Run
 from ..upstream import flight_records
 
+SAID = 3.0  # seconds of silence after which it says how long that may last
+SAID_OF = {heartbeat.EVALUATION: "this evaluation", heartbeat.CHECKPOINT: "this save"}
 EVERY = 5.0  # seconds between two writings of a file; more for many ranks, that all of them together make ten a second
 
 
 def begin(run: Run) -> None:
-    """Watch this run from here on, until heartbeat.end()."""
-    heartbeat.watch = Watch(run)
-    heartbeat.watch.start()
+    """Watch this run from here on, until heartbeat.end(). A collective where no `launch` watches."""
+    heartbeat.watch = watch = Watch(run)
+    if not supervised.is_watched():
+        first, all_ranks = run.world.number - run.world.rank, ranks.gather((run.world.host, os.getpid()))
+        watch.beside = {first + rank: pid for rank, (host, pid) in enumerate(all_ranks) if host == run.world.host}
+    watch.start()
 
 
 class Watch(threading.Thread):
@@ -50,6 +57,9 @@ class Watch(threading.Thread):
         self.written, self.writings = 0.0, 0
         self.waits: dict[str, Any] | None = None  # once it hangs: in which collective
         self.peers: dict[int, Peer] = {}
+        self.beside: dict[int, int] = {}  # process of each rank of this host, where they watch over each other
+        self.stopped_looks = 0  # since a rank beside this one was stopped
+        self.told: set[int] = set()  # phases whose limit was said
 
     def end(self) -> None:
         self.ended.set()
@@ -71,8 +81,29 @@ class Watch(threading.Thread):
             self.waits, self.peers = None, {}
         if silent != knew or time.monotonic() - self.written > self.every:
             self.write()
-        if silent and not supervised.is_watched():  # else launch judges
+        if self.world.is_main_rank and self.observer.silent >= SAID:
+            self.say_limit(int(heartbeat.page[heartbeat.PHASE]))
+        if supervised.is_watched():  # launch judges
+            return
+        if silent:
             self.judge()
+        elif self.is_one_stopped_beside():
+            self.judge(at_once=True)
+
+    def say_limit(self, phase: int) -> None:
+        """Of a save or an evaluation that takes its time: from when on it counts as a hang."""
+        if phase in SAID_OF and phase not in self.told:
+            self.told.add(phase)
+            moves = "no byte is read or written" if phase == heartbeat.CHECKPOINT else "no batch ends"
+            tqdm.write(f"{SAID_OF[phase]} counts as a hang once {moves} for {limit(phase):,.0f} s (--hang_timeout)")
+
+    def is_one_stopped_beside(self) -> bool:
+        """Whether another rank of this host has been stopped for too long; for the lowest that is not to say, at once."""
+        states = {rank: stopped_by(pid) for rank, pid in self.beside.items() if rank != self.number}
+        found = [state for state in states.values() if state]
+        self.stopped_looks = self.stopped_looks + 1 if found else 0
+        lowest = all(state for rank, state in states.items() if rank < self.number)
+        return bool(found) and lowest and self.stopped_looks * LOOK > min(map(may_be_stopped, found))
 
     def record(self, collectives: dict[str, Any]) -> None:
         """Keep what this rank's threads do, and its collectives; what a full disk takes."""
@@ -97,8 +128,8 @@ class Watch(threading.Thread):
             temporary.replace(self.folder / f"rank-{self.number}.json")
 
     # ---- without launch ------------------------------------------------------------------------------------------
-    def judge(self) -> None:
-        """End the run if all ranks hang, and this is the lowest that still runs; or if another has done so."""
+    def judge(self, at_once: bool = False) -> None:
+        """End the run if all ranks hang, and this is the lowest that still runs; or if another has done so; or `at_once`."""
         me, first = self.number, self.number - self.world.rank
         for rank in range(first, first + self.world.size):
             if rank == me:
@@ -107,7 +138,7 @@ class Watch(threading.Thread):
             peer.read(self.folder / f"rank-{rank}.json")
             if verdict := peer.says.get("verdict"):
                 self.leave(f"rank {me} on {self.world.host} stops: {verdict}")
-            if not peer.gone and (rank < me or peer.says.get("waits") is None):
+            if not at_once and not peer.gone and (rank < me or peer.says.get("waits") is None):
                 return  # that rank judges; or it moves on, or may stay longer where it is
         own = hangs.Silent(me, self.world.host, **self.observer.seen(), **(self.waits or {}))  # type: ignore[arg-type]
         known = [own, *(peer.silent(rank, own.step) for rank, peer in self.peers.items() if peer.says)]
@@ -125,10 +156,10 @@ class Watch(threading.Thread):
         """End this process; and those of this host that are stopped, for they hear no launcher's SIGTERM."""
         print(message, file=sys.stderr, flush=True)
         tell.tell_launcher(message.removeprefix("error: ").splitlines()[0])
-        for peer in self.peers.values():
-            if peer.stopped:
+        for pid in {*self.beside.values(), *(peer.says["pid"] for peer in self.peers.values() if peer.stopped)}:
+            if is_stopped(pid):
                 with suppress(OSError):
-                    os.kill(peer.says["pid"], signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         os._exit(1)
 
 

@@ -1,5 +1,6 @@
 """Who is blamed for a hang, in which words, and from how long a silence on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from brigade.distributed import heartbeat, stop
 from brigade.distributed import observer as observers
 from brigade.distributed import ranks as all_ranks
 from brigade.distributed.hangs import Silent, names, sentence
-from brigade.distributed.observer import Observer, is_stopped
+from brigade.distributed.observer import Observer, is_stopped, limit
 from brigade.strategy import Strategy
 from brigade.upstream import flight_records
 
@@ -117,6 +118,21 @@ def clock(monkeypatch):
     heartbeat.end()
 
 
+@pytest.fixture
+def sleepers():
+    """sleepers(n): so many processes, which end with the test also where they were stopped."""
+    started = []
+
+    def start(number):
+        started.extend(subprocess.Popen(["sleep", "60"]) for _ in range(number))
+        return started[-number:]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
 def silent_after(observer, clock, seconds):
     """Whether the rank is judged silent after so many seconds of looking."""
     for _ in range(int(seconds)):
@@ -128,15 +144,63 @@ def silent_after(observer, clock, seconds):
 def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
     observer = Observer(os.getpid())
     observer.look()
-    assert not silent_after(observer, clock, 170) and silent_after(observer, clock, 20)
+    assert not silent_after(observer, clock, 58) and silent_after(observer, clock, 4)
     assert observer.seen() | {"seconds": 0} == {"phase": "data", "step": 3, "seconds": 0, "stopped": False}
-    heartbeat.enter(heartbeat.FORWARD)  # so this run's data may take three minutes
+    heartbeat.enter(heartbeat.FORWARD)  # so this run's data may take a minute
     assert not silent_after(observer, clock, 2)
     heartbeat.enter(heartbeat.DATA, 4)
     assert not silent_after(observer, clock, 900)
     with heartbeat.within(heartbeat.CHECKPOINT):  # the first one has no limit of its own yet
         assert not silent_after(observer, clock, 3000)
     assert not silent_after(observer, clock, 2)
+
+
+@pytest.mark.parametrize("step, compiles, patience", [(0.5, False, 60), (0.5, True, 300), (9.0, False, 270)])
+def test_a_silence_of_thirty_times_the_longest_step_is_enough_and_at_least_a_minute(clock, step, compiles, patience):
+    heartbeat.begin("auto", compiles)
+    for number in range(1, 4):
+        for phase in (heartbeat.DATA, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.OPTIMIZER):
+            heartbeat.enter(phase, number if phase == heartbeat.DATA else None)
+            clock[0] += step if phase == heartbeat.OPTIMIZER else 0.01  # a GPU: the host waits at the end
+    heartbeat.enter(heartbeat.FORWARD)
+    assert limit(heartbeat.FORWARD) == pytest.approx(patience)
+
+
+@pytest.mark.parametrize(
+    "size, phase, seconds",
+    [
+        (16 * 50e6, heartbeat.CHECKPOINT, 300),  # a small model
+        (16 * 50e6, heartbeat.EVALUATION, 300),
+        (16 * 8e9, heartbeat.CHECKPOINT, 640),
+        (16 * 8e9, heartbeat.EVALUATION, 300),
+        (4 * 405e9, heartbeat.CHECKPOINT, 8100),
+        (4 * 405e9, heartbeat.EVALUATION, 3240),
+    ],
+)
+def test_how_long_the_first_checkpoint_and_evaluation_may_stand_still_follows_from_the_models_size(
+    clock, size, phase, seconds
+):
+    heartbeat.page[heartbeat.BYTES] = size
+    assert limit(phase) == seconds
+
+
+def test_a_save_that_moves_is_no_hang_however_long_it_takes(clock, monkeypatch):
+    """The last model of 405 billion parameters, written by one rank: 810 GB are one visit of a phase."""
+    written = [0]
+    monkeypatch.setattr(observers, "bytes_moved", lambda pid: written[0])
+    heartbeat.page[heartbeat.BYTES] = 1
+    observer = Observer(os.getpid())
+    with heartbeat.within(heartbeat.CHECKPOINT):
+        for _ in range(2000):
+            written[0] += observers.MOVED
+            assert not silent_after(observer, clock, 1)
+        assert silent_after(observer, clock, 302)
+
+
+def test_bytes_that_a_process_writes_are_seen(tmp_path):
+    before = observers.bytes_moved(os.getpid())
+    (tmp_path / "file").write_bytes(bytes(observers.MOVED))
+    assert observers.bytes_moved(os.getpid()) - before >= observers.MOVED
 
 
 def test_replicas_over_a_slow_network_do_not_hang(clock):
@@ -170,32 +234,80 @@ def test_who_was_suspended_has_not_seen_the_time_go_by(clock):
     assert not observer.look() and observer.silent < 3
 
 
-def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_take_hours(clock):
+def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_take_hours(clock, sleepers):
     heartbeat.enter(heartbeat.STARTING)
-    with subprocess.Popen(["sleep", "60"]) as process:
-        observer = Observer(process.pid)
-        observer.look()
-        assert not silent_after(observer, clock, 10_000)
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
-        assert silent_after(observer, clock, 1) and observer.seen()["stopped"]
-        process.kill()
+    (process,) = sleepers(1)
+    observer = Observer(process.pid)
+    observer.look()
+    assert not silent_after(observer, clock, 10_000)
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    assert silent_after(observer, clock, 1) and observer.seen()["stopped"]
+    heartbeat.enter(heartbeat.DATA, 9)
+    assert not silent_after(observer, clock, 5) and silent_after(observer, clock, 2), "in mid-run: within seconds"
+    process.kill()
+    process.wait()
     assert not is_stopped(process.pid)
 
 
 def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
-    from brigade.training.watch_thread import Watch
-
     def broken(reason):
         raise RuntimeError
 
     monkeypatch.setattr("brigade.distributed.ranks.on_failure", broken)
-    strategy = Strategy("single", "single", "flag")
-    watch = Watch(SimpleNamespace(world=World(0, 0, 1, 1, "node1", "torchrun"), strategy=strategy, directory=tmp_path))
-    left = []
-    monkeypatch.setattr(watch, "leave", left.append)
+    watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
     watch.judge()
-    assert left[0].startswith("error: ")
+    assert watch.left[0].startswith("error: ")
+
+
+def watching(directory, world, monkeypatch):
+    """The thread of a rank, not started; `left` has the words with which it would end the process."""
+    from brigade.training.watch_thread import Watch
+
+    strategy = Strategy("single", "single", "flag")
+    watch = Watch(SimpleNamespace(world=world, strategy=strategy, directory=directory))
+    watch.left = []
+    monkeypatch.setattr(watch, "leave", watch.left.append)
+    return watch
+
+
+def test_without_launch_the_lowest_rank_of_the_host_that_runs_names_one_that_is_stopped_within_seconds(
+    tmp_path, monkeypatch, sleepers
+):
+    heartbeat.begin("auto")
+    stopped, running = sleepers(2)
+    lowest, second = (watching(tmp_path, World(rank, rank, 3, 3, "node1", "torchrun"), monkeypatch) for rank in (0, 1))
+    for watch in (lowest, second):
+        watch.beside = {0: os.getpid(), 1: running.pid, 2: stopped.pid}
+    says = {"rank": 2, "host": "node1", "pid": stopped.pid, "writings": 1, "phase": "forward", "step": 41}
+    lowest.write()
+    (tmp_path / "heartbeats" / "rank-2.json").write_text(json.dumps(says | {"seconds": 0.0, "waits": None}))
+    for watch in (lowest, second):
+        watch.look()
+    assert not lowest.left
+    stopped.send_signal(signal.SIGSTOP)
+    os.waitpid(stopped.pid, os.WUNTRACED)
+    for _ in range(6):
+        lowest.look()
+        second.look()
+    assert not second.left and lowest.left[0].startswith(
+        "error: rank 2 on node1 has been stopped (SIGSTOP, or a debugger) since step 41; ranks 0-1 wait for it in"
+    )
+
+
+def test_a_save_that_takes_its_time_says_once_how_long_it_may_stand_still(tmp_path, monkeypatch, capsys):
+    watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
+    heartbeat.begin("auto")
+    heartbeat.page[heartbeat.BYTES] = 16 * 8e9
+    with heartbeat.within(heartbeat.CHECKPOINT):
+        watch.look()
+        assert not capsys.readouterr().out
+        for _ in range(2):
+            watch.observer.silent = 5.0
+            watch.look()
+    assert capsys.readouterr().out == (
+        "this save counts as a hang once no byte is read or written for 640 s (--hang_timeout)\n"
+    )
 
 
 def test_sys_exit_with_0_in_mid_run_is_an_error_that_says_where(monkeypatch, capsys):
