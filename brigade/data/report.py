@@ -1,12 +1,11 @@
 """What a run is about to train on, in figures and by one sample with its supervised part marked."""
 
 import itertools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors.console import console
+from ..errors.console import console, marking
 from ..recipe.batch import Batch
 from ..recipe.schema import DataSection, TrainingSection
 from .prepare import Prepared
@@ -107,12 +106,12 @@ def first(prepared: Prepared) -> Any:
 def show_sample(prepared: Prepared, tokenizer: object) -> None:
     """Print the first sample under a heading, its lines as they are: a terminal folds those that are too long."""
     out = console()
-    out.print("one sample, its supervised part " + ("green:" if out.is_terminal else "in [[ ]]:"), markup=False)
-    out.print(sample(prepared, tokenizer), soft_wrap=True)
+    out.print(f"one sample, its supervised part {marking(out)}:", markup=False)
+    out.print(sample(prepared, tokenizer, brackets=out.color_system is None), soft_wrap=True)
 
 
-def sample(prepared: Prepared, tokenizer: object) -> "Text":
-    """The first sample decoded, its supervised part in green and underlined."""
+def sample(prepared: Prepared, tokenizer: object, brackets: bool = True) -> "Text":
+    """The first sample decoded, its supervised part in green and underlined, or in brackets."""
     from rich.text import Text
 
     row = first(prepared)
@@ -120,10 +119,9 @@ def sample(prepared: Prepared, tokenizer: object) -> "Text":
     ids, own = row["input_ids"][:end], row["labels"][:end] != IGNORED
     text = Text()
     bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), end]
-    colour = sys.stdout.isatty()
     for begin, stop in itertools.pairwise(bounds):
         part = tokenizer.decode(ids[begin:stop])  # type: ignore[attr-defined]
-        if own[begin] and not colour:
+        if own[begin] and brackets:
             part = f"[[{part}]]"
         text.append(part, style="green underline" if own[begin] else "dim")
     if len(text) > LONGEST:

@@ -60,11 +60,37 @@ def figure(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}"
 
 
+def has_width() -> bool:
+    """Whether what is printed has so many columns and no more: a terminal's, or COLUMNS. A file or a pipe has no width."""
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
+
+
 def console(**options: Any) -> Any:
-    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe, which have no width."""
+    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe."""
     from rich.console import Console  # not at the top: most commands print no table
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, **options)
+    return Console(width=None if has_width() else 160, **options)
+
+
+def marking(out: Any) -> str:
+    """How a rich Console can mark words: `green`, `underlined` (NO_COLOR), or `in [[ ]]` (a file, a pipe, TERM=dumb)."""
+    if out.color_system is None:
+        return "in [[ ]]"
+    return "underlined" if out.no_color else "green"
+
+
+def folded(parts: list[str], width: int | None) -> str:
+    """The parts with two spaces between them, in lines of at most so many columns, where one part is not longer by itself.
+
+    width: None: one line
+    """
+    lines = parts[:1]
+    for part in parts[1:]:
+        if width is None or len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"    {part}")
+    return "\n".join(lines)
 
 
 def counted(number: int, thing: str) -> str:

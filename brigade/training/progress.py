@@ -1,10 +1,13 @@
 """A progress bar and one line per log entry, on the main rank."""
 
+import shutil
 import sys
 import time
 from typing import Any
 
 from transformers import TrainerCallback
+
+from ..errors.console import folded, has_width
 
 _COLUMNS = (
     ("loss", "loss {:.4f}"),
@@ -49,18 +52,18 @@ class Progress(TrainerCallback):
             self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **_):
-        if self.bar is not None and logs:
-            said = line(state.global_step, state.max_steps, logs)
-            if self.bar.disable and said and state.global_step > self.began[0]:
-                said += self._times(state.global_step - self.began[0], state.max_steps - state.global_step)
-            self.bar.write(said, file=sys.stdout)
+        if self.bar is not None and (parts := figures(state.global_step, state.max_steps, logs or {})):
+            if self.bar.disable and state.global_step > self.began[0]:
+                parts += self._times(state.global_step - self.began[0], state.max_steps - state.global_step)
+            width = shutil.get_terminal_size().columns if has_width() else None
+            self.bar.write(folded(parts, width), file=sys.stdout)
             sys.stdout.flush()
 
-    def _times(self, done: int, left: int) -> str:
+    def _times(self, done: int, left: int) -> list[str]:
         """Evaluations and checkpoints so far count in what is still to come."""
         elapsed = time.monotonic() - self.began[1]
         shown = self.bar.format_interval
-        return f"  elapsed {shown(elapsed)}  ETA {shown(elapsed / done * left)}"
+        return [f"elapsed {shown(elapsed)}", f"ETA {shown(elapsed / done * left)}"]
 
     def on_train_end(self, args, state, control, **_):
         if self.bar is not None:
@@ -68,8 +71,9 @@ class Progress(TrainerCallback):
             self.bar = None
 
 
-def line(step: int, steps: int, logs: dict[str, float]) -> str:
-    """`step 10/100  loss 4.2113  grad norm 1.204 ...` from a Trainer's log entry; what is not in it is left out."""
+def figures(step: int, steps: int, logs: dict[str, float]) -> list[str]:
+    """`step 10/100`, `loss 4.2113`, `grad norm 1.204`, ... from a Trainer's log entry; what is not in it is left out, and
+    nothing is left of an entry without figures."""
     shown = dict(logs)
     if shown.get("tokens_per_second_per_gpu") == shown.get("tokens_per_second"):
         shown.pop("tokens_per_second_per_gpu", None)  # one process
@@ -80,4 +84,4 @@ def line(step: int, steps: int, logs: dict[str, float]) -> str:
         name = key.removeprefix("eval_").removesuffix("_loss")
         if key == f"eval_{name}_loss":
             parts.append(f"{name} {loss:.4f} ppl {shown[f'eval_{name}_perplexity']:.2f}")
-    return f"step {step}/{steps}  " + "  ".join(parts) if parts else ""
+    return [f"step {step}/{steps}", *parts] if parts else []

@@ -8,17 +8,11 @@ Nothing of theirs is imported before it is asked for.
 """
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-# On a CPU with AVX512-BF16, bitsandbytes warns whoever imports PEFT that it lacks a kernel for a product without a backward
-# pass, which nobody here uses (fix_loaded).
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
 
 # ---- several runs in one process ---------------------------------------------------------------------------------
 _GROUPS = (

@@ -12,6 +12,7 @@ import pytest
 
 from brigade.cluster import World
 from brigade.errors import console, progress
+from brigade.errors.console import folded, marking
 from brigade.training.environment import _silence
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,28 @@ def test_an_encoding_that_lacks_a_letter_ends_nothing(monkeypatch):
     console.console().print("┃ é", markup=False)
     sys.stdout.flush()
     assert written.getvalue() == b"A: Gr\\xfc\\xdfe\n\\u2503 \\xe9\n"
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"force_terminal": True}, "green"), ({"force_terminal": True, "no_color": True}, "underlined"),
+    ({"force_terminal": False}, "in [[ ]]"), ({"force_terminal": True, "color_system": None}, "in [[ ]]"),
+])  # fmt: skip
+def test_what_is_said_of_marked_words_is_how_they_are_shown(options, said, monkeypatch):
+    """NO_COLOR leaves lines below words, TERM=dumb nothing."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = console.console(file=io.StringIO(), **options)
+    assert marking(out) == said
+    out.print("words", style="green underline")
+    shown = out.file.getvalue()
+    assert ("[4" in shown, "32m" in shown) == {"green": (True, True), "underlined": (True, False)}.get(
+        said, (False, False)
+    )
+
+
+@pytest.mark.parametrize("width, lines", [
+    (None, ["step 1/2  loss 8.3444  grad norm 3.959"]), (40, ["step 1/2  loss 8.3444  grad norm 3.959"]),
+    (30, ["step 1/2  loss 8.3444", "    grad norm 3.959"]), (5, ["step 1/2", "    loss 8.3444", "    grad norm 3.959"]),
+])  # fmt: skip
+def test_a_line_of_figures_is_folded_between_them(width, lines):
+    assert folded(["step 1/2", "loss 8.3444", "grad norm 3.959"], width).splitlines() == lines

@@ -147,24 +147,18 @@ def test_sources_are_told_with_their_numbers(load, prepare, write):
     assert "10 a + 10 b" in said and "4 held-out" in said
 
 
-def test_one_sample_with_its_supervised_part_marked(prepare, write, tokenizer, monkeypatch):
+def test_one_sample_with_its_supervised_part_marked(prepare, write, tokenizer):
     from rich.console import Console
 
     prepared = prepare(train_file=write("a.jsonl", chats("Grüße", 4)), validation_file=write("h.jsonl", chats("h", 1)))
     plain = report.sample(prepared, tokenizer).plain
     assert plain == "<|im_start|>user\nGrüße 0?<|im_end|>\n<|im_start|>assistant\n[[Grüße 0.<|im_end|>]]\n"
-    monkeypatch.setattr("sys.stdout", Terminal())
-    coloured = report.sample(prepared, tokenizer)
+    coloured = report.sample(prepared, tokenizer, brackets=False)
     assert coloured.plain == plain.replace("[[", "").replace("]]", "")
     marked = [coloured.plain[span.start : span.end] for span in coloured.spans if "green" in str(span.style)]
     assert marked == ["Grüße 0.<|im_end|>"]
     Console(file=(out := io.StringIO()), force_terminal=True, color_system="standard", width=100).print(coloured)
     assert "\x1b[4;32mGrüße 0.<|im_end|>" in out.getvalue()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_every_turn_of_the_assistant_is_marked(prepare, write, tokenizer):
