@@ -89,6 +89,21 @@ def judge(host: str, versions: Versions, differs: Differences) -> list[Result]:
     return found
 
 
+def incomplete(host: str, lost: Mapping[str, str], versions: Versions) -> Result:
+    """Of packages that are installed by their metadata, and not on the disk. lost: package -> which file it lacks"""
+    words = "; ".join(f"{name} is installed, but {what}" for name, what in list(lost.items())[:SHOWN])
+    more = f", and {counted(len(lost) - SHOWN, 'more package')}" if len(lost) > SHOWN else ""
+    again = [f"{name}=={version}" for name in lost if (version := versions.get(name))]
+    where, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
+    fix = f"cd {where} && {python} -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps "
+    public = all("+" not in name for name in again)
+    why = "every rank of this host would end as it starts"
+    cure = f"`make clean setup` in {REPOSITORY} on {host}{', or --fix --yes' if public else ''}"
+    return Result(
+        host, "red", "files are lost", None, words + more, why, cure, fix + shlex.join(again) if public else ""
+    )
+
+
 def _install(versions: Versions, wanted: Mapping[str, str]) -> tuple[str, list[str]]:
     """A shell line, "" where none helps, and the builds (2.13.0+cu128) that PyPI cannot serve. Of those the line asks for the
     version alone; where that is there already, pip would do nothing."""

@@ -4,10 +4,12 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
-from ..errors.console import counted
+from ..errors.console import counted, figure
+from ..launch.job import Job
 from .hosts import Facts, Hosts
 from .registry import check
 from .results import Result, sound, thresholds, unknown
+from .storage import on_host
 
 GIB = 2**30
 PIECES, AGAIN = 3, 6  # of arithmetic, of which the best counts; and of a host that looked slow
@@ -57,9 +59,10 @@ async def cores(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("memory")
 async def memory(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads /proc/meminfo and the control groups' limits. Threshold: memory_per_slot of thresholds.yaml, free for each rank, and
-    like_most against the median host; what offloading needs besides, the planner says."""
-    found = await _host(hosts)
+    """Reads /proc/meminfo and the limits of the control groups, this user's and those above. Threshold: what the planner says
+    that the recipe's ranks on GPUs hold (costs/host_memory.py), at least (red) and at most; else memory_per_slot of
+    thresholds.yaml, or memory_per_gpu, free for each rank. And like_most against the median host."""
+    found, needs = await _host(hosts), host_memory(hosts.wanted.job)
     whole = {host: facts["memory"]["total"] / GIB for host, facts in found.items()}
     for host, facts in found.items():
         free, total, slots = (
@@ -67,15 +70,31 @@ async def memory(hosts: Hosts) -> AsyncIterator[Result]:
             facts["memory"]["total"] / GIB,
             hosts.wanted.slots[host],
         )
-        level, value = thresholds()["memory_per_slot"].level(free / slots), f"{free:.0f} of {total:.0f} GiB free"
+        gpus, value = bool(hosts.hello[host].get("gpus")), f"{figure(free, 1)} of {figure(total, 1)} GiB free"
+        name = "memory_per_gpu" if gpus else "memory_per_slot"
+        level, least = thresholds()[name].level(free / slots), slots * _limit(name, "red")
+        if gpus and needs:
+            level = "red" if free < max(needs[0], least) else "yellow" if free < needs[1] else level
         if level == "green":
             yield _like_most(host, whole, hosts.wanted.slots, "GiB of memory") or sound(host, value, free)
             continue
+        least = max(least, needs[0]) if gpus and needs else slots * _limit(name, level)
+        most = f", and {figure(needs[1], 0)} at most" if gpus and needs and needs[1] > least else ""
         why = "the kernel ends a process when memory runs out, and with it the run"
         cure = f"fewer slots for {host} in the hostfile; or end who holds it: `ssh {host} ps aux --sort=-rss | head`"
-        each = _limit("memory_per_slot", level)
-        problem = f"{free:.1f} of {total:.1f} GiB are free for {counted(slots, 'rank')}, which need {slots * each:g} GiB at least"
+        problem = f"{figure(free, 1)} of {figure(total, 1)} GiB are free for {counted(slots, 'rank')}, "
+        problem += f"which need {figure(least, 1)} GiB at least{most}"
+        if limit := facts["memory"].get("limit"):
+            problem += f"; {limit} allows no more"
+            cure = f"raise that limit: --mem of the batch job, --memory of the container, MemoryMax= of the unit; or {cure}"
         yield Result(host, level, value, free, problem, why, cure)
+
+
+def host_memory(job: Job | None) -> tuple[float, float] | None:
+    """GiB that a host's ranks hold in memory, by the planner: between which four of five runs lie. None where no formula covers
+    the recipe."""
+    planned = on_host(job) if job else None
+    return (planned.fullest[0] / GIB, planned.fullest[1] / GIB) if planned else None
 
 
 @check("/dev/shm")

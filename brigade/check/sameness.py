@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..errors.console import counted
 from ..errors.tables import table
 from ..launch.job import Job
 from ..recipe.files import REPOSITORY
@@ -87,13 +88,37 @@ async def python(hosts: Hosts) -> AsyncIterator[Result]:
 
 @check("packages", seconds=30)
 async def packages(hosts: Hosts) -> AsyncIterator[Result]:
-    """Reads the version of every package that requirements.txt or constraints.txt pins. Threshold: the pin, and of builds of one
-    version (2.13.0+cpu, 2.13.0+cu128) the one that most hosts have. Red where hosts differ in torch, DeepSpeed, Accelerate,
-    Transformers, Datasets or PEFT, which exchange objects between ranks in the layout of one version; else a warning."""
-    found = {host: facts["packages"] for host, facts in (await _look(hosts)).items()}
+    """Reads the version of every package that requirements.txt or constraints.txt pins, and whether the modules at its top are
+    there, of which its RECORD speaks. Threshold: none is missing; the pin, and of builds of one version (2.13.0+cpu,
+    2.13.0+cu128) the one that most hosts have. Red where hosts differ in torch, DeepSpeed, Accelerate, Transformers, Datasets
+    or PEFT, which exchange objects between ranks in the layout of one version; else a warning."""
+    looked = await _look(hosts)
+    found = {host: facts["packages"] for host, facts in looked.items()}
+    for host, facts in looked.items():
+        if lost := facts["lost"]:
+            yield pins.incomplete(host, lost, facts["packages"])
     for host, differs in pins.differences(found, pins.pins()).items():
         for result in pins.judge(host, found[host], differs):
             yield result
+
+
+@check("imports", size="usual", seconds=120)
+async def imports(hosts: Hosts) -> AsyncIterator[Result]:
+    """Imports torch and Transformers, and DeepSpeed and PEFT where the recipe uses them. Threshold: it goes well. A package may
+    be there with the right version, and not load for a library of the system or a file that it lacks."""
+    job, modules = hosts.wanted.job, ["torch", "transformers"]
+    if job:
+        modules += ["deepspeed"] * job.strategy.is_deepspeed + ["peft"] * job.settings.recipe.model.use_peft
+    for host, facts in (await hosts.ask("sameness.imports", 110, modules=modules)).items():
+        if not (failed := facts["failed"]):
+            yield sound(host, counted(len(modules), "package"))
+            continue
+        name, said = next(iter(failed.items()))
+        cure = (
+            f"`ssh {host} {sys.executable} -c 'import {name}'` repeats it; `make clean setup` there installs all anew"
+        )
+        why = "every rank of this host would end as it starts"
+        yield Result(host, "red", f"{name} fails", None, f"{name} cannot be imported: {said}", why, cure)
 
 
 @check("CUDA libraries", seconds=30)

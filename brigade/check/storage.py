@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import figure
@@ -14,6 +15,9 @@ from ..launch.job import Job
 from .hosts import Facts, Hosts
 from .registry import check
 from .results import NotHere, Result, gravest, sound, thresholds
+
+if TYPE_CHECKING:
+    from ..planner.costs.host_memory import Host
 
 VARIABLE = {"cache_room": "BRIGADE_CACHE", "tmp_room": "TMPDIR"}  # that says where it lies
 SECONDS, MOST = 2.0, 512 * 2**20  # how long, and how many bytes, the disks are tried for
@@ -95,6 +99,11 @@ def _not_writable(host: str, directory: str, left: Facts) -> Result:
     problem = f"{directory}: {left['error']}"
     if file := left.get("file"):
         problem, cure = f"{file} is a file, not a directory", "give another --output_dir"
+    elif left.get("inodes") == 0:
+        problem, cure = (
+            f"{problem}; it takes no more files (inodes)",
+            f"`ssh {host} df -i {directory}`, and remove many small files",
+        )
     elif left.get("size") == 0:
         problem, cure = f"{directory}: {left['error']}; no disk is there", "give an --output_dir on a disk"
     return Result(host, "red", "not writable", None, problem, why, cure)
@@ -118,7 +127,8 @@ async def room(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads how much this user may still write to the disks of the output directory, of the cache (BRIGADE_CACHE) and of
     temporary files (TMPDIR). Threshold: disk_room, cache_room and tmp_room of thresholds.yaml; for the output also one checkpoint
     where one lies there already, else two (a new one is whole before an old one goes; their size is the planner's,
-    costs/host_memory.py), and a warning below what the recipe keeps. File systems that do not say their size are not judged."""
+    costs/host_memory.py), and a warning below what the recipe keeps. And how many files they still take: inodes. File systems
+    that do not say their size are not judged."""
     job = hosts.wanted.job
     output = str(job.output_dir.absolute()) if job else ""
     found = await _rooms(hosts)
@@ -127,6 +137,7 @@ async def room(hosts: Hosts) -> AsyncIterator[Result]:
         results = [_room(host, rooms[name]["path"], f"{name}_room", rooms[name]) for name in ("tmp", "cache")]
         if output:
             results.append(_of_output(host, output, rooms[output], need, keeps))
+        results += [_inodes(host, disk.get("path", directory), disk) for directory, disk in rooms.items()]
         worst = gravest(results)
         yield from_worst(host, results) if worst != "green" else sound(host, "enough")
 
@@ -145,6 +156,17 @@ def _room(host: str, directory: str, name: str, disk: Facts) -> Result:
     look = f"ssh {host} 'du -xh --max-depth=1 {directory} | sort -h | tail'"
     cure = f"{look}, and remove what is old; or set {VARIABLE[name]} to another disk"
     return Result(host, level, f"{gib(free)} free in {directory}", free / 2**30, problem, why, cure)
+
+
+def _inodes(host: str, directory: str, disk: Facts) -> Result:
+    """A disk may have bytes, and no place for one more file."""
+    left = disk.get("inodes")
+    if left is None or not disk["size"] or (level := thresholds()["inodes"].level(left)) == "green":
+        return sound(host, "enough")
+    problem = f"{directory} has {gib(disk['free'])} free, but room for {left:,} more files (inodes)"
+    why = "'No space left on device' ends the run at the next file, whatever its size"
+    cure = f"`ssh {host} df -i {directory}`; remove folders of many small files there, such as old caches, or take another disk"
+    return Result(host, level, f"{left:,} inodes", None, problem, why, cure)
 
 
 def _of_output(host: str, directory: str, disk: Facts, need: float | None, keeps: int) -> Result:
@@ -176,8 +198,14 @@ def _kept(job: Job) -> int:
 
 
 def checkpoint_bytes(job: Job) -> float | None:
-    """Bytes of a checkpoint of this recipe by the planner; None where no formula covers it. In fp32 as in bf16, for which alone
-    there are formulas: weights and states are written in fp32 by both."""
+    """Bytes of a checkpoint of this recipe by the planner; None where no formula covers it."""
+    planned = on_host(job)
+    return planned.checkpoint if planned else None
+
+
+def on_host(job: Job) -> "Host | None":
+    """What a host of this recipe has to hold, by the planner; None where no formula covers it. In fp32 as in bf16, the only one
+    for which there are formulas: weights and states are written in fp32 by both."""
     from ..planner.choice.job_of_recipe import job_of
     from ..planner.costs.host_memory import host
 
@@ -186,7 +214,7 @@ def checkpoint_bytes(job: Job) -> float | None:
         half = recipe.training.model_copy(update={"bf16": True})
         settings = replace(settings, recipe=recipe.model_copy(update={"training": half}))
     try:
-        return host(job_of(settings, strategy=job.strategy, slots=job.hosts)).checkpoint
+        return host(job_of(settings, strategy=job.strategy, slots=job.hosts))
     except UserError:
         return None
 

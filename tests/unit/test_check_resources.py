@@ -8,10 +8,12 @@ import time
 
 import pytest
 
+from brigade.check import resources
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.probes import devices as probe
 from brigade.check.registry import checks
 from brigade.check.run import judge
+from brigade.launch.job import make
 
 HOST = {
     "cores": 32.0,
@@ -47,8 +49,8 @@ def test_a_usual_host_is_sound(name):
         (
             "memory",
             {"memory": {"total": 2**33, "available": 2**32}},
-            "yellow",
-            "4.0 of 8.0 GiB are free for 8 ranks, which need 8 GiB",
+            "red",
+            "4.0 of 8.0 GiB are free for 8 ranks, which need 8.0 GiB",
         ),
         (
             "memory",
@@ -56,7 +58,13 @@ def test_a_usual_host_is_sound(name):
             "yellow",
             "128 GiB of memory, the median host has 256",
         ),
-        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 4 GiB at least"),
+        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 8.0 GiB at least"),
+        (
+            "memory",
+            {"memory": {"total": 2**35, "available": 2**34, "limit": "/sys/fs/cgroup/job_7/memory.max"}},
+            "yellow",
+            "26.4 GiB at least; /sys/fs/cgroup/job_7/memory.max allows no more",
+        ),
         ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
         ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
         ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
@@ -75,6 +83,24 @@ def test_a_host_that_lacks_something_is_named(name, own, level, says):
     assert found["node2"].level == level
     assert says in found["node2"].problem
     assert level in ("green", "grey") or (found["node2"].why and found["node2"].cure)
+
+
+@pytest.mark.parametrize(
+    ("free", "level", "says"),
+    [(250, "green", ""), (150, "yellow", "need 100.0 GiB at least, and 200 at most"), (90, "red", "90.0 of 256.0 GiB")],
+)
+def test_ranks_on_gpus_need_what_the_planner_says(monkeypatch, free, level, says):
+    """What is offloaded, or converted while it is loaded, for instance."""
+    monkeypatch.setattr(resources, "host_memory", lambda job: (100.0, 200.0))
+    found = of_host("memory", {"memory": {"total": 2**38, "available": free * 2**30}})["node2"]
+    assert found.level == level and says in found.problem
+    assert of_host("memory", {"memory": {"total": 2**38, "available": 90 * 2**30}}, gpus=0)["node2"].level == "green"
+
+
+def test_the_planner_knows_what_a_recipes_host_holds(in_the_repository):
+    job = make("recipes/qwen3-8b/full.yaml", ["--ds_config", "ds_configs/zero3_offload.json"], "hostfiles/1x8", None)
+    low, high = resources.host_memory(job)
+    assert 60 < low < high < 400 and resources.host_memory(None) is None
 
 
 def test_hosts_may_be_of_several_sizes():
@@ -126,7 +152,9 @@ def test_this_host_answers():
 def control_groups(monkeypatch, files):
     """files: name -> what it says in each group, from the inside"""
     monkeypatch.setattr(
-        probe, "_control_group", lambda controller, *names: zip(*(files.get(name, []) for name in names), strict=False)
+        probe,
+        "_control_group",
+        lambda controller, *names: enumerate(zip(*(files.get(name, []) for name in names), strict=False)),
     )
 
 
@@ -149,11 +177,12 @@ def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
     """It looks full: the kernel keeps what was read until somebody wants the memory."""
     said = {name: [text.replace("MOST", str(2**20)).replace("NOW", str(2**20 - 10))] for name, text in files.items()}
     control_groups(monkeypatch, said)
-    assert probe._memory() == {"total": 2**20, "available": 10 + 890}
+    found = probe._memory()
+    assert (found["total"], found["available"]) == (2**20, 10 + 890) and found["limit"].startswith("0/memory.")
 
 
 def test_files_of_control_groups_are_read_together():
-    for most, now in probe._control_group("memory", "memory.max", "memory.current"):
+    for _, (most, now) in probe._control_group("memory", "memory.max", "memory.current"):
         assert most == "max" or most.isdigit()
         assert now.isdigit()
 
@@ -170,7 +199,29 @@ def test_control_groups_limit_cores_and_memory(monkeypatch):
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert probe._cores() == 1.5
-    assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000}
+    assert probe._memory() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
+
+
+@pytest.mark.parametrize(
+    ("files", "available", "limit"),
+    [
+        ({"memory.max": ["1000", "4000"], "memory.current": ["100", "3900"]}, 100, "1/memory.max"),
+        ({"memory.max": ["4000", "1000"], "memory.current": ["100", "100"]}, 900, "1/memory.max"),
+        ({"memory.max": ["max"], "memory.high": ["500"], "memory.current": ["100"]}, 400, "0/memory.high"),
+        (
+            {"memory.limit_in_bytes": ["1000", "1500"], "memory.usage_in_bytes": ["0", "1400"]},
+            100,
+            "1/memory.limit_in_bytes",
+        ),
+        ({"memory.limit_in_bytes": [str(2**63 - 4096)], "memory.usage_in_bytes": ["0"]}, None, ""),
+        ({"memory.max": ["1000"], "memory.current": ["1100"]}, 0, "0/memory.max"),
+    ],
+)
+def test_every_control_group_above_counts(monkeypatch, files, available, limit):
+    """A large one may be full because of others, and memory.high makes processes wait."""
+    control_groups(monkeypatch, files | {"memory.stat": ["", ""]})
+    found = probe._memory()
+    assert found["limit"] == limit and (available is None or found["available"] == available)
 
 
 # ---- one core's speed --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 
 from brigade.check import clone, pins
 from brigade.check.hosts import Recorded, Wanted
+from brigade.check.probes import sameness as probe
 from brigade.check.registry import checks
 from brigade.check.results import NotHere
 from brigade.check.run import judge
@@ -15,6 +16,7 @@ from brigade.recipe.files import REPOSITORY
 PINS = pins.pins()
 LOOK = {
     "python": "CPython 3.11.7",
+    "lost": {},
     "packages": {**PINS, "torch": f"{PINS['torch']}+cu128"},
     "torch": {"cuda": "12.8", "cudnn": "9.10.2.21", "nccl": "2.27.3"},
     "driver": "570.86.15",
@@ -28,11 +30,12 @@ LOOK = {
 }
 
 
-def judged(name, *own, loaded=None, files=None, projects=None):
+def judged(name, *own, loaded=None, files=None, projects=None, imports=None):
     """Results by host of one check. own: for node1, node2, ... what differs from LOOK"""
     looks = {f"node{number}": LOOK | one for number, one in enumerate(own, 1)}
     hello = {host: {"project": (projects or {}).get(host, "same")} for host in looks}
     answers = {"sameness.look": looks, "sameness.files": files or {}, "sameness.loaded": loaded or {}}
+    answers["sameness.imports"] = imports or {}
     hosts = Recorded(Wanted(dict.fromkeys(looks, 8)), answers, hello)
     check = next(check for check in checks() if check.name == name)
     found = {}
@@ -253,3 +256,51 @@ def test_a_clone_without_git_is_compared_by_its_files():
 
 def test_files_that_one_clone_lacks_differ():
     assert clone.differing({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
+
+
+# ---- packages that are there by name -----------------------------------------------------------------------------
+def test_a_package_that_lost_its_files_is_named_whatever_its_metadata_say():
+    found = judged("packages", {}, {"lost": {"tqdm": "tqdm/__init__.py is missing"}}, {})["node2"]
+    assert [result.level for result in found] == ["red", "green"]
+    assert found[0].problem == "tqdm is installed, but tqdm/__init__.py is missing"
+    assert f"--force-reinstall --no-deps tqdm=={PINS['tqdm']}" in found[0].fix
+    found = judged("packages", {}, {"lost": {"torch": "torch/__init__.py is empty"}}, {})["node2"]
+    assert not found[0].fix and "make clean setup" in found[0].cure, "PyPI has no such build"
+
+
+def test_a_package_that_cannot_be_imported_is_named():
+    said = "ImportError: libgomp.so.1: cannot open shared object file"
+    fine = {"failed": {}}
+    result = odd("imports", {}, imports={"node1": fine, "node2": {"failed": {"torch": said}}, "node3": fine})
+    assert (
+        result.level == "red"
+        and result.problem == f"torch cannot be imported: {said}"
+        and "import torch" in result.cure
+    )
+
+
+def installed(folder, name, **files):
+    """An installed package: its metadata, and these files, of which RECORD says that they have bytes."""
+    record = [f"{path.replace('__', '/', 1)}.py,sha256=x,10" for path in files] + [f"{name}-1.0.dist-info/RECORD,,"]
+    for path, text in {f"{name}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n",
+                       f"{name}-1.0.dist-info/RECORD": "\n".join(record) + "\n"}.items():  # fmt: skip
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    for path, text in files.items():
+        file = folder / f"{path.replace('__', '/', 1)}.py"
+        file.parent.mkdir(exist_ok=True)
+        if text is not None:
+            file.write_text(text)
+
+
+def test_the_probe_finds_what_is_lost(tmp_path, monkeypatch):
+    installed(tmp_path, "whole", whole__a="x = 1")
+    installed(tmp_path, "hollow", hollow__a=None)
+    installed(tmp_path, "cut", cut__a="x = 1", cut__b="")
+    installed(tmp_path, "flat", flat="raise OSError('no such library')")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["whole", "hollow", "cut", "flat", "absent"]
+    assert [probe._version(name) for name in names] == ["1.0", "1.0", "1.0", "1.0", None]
+    assert [probe._lost(name) for name in names] == ["", "hollow/a.py is missing", "cut/b.py is empty", "", ""]
+    found = probe.imports(["json", "flat", "absent"])["failed"]
+    assert found == {"flat": "OSError: no such library", "absent": "ModuleNotFoundError: No module named 'absent'"}

@@ -131,12 +131,19 @@ def test_without_a_recipe_there_is_no_row():
 
 # ---- room --------------------------------------------------------------------------------------------------------
 def rooms(
-    output=500 * GIB, cache=50 * GIB, tmp=50 * GIB, recipe="recipes/tiny/full.yaml", flags=(), there=0, size=1000 * GIB
+    output=500 * GIB,
+    cache=50 * GIB,
+    tmp=50 * GIB,
+    recipe="recipes/tiny/full.yaml",
+    flags=(),
+    there=0,
+    size=1000 * GIB,
+    inodes=None,
 ):
     where = str(make(recipe, list(flags), None, dict(HOSTS)).output_dir.absolute())
     sound = {"tmp": 50 * GIB, "cache": 50 * GIB, where: 900 * GIB}
     odd = {"tmp": tmp, "cache": cache, where: output}
-    said = {"size": size, "missing": [], "checkpoints": there}
+    said = {"size": size, "missing": [], "checkpoints": there, "inodes": inodes}
     facts = {host: {name: {"free": free, "path": f"/its/{name}"} | said for name, free in of.items()}
              for host, of in {"node1": sound, "node2": odd, "node3": sound}.items()}  # fmt: skip
     return judged("room", {"storage.rooms": facts}, flags, recipe)
@@ -160,6 +167,13 @@ def test_a_disk_without_room_is_named(disks, level, says):
     found = rooms(**disks)
     assert levels(found) == ["green", level, "green"]
     assert says.replace("0.03", "0.0") in found["node2"].problem
+
+
+@pytest.mark.parametrize(("left", "level"), [(0, "red"), (5_000, "yellow"), (10**6, "green"), (None, "green")])
+def test_a_disk_that_takes_no_more_files_is_named(left, level):
+    found = rooms(inodes=left)["node2"]
+    assert found.level == level
+    assert level == "green" or (f"{left:,} more files (inodes)" in found.problem and "df -i" in found.cure)
 
 
 def test_the_room_that_is_needed_is_the_planners_of_this_recipe():

@@ -20,6 +20,12 @@ IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
 # Of a control group's memory.stat, what the kernel gives up when memory is wanted. Version 1 has them for the groups below too
 # with total_ before the name; usage counts those.
 RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
+# (limit, what is held): of version 2, where memory.high makes processes wait and memory.max ends them, and of version 1.
+_MEMORY_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory.high", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 WORK = 5_000_000  # products of core_speed(): a third of a second on a core of 2023
 
 
@@ -113,27 +119,35 @@ def _journal() -> Iterator[tuple[float, str]]:
 def _cores() -> float:
     """Cores that this process may use: its affinity, and what its control groups allow."""
     found = [float(len(os.sched_getaffinity(0)))]
-    for (text,) in _control_group("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
+    for _, (text,) in _control_group("cpu", "cpu.max"):  # version 2: "200000 100000", or "max 100000"
         quota, _, period = text.partition(" ")
         if quota != "max":
             found.append(int(quota) / int(period))
-    for quota, period in _control_group("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+    for _, (quota, period) in _control_group("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
         if int(quota) > 0:
             found.append(int(quota) / int(period))
     return min(found)
 
 
-def _memory() -> dict[str, int]:
-    """total, available: bytes; the control groups' limits count. What they hold of files is available: the kernel drops it."""
+def _memory() -> dict[str, Any]:
+    """total, available: bytes; the control groups' limits count. What they hold of files is available: the kernel drops it.
+
+    limit: the file of the control group that leaves the fewest bytes, "" where the machine itself does. A group counts what
+    those below it hold, so one above this process's own may be full because of others.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
-    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        for most, now, counts in _control_group("memory", limit, used, "memory.stat"):
-            if most != "max" and int(most) < total:
-                held = max(int(now) - _reclaimable(counts), 0)
-                total, available = int(most), min(available, int(most) - held)
-    return {"total": total, "available": max(available, 0)}
+    least = ""
+    for limit, used in _MEMORY_LIMITS:
+        for folder, (most, now, counts) in _control_group("memory", limit, used, "memory.stat"):
+            if most == "max" or int(most) >= sizes["MemTotal"]:
+                continue
+            left = int(most) - max(int(now) - _reclaimable(counts), 0)
+            total = min(total, int(most))
+            if left < available:
+                available, least = left, f"{folder}/{limit}"
+    return {"total": total, "available": max(available, 0), "limit": least}
 
 
 def _reclaimable(counts: str) -> int:
@@ -148,9 +162,9 @@ def _may_lock() -> bool:
     return bool(found and int(found[1], 16) >> IPC_LOCK & 1)
 
 
-def _control_group(controller: str, *files: str) -> Iterator[list[str]]:
+def _control_group(controller: str, *files: str) -> Iterator[tuple[Path, list[str]]]:
     """What these files say in this process's control group and in each one above it that has them all, in both versions of
-    control groups."""
+    control groups; and where."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -160,7 +174,7 @@ def _control_group(controller: str, *files: str) -> Iterator[list[str]]:
             inside = root / path.lstrip("/")
             for folder in [inside, *(above for above in inside.parents if above.is_relative_to(root))]:
                 with suppress(OSError):
-                    yield [(folder / file).read_text().strip() for file in files]
+                    yield folder, [(folder / file).read_text().strip() for file in files]
 
 
 def _room(path: str) -> dict[str, int] | None:

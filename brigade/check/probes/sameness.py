@@ -3,6 +3,7 @@ takes seconds."""
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import os
 import platform
@@ -18,6 +19,8 @@ from ...launch.host_facts import PROJECT, file_hashes
 
 # Besides what project_hash() covers: what a run reads of the clone.
 READ = ("recipes/**/*.yaml", "ds_configs/*.json", "accelerate_configs/*.yaml", "requirements.txt", "constraints.txt")
+# Of a package's RECORD: its modules beside and in its top folders, and their sizes.
+_TOP = re.compile(r"^((?:\w+/)?\w+\.py),[^,\n]*,(\d*)\s*$", re.MULTILINE)
 ADDRESS = re.compile(r"(?i)_proxy$")  # of a name; whatever stands before an @ in an address may be a password
 
 
@@ -39,6 +42,7 @@ def look(
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {name: _version(name) for name in names},
+        "lost": {name: said for name in names if (said := _lost(name))},
         "torch": _torch(),
         "driver": _driver(),
         "kernel": platform.release(),
@@ -77,6 +81,32 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _lost(name: str) -> str:
+    """The first file that an installed package should have and has not, "" where none is missing.
+
+    An installation that was broken off, or a disk that lost files, leaves metadata that say all is well. Only the modules at
+    the top of a package are looked for: of all files it would take seconds.
+    """
+    with suppress(metadata.PackageNotFoundError, OSError):
+        package = metadata.distribution(name)
+        for file, size in _TOP.findall(package.read_text("RECORD") or ""):
+            path = Path(str(package.locate_file(file)))
+            if not path.is_file() or (int(size or 0) and not path.stat().st_size):
+                return f"{file} is {'empty' if path.exists() else 'missing'}"
+    return ""
+
+
+def imports(modules: list[str]) -> dict[str, Any]:
+    """failed: module -> why it cannot be imported. One that ends the whole process is no answer, and said so."""
+    found = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # a SystemExit, too
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return {"failed": found}
 
 
 def _torch() -> dict[str, str | None]:

@@ -76,12 +76,18 @@ def notes(directory: str, token: str, wanted: int) -> dict[str, Any]:
 
 def room(directory: str) -> dict[str, Any]:
     """Bytes that this user may still write where a directory is, or would be; of how many (0: nothing is ever kept there, as in
-    /proc, or its file system does not say); what of its path is missing; how many checkpoints lie in it."""
+    /proc, or its file system does not say); how many files (inodes), None where there is no limit; what of its path is missing;
+    how many checkpoints lie in it."""
     path = Path(directory)
     missing = [str(folder) for folder in (path, *path.parents) if not _exists(folder)]
     there = next(folder for folder in (path, *path.parents) if _exists(folder))
     disk = os.statvfs(there)
-    found = {"free": disk.f_bavail * disk.f_frsize, "size": disk.f_blocks * disk.f_frsize, "missing": missing}
+    found: dict[str, Any] = {
+        "free": disk.f_bavail * disk.f_frsize,
+        "size": disk.f_blocks * disk.f_frsize,
+        "missing": missing,
+    }
+    found["inodes"] = disk.f_favail if disk.f_files else None
     return found | {"checkpoints": _checkpoints(path)}
 
 
