@@ -39,6 +39,7 @@ def talk(*orders, seconds=5.0, stderr=None):
             while '"launcher"' not in said:
                 said += agent.stdout.readline()
             agent.send_signal(order)
+            time.sleep(0.3)
             continue
         agent.stdin.write(json.dumps(order) + "\n")
         agent.stdin.flush()
