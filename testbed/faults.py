@@ -244,6 +244,15 @@ FAULTS: dict[str, Fault] = {
         "a link is cut for good, with --restarts and --min_hosts",
         (r"node2 failed first: the host was lost", r"attempt 2 on node1\n", *_WENT_ON), 0, strike=strikes.cut_link,
         words="--restarts 1 --min_hosts 1" + _SOON, **_EVERY_SECOND),
+    "unmounted": Fault(
+        "after a reboot the output directory is not mounted on a host, with --restarts and --min_hosts",
+        (r"error: node2, rank 1 failed first\n", r"none on node2, but checkpoint-\d+ on node1", r"attempt 3 on node1\n",
+         _WENT_ON[0], _WENT_ON[2]), 0, strike=storage.come_back_without_output, repair=storage.mount_output_again,
+        words="--restarts 2 --min_hosts 1" + _SOON, **_EVERY_SECOND),
+    "port-blocked-on-one": Fault(
+        "a firewall drops the port between two hosts, with --restarts and --min_hosts",
+        (r"error: node2\n", r"cannot reach node1 on port 29500", r"attempt 2 on node1\n", _WENT_ON[2]), 0, strikes.block_port,
+        lost="nothing, it had not begun", words="--restarts 1 --min_hosts 1" + _SOON, steps=4),
     "link-cut-20s": Fault("a link is cut for 20 s", (r"succeeded: ",), 0, strike=strikes.cut_link_for(20),
                           words="--restarts 1 --silence 45", lost="nothing", **_EVERY_SECOND),
     "launch-suspended": Fault("launch itself is suspended for 20 s", (r"succeeded: ",), 0, strike=strikes.suspend_launch(20),

@@ -126,6 +126,17 @@ def of_later_code(part: Path) -> None:
     record.write_text(record.read_text().replace(f'"format": {manifest.FORMAT}', '"format": 99'))
 
 
+def come_back_without_output(attempt: Attempt) -> None:
+    """As after a reboot: the rank is gone, and where the output was mounted is an empty directory."""
+    signal_rank(attempt)
+    attempt.wait_for("looking for hosts")
+    attempt.cluster["node2"].run(f"mount -t tmpfs tmpfs {attempt.folder}/run")
+
+
+def mount_output_again(cluster: Cluster) -> None:
+    cluster["node2"].run(f"umount {cluster.shared}/fault-*/run")
+
+
 def own_data(cluster: Cluster) -> None:
     """Files to train on that may be changed."""
     from brigade import cache

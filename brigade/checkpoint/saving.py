@@ -25,7 +25,7 @@ import xxhash
 
 from ..distributed import ranks
 from ..distributed.board import Board, board
-from ..errors import UserError
+from ..errors import UserError, whose
 from ..errors.disk import of_disk
 from ..run import directory as runs
 from ..run import events, mark
@@ -280,7 +280,8 @@ class Saving:
             if known
             else "look at the file system; the same command continues from the newest whole checkpoint"
         )
-        return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure]}
+        of = whose.of(known or error)[0], (self.world.host,)
+        return {"rank": self.world.rank, "error": [str(self.run.directory), f"{where}: {problem}", cure, *of]}
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def _produce(folder: Path, state: dict[str, Any], settings: Settings, encoder: E
         if not folder.is_dir():  # the run is over
             return
         error = of_disk(error, folder.parent) or error
-        message = [error.place, error.problem, error.cure] if isinstance(error, UserError) else [repr(error)]
+        message = error.args if isinstance(error, UserError) else [repr(error)]
         (folder / ".error").write_text(json.dumps(message))
         (folder / ".error").rename(folder / "error.json")
 
@@ -304,7 +304,7 @@ class Stream:
             else:
                 if (self.folder / "error.json").exists():
                     message = json.loads((self.folder / "error.json").read_text())
-                    if len(message) == 3:
+                    if len(message) > 1:
                         raise UserError(*message)
                     raise RuntimeError(f"the stream's process failed: {message[0]}")
                 if _is_gone(self.folder / "pid"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..cluster import World, world_from_environment
-from ..errors import exit_code, first_line
+from ..errors import exit_code, first_line, whose
 from ..errors.console import write_what_it_can
 from . import stop, supervised
 
@@ -93,16 +93,19 @@ def agreed(world: World):
             from . import process_group
 
             process_group.wait_for_all()
-        codes = gather(None if error is None else exit_code(error))
+        mine = (exit_code(error), whose.of(error)[0]) if error else (None, None)
+        found = gather((*mine, world.host))
     except Exception as caught:  # a rank is gone, and with it whatever it had to say
         fail(error or caught, world)
+    codes = [code for code, _, _ in found]
     first = next((rank for rank, code in enumerate(codes) if code), None)
     if first is None:
         return
     if error is not None and world.rank == first:
         from . import tell
 
-        tell.tell(error, world)
+        of = whose.of_all([(each, host) for _, each, host in found])
+        tell.tell(error, world, None if whose.of(error)[1] else of)
     else:
         supervised.note(follows=True)
     finish()  # nobody leaves before the first has printed its error

@@ -1,5 +1,6 @@
 """Whether all hosts see one output directory. This module imports no torch."""
 
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -26,7 +27,7 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
     token = ranks.gather(secrets.token_hex(8))[0]
     leads, note = world.local_rank == 0, directory / f".host-{token}-{world.rank}"
     made: list[Path] = []
-    error = None
+    error: UserError | None = None
     try:
         if leads:
             made = [path for path in (directory, *directory.parents) if not path.exists()]
@@ -34,7 +35,8 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
             note.touch()
     except OSError as caught:
         problem = f"the output directory cannot be written: {caught.strerror}"
-        error = UserError(str(directory), problem, "give another --output_dir")
+        # Where others can write, it is this host's fault, whatever the system calls it: what is not mounted is root's, say.
+        error = UserError(str(directory), problem, "give another --output_dir", "host")
     every = ranks.gather((error is None, (world.host, checkpoint and checkpoint.name) if leads else None))
     leaders = {rank: leader for rank, (_, leader) in enumerate(every) if leader}
     written = all(can_write for can_write, _ in every)
@@ -52,8 +54,8 @@ def is_shared(directory: Path, checkpoint: Path | None, world: World, in_parts: 
         with suppress(OSError):  # somebody else is there, too
             path.rmdir()
     with ranks.agreed(world):  # nobody leaves before all have tidied up
-        if error and (world.is_main_rank or not written):
-            raise error
+        if error and (not written or world.host in error.hosts or (world.is_main_rank and not error.hosts)):
+            raise error  # on the hosts at fault, where it is known which ones are
     return shared
 
 
@@ -69,6 +71,8 @@ def _notes(directory: Path, token: str, wanted: int) -> list[int]:
 
 def _not_shared(directory: Path, leaders: dict[int, _Leader], away: list[str], in_parts: str) -> UserError:
     """away: the hosts that do not see the first one's note."""
+    if any(checkpoint for _, checkpoint in leaders.values()) and (behind := _other_checkpoint(directory, leaders)):
+        return behind  # the directory is not mounted there: the run began in one that all shared
     (first, _), hosts = leaders[0], list(dict.fromkeys(away or [host for host, _ in leaders.values()]))
     others = f" (and {len(hosts) - 1} more)" if len(hosts) > 1 else ""
     problem = f"{hosts[0]}{others} does not see what {first} writes there"
@@ -82,10 +86,17 @@ def _not_shared(directory: Path, leaders: dict[int, _Leader], away: list[str], i
 
 
 def _other_checkpoint(directory: Path, leaders: dict[int, _Leader]) -> UserError | None:
-    first, checkpoint = leaders[0]
-    other = next(((host, theirs) for host, theirs in leaders.values() if theirs != checkpoint), None)
-    return other and UserError(
+    """The fault of the hosts that lack the newest checkpoint that another one has."""
+    names = [name for _, name in leaders.values() if name]
+    newest = max(names, key=lambda name: int("0" + re.sub(r"\D", "", name)), default=None)
+    behind = [(host, name) for host, name in leaders.values() if name != newest]
+    if not behind:
+        return None
+    (host, theirs), ahead = behind[0], next(host for host, name in leaders.values() if name == newest)
+    return UserError(
         "the checkpoint to continue from",
-        f"{other[1] or 'none'} on {other[0]}, but {checkpoint or 'none'} on {first}",
-        f"copy {directory} from the host with the newer one to the other hosts, or give another --output_dir",
+        f"{theirs or 'none'} on {host}, but {newest} on {ahead}",
+        f"is {directory} mounted on {host}? Else copy it there from {ahead}, or give another --output_dir",
+        "host",
+        tuple(dict.fromkeys(host for host, _ in behind)),
     )

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import World
-from ..errors import UserError, exit_code, first_line
+from ..errors import UserError, exit_code, first_line, whose
 from ..errors.console import counted
 from . import stop, supervised
 
 
-def tell(error: BaseException, world: World) -> str:
+def tell(error: BaseException, world: World, of: tuple[str, tuple[str, ...]] | None = None) -> str:
     """Say on stderr what went wrong; returns it in a line. Torchrun and accelerate bury that under 40 lines of their own, of
-    which the last quote what a rank left in the error file: there the reason stands once more, in one line."""
+    which the last quote what a rank left in the error file: there the reason stands once more, in one line.
+
+    of: whose.of(error), where the ranks together know it better
+    """
     where = f"error on {world.host}, rank {world.rank} of {world.size}"
     if isinstance(error, UserError):
         reason = " ".join(f"{error.place}: {error.problem}; {error.cure}".split())
@@ -31,7 +34,8 @@ def tell(error: BaseException, world: World) -> str:
         message = "\n".join([f"{where}: {type(error).__name__}", *lines])
     with stop.leaving:
         pass
-    supervised.note(told=message, code=exit_code(error))
+    what, hosts = of or whose.of(error)
+    supervised.note(told=message, code=exit_code(error), whose=what, hosts=hosts)
     print(message, file=sys.stderr, flush=True)
     tell_launcher(reason)
     return f"rank {world.rank} on {world.host}: {reason}"
@@ -51,7 +55,7 @@ def no_rendezvous(error: Exception) -> UserError:
     cure = "give the launcher an address that all hosts reach and a port that is free"
     if "gloo" in str(error).lower():  # the address was found, and other ports are closed
         cure = "open all TCP ports between the hosts: gloo chooses its own (net.ipv4.ip_local_port_range)"
-    return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure)
+    return UserError(f"rendezvous at {_address()}", first_line(error, 200), cure, "passing")
 
 
 def first_to_fail(store: Any, of_ended: str) -> tuple[bool, str]:

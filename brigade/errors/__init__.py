@@ -3,7 +3,10 @@
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .whose import Whose
 
 
 @dataclass
@@ -13,15 +16,18 @@ class UserError(Exception):
     place: file, key, column or flag, e.g. ``recipes/tiny/full.yaml: training.learning_rate``
     problem: what is wrong there, with the value that was found
     cure: what to change
+    whose: who has to do it, for `launch --restarts` (whose.py); hosts: those at fault, where it is not this one alone
     """
 
     place: str
     problem: str
     cure: str
+    whose: "Whose" = "user"
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Exception keeps what it was built from in args; pickling between ranks rebuilds the error from them.
-        super().__init__(self.place, self.problem, self.cure)
+        super().__init__(self.place, self.problem, self.cure, self.whose, self.hosts)
 
     def __str__(self) -> str:
         place, problem, cure = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import UserError
+from .whose import of_errno
 
 
 def of_disk(error: BaseException, directory: Path | None = None) -> UserError | None:
@@ -36,6 +37,7 @@ def of_disk(error: BaseException, directory: Path | None = None) -> UserError | 
         f"it cannot be written or read: {os.strerror(code)}{free}",
         f"{_OF_DISK[code]}, or use "
         "another disk: --output_dir for the run, BRIGADE_CACHE, HF_HOME and TORCH_EXTENSIONS_DIR for caches",
+        of_errno(code),
     )
 
 

@@ -56,7 +56,7 @@ class Channel:
             )
         except OSError as error:
             problem = f"{self.transport[0]} cannot be started here: {error.strerror}"
-            raise UserError(self.host, problem, cure_of(problem, self.host)) from None
+            raise self._fault(problem, cure_of(problem, self.host)) from None
         self._tasks = [asyncio.ensure_future(work) for work in (self._read(), self._read_errors(), self._beat())]
         try:
             async with asyncio.timeout(timeout):
@@ -64,7 +64,7 @@ class Channel:
         except (TimeoutError, ConnectionError) as error:
             problem = f"did not answer within {timeout:.0f} s" if isinstance(error, TimeoutError) else str(error)
             self.abandon()
-            raise UserError(self.host, problem, cure_of(problem, self.host)) from None
+            raise self._fault(problem, cure_of(problem, self.host)) from None
         self.open = True
 
     async def ask(self, do: str, timeout: float = 20, **what: Any) -> dict[str, Any]:
@@ -76,14 +76,17 @@ class Channel:
             async with asyncio.timeout(timeout):
                 answer = await future
             if "error" in answer:
-                raise UserError(self.host, printable(str(answer["error"])), "fix that on the host, then start again")
+                raise self._fault(printable(str(answer["error"])), "fix that on the host, then start again")
             return checked(ANSWERS[do], answer)
         except (TimeoutError, ConnectionError) as error:
             problem = f"no answer to {do!r}: {error or f'{timeout:.0f} s are over'}"
-            raise UserError(self.host, problem, f"does `ssh {self.host} hostname` answer?") from None
+            raise self._fault(problem, f"does `ssh {self.host} hostname` answer?") from None
         except ValueError as error:
             problem = f"its answer to {do!r} makes no sense: {error}"
-            raise UserError(self.host, problem, "does it have the same clone?") from None
+            raise self._fault(problem, "does it have the same clone?") from None
+
+    def _fault(self, problem: str, cure: str) -> UserError:
+        return UserError(self.host, problem, cure, "host", (self.host,))
 
     def tell(self, do: str, **what: Any) -> None:
         """Give an order without waiting."""

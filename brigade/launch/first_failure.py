@@ -9,11 +9,14 @@ from typing import Any
 
 from ..distributed import hangs
 from ..errors.console import counted
+from ..errors.whose import Whose
 from .connection import CURES, Channel
 from .status_and_logs import Output
 
 # What the last lines of a rank tell of its host.
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|os error 28|Errno 28")
+# Whose a failure is that no rank has told.
+WHOSE: dict[str, Whose] = {**dict.fromkeys(("lost", "signal", "launcher", "hang"), "host"), "rendezvous": "passing"}
 # Signals that somebody outside sends. Launchers end their other ranks by SIGTERM, and gloo aborts when a peer is gone.
 _CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 RACE = 5.0  # seconds within which a lost host or a killed rank explains what other ranks then report
@@ -34,6 +37,7 @@ class Failure:
     "hang", "rendezvous" (ranks met, but do not reach each other), "unfinished" (all ended well, but train.py did not), "follows"
     (a rank stopped because of another's failure)
     code: exit code, negative for a signal; text: what is known; kept: where more is to be read, as a line
+    said: whose it is (errors/whose.py), by the rank that reported it; hosts: at fault, () for its own
     """
 
     at: float
@@ -43,6 +47,13 @@ class Failure:
     code: int | None = None
     text: str = ""
     kept: str = ""
+    said: Whose | None = None
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def whose(self) -> Whose:
+        """Whose it is: as was said, else as its kind tells."""
+        return self.said or WHOSE.get(self.kind) or ("user" if self.code == 2 else "run")
 
     def in_words(self) -> str:
         where = self.host if self.rank is None else f"{self.host}, rank {self.rank}"
@@ -54,7 +65,8 @@ class Failure:
             how = f": killed by signal {-self.code} ({_signal(self.code)})" + (f", {self.text}" if self.text else "")
         else:
             exited = f": exit code {self.code}{self.text and ', '}{self.text}"
-            how = {"exit": exited, "reported": ""}.get(self.kind, f": {self.text}")
+            others = f", by a fault of {', '.join(self.hosts)}" if self.hosts and self.host not in self.hosts else ""
+            how = {"exit": exited, "reported": others}.get(self.kind, f": {self.text}")
         return f"{where} failed first{how}"
 
     def cure(self, tail: list[str]) -> str | None:
@@ -177,7 +189,8 @@ class Judge:
             one.waits = one.waits if one.silent else None
         if "told" in what and not one.follows:
             one.reported = True
-            self._fail("reported", channel, what["told"], rank, what.get("code"))
+            hosts = tuple(map(self._as_launched, what.get("hosts", ())))
+            self._fail("reported", channel, what["told"], rank, what.get("code"), said=what.get("whose"), hosts=hosts)
         if "exit" in what:
             one.exit = code = what["exit"]
             if "left" in what and not one.reported:
@@ -299,6 +312,10 @@ class Judge:
             f"the run has succeeded; {self.late} on {on} did not end within {self.leave_within:.0f} s: ended now"
         )
 
+    def _as_launched(self, host: str) -> str:
+        """What the hostfile calls a host, which may have another name for itself."""
+        return next((channel.host for channel in self.channels if channel.hello.get("host") == host), host)
+
     def _channel(self, rank: int) -> Channel:
         return next(channel for channel in self.channels if rank in channel.ranks)
 
@@ -330,11 +347,11 @@ class Judge:
         self._fail("unfinished", self.channels[0], text, 0, 0)
 
     def _fail(
-        self, kind: str, channel: Channel, text: str, rank: int | None = None, code: int | None = None, kept: str = ""
+        self, kind: str, channel: Channel, text: str, rank: int | None = None, code: int | None = None, **more: Any
     ) -> None:
         """Keep a failure, unless it is our own doing: that ranks and launchers end once they are told to stop."""
         if not self.stopping or kind in ("lost", "unfinished"):
-            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text, kept))
+            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text, **more))
 
     def _status(self, channel: Channel) -> str:
         ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")

@@ -3,22 +3,17 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
+from ..errors.whose import Whose
 from .first_failure import Failure
 from .job import Job
 
 LONGEST_PAUSE = 300.0  # seconds
-# What a rank reports when a device of its host fails. Other errors of CUDA are mostly the program's.
-_OF_A_DEVICE = re.compile(
-    r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
-    r"|hardware (stack )?error|unknown error|system not yet initialized",
-    re.IGNORECASE,
-)
-# A user's mistake by its exit code, but one that passes: what an attempt that is ending still holds.
-_PASSES = re.compile(r"another run is using it|rendezvous at |in use by ")
+SHOWN = 200  # characters of an exception in the time line
 _EXCEPTIONS = ("reported", "exit", "unfinished")
 
 
@@ -45,9 +40,10 @@ class Policy:
 class Fault:
     """What ended an attempt.
 
-    hosts: at fault, () where that is not known or no host's
+    whose: errors/whose.py; hosts: at fault, () where that is not known or no host's
+    told: a host's own word, or another's, that it cannot take part: no guess from how its ranks ended
     begun: the attempt trained; then step: reached, checkpoint: newest one, as far as known
-    where: host and rank that said `text`
+    where: host and rank that said `text`; log: of that rank
     """
 
     kind: str
@@ -58,16 +54,24 @@ class Fault:
     checkpoint: int | None = None
     where: str = ""
     begun: bool = False
+    whose: Whose = "run"
+    told: bool = False
+    log: str = ""
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """The last line of what was reported, without what differs each time (addresses, process ids, sizes), and where in the
         run it was."""
-        return self.kind, re.sub(r"0x[0-9a-f]+|\d+", "#", self._last_line), self.step, self.checkpoint
+        names = "|".join(map(re.escape, self.hosts)) or "#"
+        words = re.sub(rf"\b({names})\b|0x[0-9a-f]+|\d+", "#", self._last_line)
+        return self.kind, words, self.step, self.checkpoint
 
     @property
     def in_words(self) -> str:
-        return f"{self.where} failed first: {self._last_line}" if self.where else self._last_line
+        line = self._last_line
+        if len(line) > SHOWN:
+            line = f"{line[:SHOWN]} ..." + f" (the rest is in {self.log})" * bool(self.log)
+        return f"{self.where} failed first: {line}" if self.where else line
 
     @property
     def _last_line(self) -> str:
@@ -76,27 +80,33 @@ class Fault:
         return (lines or [""])[-1]
 
 
-def fault_of(failure: Failure) -> Fault:
-    """An attempt's first failure as what to do about it asks."""
-    of_host = failure.kind in ("lost", "signal", "launcher", "hang") or (
-        failure.kind == "reported" and bool(_OF_A_DEVICE.search(failure.text))
-    )
+def fault_of(failure: Failure, log: str = "") -> Fault:
+    """An attempt's first failure as what to do about it asks. log: of the rank that failed"""
+    hosts = (failure.hosts or (failure.host,)) if failure.whose == "host" else ()
+    code, told = failure.exit_code, failure.kind == "reported"
     if failure.kind not in _EXCEPTIONS or not failure.text:
-        return Fault(failure.kind, failure.in_words(), (failure.host,) if of_host else (), failure.exit_code)
+        return Fault(failure.kind, failure.in_words(), hosts, code, whose=failure.whose)
     where = "" if failure.kind == "unfinished" else f"{failure.host}, rank {failure.rank}"
-    return Fault(failure.kind, failure.text, (failure.host,) if of_host else (), failure.exit_code, where=where)
+    return Fault(failure.kind, failure.text, hosts, code, where=where, whose=failure.whose, told=told, log=log)
 
 
-def would_repeat(faults: list[Fault]) -> str | None:
-    """Why another attempt would fail like the last one, in words; None: it may well not."""
+def would_repeat(faults: list[Fault], replaceable: bool = True) -> str | None:
+    """Why another attempt would fail like the last one, in words; None: it may well not. replaceable: whether the run may go on
+    without a host that is at fault"""
     last = faults[-1]
-    if last.code == 2 and not last.hosts and not _PASSES.search(last.text):
+    if last.whose == "user":
         return "a mistake that somebody has to correct"
-    if len(faults) > 1 and last.kind in _EXCEPTIONS and not last.hosts:
-        before = faults[-2]
-        if before.signature == last.signature:
-            at = "" if last.step is None else f" at step {last.step}"
-            return f"the same exception twice{at}"
+    hosts, told = ", ".join(last.hosts), last.told and last.whose == "host"
+    if told and last.code == 2 and not replaceable:
+        return f"{hosts} is at fault, and no other host may take its place (--spare, --min_hosts)"
+    same = list(takewhile(lambda fault: fault.signature == last.signature, reversed(faults)))
+    if told and len(same) > 1 and not set(same[1].hosts) & set(last.hosts):
+        return f"the same fault on {', '.join(same[1].hosts)} and on {hosts}: it is no host's own"
+    if told and len(same) > 2:
+        return f"the same fault three times on {hosts}, and no other host takes its place"
+    if last.whose == "run" and last.kind in _EXCEPTIONS and len(same) > 1:
+        at = "" if last.step is None else f" at step {last.step}"
+        return f"the same exception twice{at}"
     return None
 
 
@@ -106,14 +116,17 @@ def next_hosts(
     """Hosts and slots of the next attempt: of the sound ones those that were least often at fault, at most as many as wanted, and
     so many that their ranks are a multiple of `unit` (Axes.unit). {} where fewer than `least` are left.
 
-    Where no spare is left, a sound host is given a second chance. At fault twice in succession, it has had it.
+    Where no spare is left, a sound host is given a second chance. At fault twice in succession, or once by a word that tells so,
+    it has had it.
     A spare takes the slots of a host that it replaces.
     """
     blamed = Counter(host for fault in faults for host in fault.hosts)
-    twice = set(faults[-1].hosts) & set(faults[-2].hosts) if len(faults) > 1 else set()
+    last = faults[-1] if faults else Fault("", "")
+    before = last if last.told else faults[-2] if len(faults) > 1 else Fault("", "")
+    out = set(last.hosts) & set(before.hosts)
     order = [*wanted, *spares]
     usable = [host for host in order if host in sound]
-    without = [host for host in usable if host not in twice]
+    without = [host for host in usable if host not in out]
     usable = without if len(without) >= least else usable
     if len(usable) < least:
         return {}

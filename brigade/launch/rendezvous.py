@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
+from ..errors.whose import Whose
 from .connection import Channel
 from .launchers import DEFAULT_PORT
 
@@ -36,6 +37,17 @@ class HostsFailed(UserError):
     problems: dict[str, str] = field(default_factory=dict)
 
 
+def check_code(channels: list[Channel], project: str | None) -> None:
+    """Raises UserError where no host has the code of the run's first attempt any more: a `git pull`, say. A host that differs
+    from others is check_alike()'s. project: its hash then; None: this is the first attempt"""
+    if project is None or not channels or any(channel.hello["project"] == project for channel in channels):
+        return
+    place = "the clones of all hosts" if len(channels) > 1 else f"the clone on {channels[0].host}"
+    problem = f"train.py or brigade/ changed while the run went on ({project}, now {channels[0].hello['project']})"
+    cure = "the same command goes on from the newest checkpoint with the code that is there now; or bring the old code back first"
+    raise UserError(place, problem, cure)
+
+
 async def connect(channels: list[Channel], timeout: float = 60) -> None:
     """Reach every host, each within `timeout` seconds.
 
@@ -56,7 +68,7 @@ async def connect(channels: list[Channel], timeout: float = 60) -> None:
             _raise_all("cannot be reached", failed)
         except UserError as error:
             problems = {one.place: one.problem for one in failed if isinstance(one, UserError)}
-            raise HostsFailed(error.place, error.problem, error.cure, problems) from None
+            raise HostsFailed(error.place, error.problem, error.cure, error.whose, error.hosts, problems) from None
 
 
 async def _connect(channel: Channel, few: asyncio.Semaphore, timeout: float) -> None:
@@ -115,8 +127,10 @@ async def check_files(channels: list[Channel], paths: list[str]) -> None:
     answers = await asyncio.gather(*(channel.ask("files", paths=paths) for channel in channels))
     cure = "give every host the same files at the same paths: one file system, or copies"
     missing = [(channel.host, answer["missing"]) for channel, answer in zip(channels, answers, strict=True)]
+    lack = [(host, paths[0]) for host, paths in missing if paths]
+    whose: Whose = "host" if len(lack) < len(channels) else "user"
     _raise_all(
-        "lack files", [UserError(host, f"there is no {paths[0]} on it", cure) for host, paths in missing if paths]
+        "lack files", [UserError(host, f"there is no {path} on it", cure, whose, (host,)) for host, path in lack]
     )
 
 
@@ -131,7 +145,7 @@ async def find(channels: list[Channel], address: str | None, port: int | None, u
     listening = await first.ask("listen", port=port or usual, nonce=nonce)
     if port and "taken" in listening:
         problem = f"in use by {listening['taken']}"
-        raise UserError(f"port {port} on {first.host}", problem, "end it, or give another --master_port")
+        raise UserError(f"port {port} on {first.host}", problem, "end it, or give another --master_port", "passing")
     if "taken" in listening:
         listening = await first.ask("listen", port=0, nonce=nonce)
     port = listening["port"]
@@ -170,10 +184,13 @@ def _unreachable(first: str, port: int, reached: dict[str, dict[str, Any]]) -> U
         return UserError(first, problem, "give the one that is meant with --master_addr")
     tried = ", ".join(f"{address}: {attempt['error']}" for address, attempt in reached[cut_off[0]].items())
     more = f" (and {counted(len(cut_off) - 1, 'more host')})" if len(cut_off) > 1 else ""
+    at_fault = [first] if len(cut_off) == len(reached) > 1 else cut_off
     return UserError(
         f"{cut_off[0]}{more}",
         f"it cannot reach {first} on port {port} ({tried})",
         "open all ports between the hosts (ranks use several), or give the right --master_addr",
+        "host",
+        tuple(at_fault),
     )
 
 
@@ -189,6 +206,8 @@ def _raise_all(what: str, results: Iterable[Any]) -> None:
         more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
         places = {error.place for error in mistakes}
         place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {what}"
-        raise UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}")
+        whose: Whose = "host" if all(error.whose == "host" for error in mistakes) else "user"
+        hosts = tuple(host for error in mistakes for host in error.hosts)
+        raise UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}", whose, hosts)
     for error in mistakes:
         raise error

@@ -55,11 +55,16 @@ class Restarts:
         self.signal = 0
         self._busy: asyncio.Future[Any] | None = None
 
+    @property
+    def _replaceable(self) -> bool:
+        """Whether the run may go on without one of its hosts."""
+        return bool(self.policy.spares) or self.least < len(self.wanted)
+
     async def run(self) -> int:
         """The exit code of the last attempt. Raises UserError for what the first one cannot begin with."""
         code = 1
         try:
-            if self.policy.restarts and (self.policy.spares or self.least < len(self.wanted)):
+            if self.policy.restarts and self._replaceable:
                 self._listen()
                 await self._find_hosts()
             while True:
@@ -94,11 +99,12 @@ class Restarts:
             try:
                 code = await launch.run()
             except UserError as error:
-                if number == 1:
+                if number == 1 and not (self.policy.restarts and self._replaceable and error.whose == "host"):
                     raise
                 print(error, file=sys.stderr)
-                at_fault = tuple(error.problems) if isinstance(error, HostsFailed) else ()
-                return 2, Fault("start", f"{error.place}: {error.problem}", at_fault, 2)
+                told = not isinstance(error, HostsFailed)  # else the survey asks them once more
+                words = f"{error.place}: {error.problem}"
+                return 2, Fault("start", words, error.hosts, 2, whose=error.whose, told=told)
             finally:
                 self._listen()
         self.since = time.monotonic()
@@ -107,6 +113,7 @@ class Restarts:
                 silent = channel.hearing.seconds()
                 self.orphans[channel.host] = self.since - silent + self.how.silence + ORPHANED
         self.reference = self.reference or (launch.channels[0].host, launch.channels[0].hello)
+        self.how.project = self.reference[1].get("project")
         begun = any(launch.after.get(key) != launch.before.get(key) for key in ("started", "step"))
         self.begun |= begun
         if begun and "first" in launch.after:
@@ -115,7 +122,7 @@ class Restarts:
             self._note("succeeded" if code == 0 else f"stopped by {signal.Signals(launch.stop_signal).name}")
             return code, None
         failures = launch.judge.failures
-        fault = fault_of(first_failure.first(failures)) if failures else self._stopped(launch)
+        fault = self._failed(launch) if failures else self._stopped(launch)
         if fault is None:
             return code, None
         if begun:  # else they are another run's, or of an attempt before
@@ -124,6 +131,12 @@ class Restarts:
             # Only the first host's directory says how far the run came, and it is gone: steps may be lost, nobody knows how many.
             fault = replace(fault, begun=True)
         return code, fault
+
+    def _failed(self, launch: Launch) -> Fault:
+        """What ended an attempt before its time."""
+        failure = first_failure.first(launch.judge.failures)
+        log = "" if failure.rank is None else str(launch.output.path(launch.judge.log(failure.rank)))
+        return fault_of(failure, log)
 
     def _went_on_from(self, step: int) -> None:
         """Where the newest checkpoint was damaged, more is lost than was told at the fault."""
@@ -151,7 +164,7 @@ class Restarts:
             return None
         rank = re.search(r"to rank (\d+)", by)
         hosts = (launch.judge.ranks[int(rank[1])].host,) if rank and int(rank[1]) in launch.judge.ranks else ()
-        return Fault("stopped", f"stopped by {by or 'a signal'}", hosts)
+        return Fault("stopped", f"stopped by {by or 'a signal'}", hosts, whose="passing")
 
     # ---- from one to the next --------------------------------------------------------------------------------------
     async def _recover(self, fault: Fault) -> bool:
@@ -163,7 +176,7 @@ class Restarts:
         newest = "no checkpoint" if fault.checkpoint is None else f"newest checkpoint: step {fault.checkpoint}"
         known = "" if lost is None else f"; step {fault.step}, {newest}: {self._steps([len(self.faults) - 1])} lost"
         self._note(f"{fault.in_words}{known}", "fault", hosts=fault.hosts, step=fault.step, lost=lost)
-        if why := would_repeat(self.faults):
+        if why := would_repeat(self.faults, self._replaceable):
             self._note(f"no restart: {why}")
             return False
         while len(self.faults) <= self.policy.restarts:
@@ -182,7 +195,9 @@ class Restarts:
                     f"restart {len(self.faults)} of {self.policy.restarts}", "restart", hosts=list(self.job.hosts)
                 )
                 return True
-            self.faults.append(Fault("start", "too few hosts", step=fault.step, checkpoint=fault.checkpoint))
+            self.faults.append(
+                Fault("start", "too few hosts", step=fault.step, checkpoint=fault.checkpoint, whose="passing")
+            )
         self._note(f"no restart: {counted(self.policy.restarts, 'restart')} used up")
         return False
 

@@ -42,6 +42,7 @@ class Options:
 
     start_timeout: seconds from the first rank's readiness to the last one's; silence: seconds without a word of a host, or of
     launch, after which that is lost; log_limit: MiB of a log
+    project: hash of the code that the run began with, where it has begun (host_facts.project_hash)
     check: called before the first attempt with the open lines and the run's name; raises UserError where a host is not sound
     """
 
@@ -52,6 +53,7 @@ class Options:
     start_timeout: float = 300.0
     silence: float = SILENCE
     log_limit: float = LIMIT
+    project: str | None = None
     check: Callable[[list[Channel], str], Awaitable[None]] | None = None
 
 
@@ -109,6 +111,7 @@ class Launch:
         """Meet the hosts, then start the launcher of each."""
         environment, launcher, cwd = self.options.environment, self.options.launcher, str(Path.cwd())
         await rendezvous.connect(self.channels)
+        rendezvous.check_code(self.channels, self.options.project)
         rendezvous.check_alike(self.channels, environment.get("CUDA_VISIBLE_DEVICES"))
         program = launchers.command(launcher, self.job, launchers.Place(0, "", 0))[0]
         await rendezvous.check_files(self.channels, [program, cwd, str(self.job.settings.recipe_path)])

@@ -24,7 +24,7 @@ async def survey(
     """Ask every host: does it answer, is nothing of the earlier `runs` left on it, do its devices work?
 
     reference: a host and its hello, which the others must be like; None: they are compared with each other, and a difference
-    raises UserError, as does one that nobody can reach when nobody else can be.
+    raises UserError, as does one that nobody can reach when nobody else can be. Raises UserError where all have other code now.
     """
     found = Survey()
     lines = (transport(host, how.launcher) for host in hosts)
@@ -41,6 +41,7 @@ async def survey(
             if len(found.unsound) == len(hosts) and reference is None:
                 raise
         channels = [channel for channel in channels if channel.open]
+        rendezvous.check_code(channels, how.project)
         if reference is None:
             rendezvous.check_alike(channels, visible)
         await asyncio.gather(*(_examine(channel, runs, found) for channel in channels))

@@ -81,4 +81,4 @@ def taken(directory: Path, owner: str) -> UserError:
     pid = rest.partition(" ")[0]
     problem = f"another run is using it: process {pid or 'unknown'} on {host or 'a host that is starting'}"
     cure = f"wait for its end, or let it save and stop (touch {directory}/stop); or give this run another --output_dir"
-    return UserError(str(directory), problem, cure)
+    return UserError(str(directory), problem, cure, "passing")  # of an attempt that ends, as often as not

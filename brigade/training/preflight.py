@@ -107,9 +107,9 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
     if gpu and torch.cuda.device_count() < world.local_size:
         problem = f"{counted(world.local_size, 'rank')} on this host, but {counted(torch.cuda.device_count(), 'GPU')}"
         cure = "start one rank per GPU: --num_gpus, --nproc_per_node, num_processes"
-        raise UserError(f"host {world.host}", problem, cure)
+        raise UserError(f"host {world.host}", problem, cure, "host")
     for key, problem, cure in _lacking(settings, strategy, gpu):
-        raise UserError(settings.place(key), problem, cure)
+        raise UserError(settings.place(key), problem, cure, "host")
     if settings.recipe.training.optim_args:
         from .optimizers import parse_arguments
 
@@ -120,7 +120,7 @@ def check_host(settings: Settings, strategy: Strategy, world: World) -> None:
         from . import deepspeed_needs
 
         for problem, cure in deepspeed_needs.lacking(strategy, gpu):
-            raise UserError(strategy.source, problem, cure)
+            raise UserError(strategy.source, problem, cure, "host")
 
 
 def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mistake]:

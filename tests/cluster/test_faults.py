@@ -15,6 +15,7 @@ SELDOM = {
     "checkpoint-missing",
     "raises-among-others",
     "killed-in-optimizer",
+    "port-blocked-on-one",
     "sigterm-launcher",
 }
 

@@ -78,6 +78,16 @@ PLACES = {
     ),
     "a read-only one": ("aa!", ZERO3, "333", "cannot be written"),
     "one checkpoint each": ("abc", DDP, "3-3", "none on node2, but 3 on node1"),
+    "not mounted on one": ("aab", ZERO3, "33-", "none on node3, but 3 on node1"),
+    "not mounted on the first": ("baa", DDP, "-33", "none on node1, but 3 on node2"),
+    "behind": ("abc", DDP, "343", "3 on node1, but 4 on node2"),
+}
+AT_FAULT = {  # of a refusal: whose it is, and which hosts are at fault where it says so
+    "a read-only one": ("host", ()),  # the one that says so; all of them: agreed() knows
+    "one checkpoint each": ("host", ("node2",)),
+    "not mounted on one": ("host", ("node3",)),
+    "not mounted on the first": ("host", ("node1",)),
+    "behind": ("host", ("node1", "node3")),
 }
 
 
@@ -95,6 +105,7 @@ def test_who_shares_the_output_directory(name, on_hosts, tmp_path):
 
     for answer in on_hosts(work, 3):
         assert answer is expected if isinstance(expected, bool) else expected in str(answer)
+        assert isinstance(expected, bool) or (answer.whose, answer.hosts) == AT_FAULT.get(name, ("user", ()))
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != "!")
     assert not any("host" in path for path in left)
     assert bool(left) is isinstance(expected, bool), left  # what was refused left nothing

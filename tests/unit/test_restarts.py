@@ -26,8 +26,8 @@ from tests.unit.hosts.conftest import hostfile, launch_there  # noqa: F401  fixt
 THREE = {"node1": 8, "node2": 8, "node3": 4}
 
 
-def failed(kind, host="node2", text="", code=1, **more):
-    return fault_of(Failure(0.0, kind, host, 1, code, text, **more))
+def failed(kind, host="node2", text="", code=1, *more):
+    return fault_of(Failure(0.0, kind, host, 1, code, text, *more))
 
 
 # ---- whose fault -------------------------------------------------------------------------------------------------
@@ -36,7 +36,8 @@ HOSTS_AT_FAULT = {
     "a killed rank": (("signal", "node2", "", -9), ("node2",)),
     "a rank that hangs": (("hang", "node2", "rank 1 did not get to the rendezvous"), ("node2",)),
     "a launcher that ended": (("launcher", "node2", "torchrun ended with exit code 1"), ("node2",)),
-    "a broken GPU": (("reported", "node2", "RuntimeError: CUDA error: uncorrectable ECC error encountered"), ("node2",)),
+    "what a rank says of its host": (("reported", "node2", "OSError: [Errno 5]", 1, "", "host"), ("node2",)),
+    "what a rank says of others": (("reported", "node2", "none there", 2, "", "host", ("node1", "node3")), ("node1", "node3")),
     "an exception": (("reported", "node2", "ValueError: the third step fails on this rank"), ()),
     "a mistake": (("reported", "node2", "error on node2: data.dataset_name", 2), ()),
     "a run without its marker": (("unfinished", "node1", "no success.json", 0), ()),
@@ -54,12 +55,20 @@ def exception(text="ValueError: bad row 7", step=40, checkpoint=30):
     return Fault("reported", f"Traceback ...\n{text}", (), 1, step, checkpoint)
 
 
+def on(host, text="[Errno 5] Input/output error"):
+    """A fault that a host reports of itself, and names."""
+    return failed("reported", host, f"error on {host}\n  {host}: {text}", 2, "", "host")
+
+
 @pytest.mark.parametrize(
     ("faults", "repeats"),
     [
         ([failed("reported", text="error on node1, rank 0: flag --max_steps", code=2)], True),
-        ([failed("reported", text="error: rendezvous at node1:29500\n  timed out", code=2)], False),
-        ([failed("reported", text="error: out\n  another run is using it: process 7 on node2", code=2)], False),
+        ([failed("reported", "node2", "error: rendezvous at node1:29500", 2, "", "passing")] * 3, False),
+        ([on("node2")] * 2, False),
+        ([on("node2")] * 3, True),
+        ([on("node2"), on("node1")], True),  # on both hosts: it is neither's own
+        ([on("node2"), on("node1", "[Errno 30] Read-only file system")], False),
         ([exception()], False),
         ([exception(), exception()], True),
         ([exception(), exception("ValueError: bad row 9")], True),  # the number may be a process or an address
@@ -73,6 +82,18 @@ def exception(text="ValueError: bad row 7", step=40, checkpoint=30):
 )
 def test_what_would_repeat_is_not_tried_again(faults, repeats):
     assert bool(would_repeat(faults)) == repeats
+
+
+def test_a_host_that_cannot_take_part_ends_the_run_where_none_may_take_its_place():
+    assert "node2 is at fault, and no other host may take its place" in would_repeat([on("node2")], replaceable=False)
+    assert would_repeat([failed("lost")], replaceable=False) is None, "it may come back"
+
+
+def test_a_long_exception_is_shortened_in_the_time_line():
+    failure = Failure(0.0, "reported", "node2", 1, 1, f"Traceback\nValueError: {'x' * 5000}")
+    said = fault_of(failure, "logs/rank-1-node2.log").in_words
+    assert said.startswith("node2, rank 1 failed first: ValueError: xxx") and len(said) < 300
+    assert said.endswith(" ... (the rest is in logs/rank-1-node2.log)")
 
 
 # ---- where next --------------------------------------------------------------------------------------------------
@@ -100,6 +121,9 @@ ALL = {*THREE, "spare1", "spare2"}
         (at_fault("node2"), ALL, 2, (), THREE),
         (at_fault("node2", "node2"), ALL, 2, (), {"node1": 8, "node3": 4}),
         (at_fault("node2", "node2"), ALL, 3, (), THREE),
+        # One that says that it cannot take part has no second chance, unless the run needs it.
+        ([on("node2")], ALL, 2, (), {"node1": 8, "node3": 4}),
+        ([on("node2")], ALL, 3, (), THREE),
         # It comes back once another one was at fault meanwhile.
         (at_fault("node2", "node2", "node3"), ALL, 2, (), THREE),
         ([Fault("start", "", ("node1", "node2"))], {"node3"}, 1, (), {"node3": 4}),
@@ -232,6 +256,38 @@ def test_the_count_of_lost_steps_is_true_or_not_said(hostfile, tmp_path, monkeyp
     assert asyncio.run(run.run()) == 0
     told = capfd.readouterr().err.split("time line of 2 attempts:")[1]
     assert said in told if said else "step" not in told.partition("lost: ")[2], told
+
+
+AT_FAULT = {
+    "its own": ({"whose": "host"}, ("--min_hosts", "1"), 0, "attempt 2 on node1\n"),
+    "another's": ({"whose": "host", "hosts": ["node1"]}, ("--min_hosts", "1"), 0, "attempt 2 on node2\n"),
+    "passing": ({"whose": "passing"}, (), 0, "attempt 2 on node1, node2\n"),
+    "no other host": ({"whose": "host"}, (), 2, "no restart: node2 is at fault, and no other host may take its place"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AT_FAULT)
+def test_a_launch_goes_on_as_an_error_says_whose_it_is(launch_there, name):  # noqa: F811
+    says, words, code, expected = AT_FAULT[name]
+    told = {
+        "is": "rank",
+        "rank": 1,
+        "told": "error on node2, rank 1 of 2: out\n  none there\n  cure: mount it",
+        "code": 2,
+    }
+    done = launch_there(2, *RESTART, *words, STAND_IN_NODE2_SAYS=json.dumps(told | says), STAND_IN_FAILS="1")
+    assert done.returncode == code and expected in done.stderr, done.stderr
+
+
+def test_code_that_changes_on_all_hosts_between_attempts_is_said_once_and_not_trained_with(launch_there, tmp_path):  # noqa: F811
+    (tmp_path / "code").write_text("first")
+    killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
+    done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=killed, STAND_IN_CODE=str(tmp_path / "code"))
+    story = done.stderr.split("time line of 1 attempt:\n")[1]
+    problem = "the clones of all hosts: train.py or brigade/ changed while the run went on (first, now pulled)"
+    assert done.returncode == 1 and story.count("pulled") == 1 and f"no restart: {problem}" in story, done.stderr
+    assert "cure: the same command goes on from the newest checkpoint" in done.stderr and "left out" not in done.stderr
 
 
 # ---- what is asked of hosts --------------------------------------------------------------------------------------

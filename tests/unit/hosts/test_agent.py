@@ -86,9 +86,9 @@ def test_an_agent_that_leaves_hears_nothing_more_and_says_why(tmp_path):
         "environment": {},
         "files": {},
     }
-    order["command"] = ["bash", "-c", "trap '' TERM; echo up; sleep 1; sleep 0.5"]
+    order["command"] = ["bash", "-c", "trap '' TERM; echo up; sleep 1"]
     with (tmp_path / "errors").open("w+") as errors:
-        lines, _ = talk(order, signal.SIGTERM, *[{"do": "beat", "patience": 60}] * 3, seconds=1, stderr=errors)
+        lines, _ = talk(order, signal.SIGTERM, *[{"do": "beat", "patience": 60}] * 3, seconds=0.2, stderr=errors)
         errors.seek(0)
         assert errors.read() == ""
     assert {"is": "leaving", "why": "its agent got SIGTERM"} in lines and {"is": "stopped"} in lines

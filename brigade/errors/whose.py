@@ -1,0 +1,64 @@
+"""Whose an error is, and so what may help against it: told where it is raised, and judged by launch/policy.py.
+
+user: somebody has to correct something first. host: the host that meets it cannot take part, and others may go on.
+run: the program's or the data's, which may come again at the same place. passing: it goes away by itself.
+"""
+
+import errno
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from . import UserError
+
+Whose = Literal["user", "host", "run", "passing"]
+
+_OF_A_HOST = {  # its disk, what is mounted there, its memory, its network
+    *(errno.EIO, errno.EROFS, errno.ENOSPC, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.EREMOTEIO),
+    *(errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENOMEM),
+}
+_OF_A_USER = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EDQUOT, errno.EFBIG}
+_PASSING = {
+    *(errno.EADDRINUSE, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT),
+    *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EAGAIN),
+}
+# The last resort, for libraries that tell a failed device by words alone. Other errors of CUDA are mostly the program's.
+_IN_WORDS: dict[Whose, re.Pattern[str]] = {
+    "host": re.compile(
+        r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
+        r"|hardware (stack )?error|(CUDA|NVML).*unknown error|system not yet initialized",
+        re.IGNORECASE,
+    )
+}
+
+
+def of_errno(number: Any) -> Whose:
+    """Whose an error of the operating system is."""
+    for whose, numbers in (("host", _OF_A_HOST), ("user", _OF_A_USER), ("passing", _PASSING)):
+        if number in numbers:
+            return whose  # type: ignore[return-value]
+    return "run"
+
+
+def of(error: BaseException) -> tuple[Whose, tuple[str, ...]]:
+    """Whose an error is, and the hosts that it names; () for the one where it is raised."""
+    if isinstance(error, UserError):
+        return error.whose, error.hosts
+    words = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and (whose := of_errno(error.errno)) != "run":
+        return whose, ()
+    return next((whose for whose, pattern in _IN_WORDS.items() if pattern.search(words)), "run"), ()
+
+
+def of_all(found: Sequence[tuple[Whose | None, str]]) -> tuple[Whose, tuple[str, ...]] | None:
+    """Whose an error is that several ranks may have met in the same step. found: of each rank (whose, its host), None where all
+    went well.
+
+    What every one of several hosts meets is no host's: somebody has to correct it. None: the first rank's word holds.
+    """
+    at_fault = dict.fromkeys(host for whose, host in found if whose == "host")
+    first = next((whose for whose, _ in found if whose), None)
+    if first != "host":
+        return None
+    hosts = {host for _, host in found}
+    return ("user", ()) if 1 < len(hosts) == len(at_fault) else ("host", tuple(at_fault))
