@@ -244,7 +244,7 @@ FAULTS: dict[str, Fault] = {
         "a link is cut for good, with --restarts and --min_hosts",
         (r"node2 failed first: the host was lost", r"attempt 2 on node1\n", *_WENT_ON), 0, strike=strikes.cut_link,
         words="--restarts 1 --min_hosts 1" + _SOON, **_EVERY_SECOND),
-    "unmounted": Fault(
+    "rebooted-unmounted": Fault(
         "after a reboot the output directory is not mounted on a host, with --restarts and --min_hosts",
         (r"error: node2, rank 1 failed first\n", r"none on node2, but checkpoint-\d+ on node1", r"attempt 3 on node1\n",
          _WENT_ON[0], _WENT_ON[2]), 0, strike=storage.come_back_without_output, repair=storage.mount_output_again,

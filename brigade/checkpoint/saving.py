@@ -237,7 +237,8 @@ class Saving:
                 rank = writers[name]
                 wrote = f"{name}, which rank {rank} on {self.hosts[rank]} wrote, {problem} as {self.world.host} sees it"
                 what = f"checkpoint-{job.step} is not whole and got no name: {wrote}"
-                return {"rank": rank, "error": [str(self.run.directory), what, mark.cure(self.hosts[rank])]}
+                fault = [str(self.run.directory), what, mark.cure(self.hosts[rank]), "host", [self.hosts[rank]]]
+                return {"rank": rank, "error": fault}
             time.sleep(0.1)
             for folder in {(target / name).parent for name in files}:
                 list(folder.iterdir())  # asks an NFS server anew, where looking for a name may not

@@ -3,10 +3,9 @@
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from .whose import Whose
+Whose = Literal["user", "host", "run", "passing"]  # errors/whose.py says what each is
 
 
 @dataclass
@@ -22,7 +21,7 @@ class UserError(Exception):
     place: str
     problem: str
     cure: str
-    whose: "Whose" = "user"
+    whose: Whose = "user"
     hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

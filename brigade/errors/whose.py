@@ -7,11 +7,9 @@ run: the program's or the data's, which may come again at the same place. passin
 import errno
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from . import UserError
-
-Whose = Literal["user", "host", "run", "passing"]
+from . import UserError, Whose
 
 _OF_A_HOST = {  # its disk, what is mounted there, its memory, its network
     *(errno.EIO, errno.EROFS, errno.ENOSPC, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.EREMOTEIO),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed import hangs
+from ..errors import Whose
 from ..errors.console import counted
-from ..errors.whose import Whose
 from .connection import CURES, Channel
 from .status_and_logs import Output
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from ..distributed.heartbeat import Phase
-from ..errors.whose import Whose
+from ..errors import Whose
 
 # Escape sequences (colours, titles, links), then every other control character but tab and line feed.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\))|[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, Whose
 from ..errors.console import counted
-from ..errors.whose import Whose
 from .first_failure import Failure
 from .job import Job
 

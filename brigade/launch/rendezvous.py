@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, Whose
 from ..errors.console import counted
-from ..errors.whose import Whose
 from .connection import Channel
 from .launchers import DEFAULT_PORT
 

@@ -8,10 +8,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, Whose
 
 FILE = ".mark"  # in the output directory: a token that each start of a run draws anew, the same on all hosts
 PATIENCE = 5.0  # seconds for a network file system to show what another host has written
+
+_OTHER = "another run has begun in it"
 
 
 def check(directory: Path, token: str, host: str) -> None:
@@ -23,7 +25,8 @@ def check(directory: Path, token: str, host: str) -> None:
     while token and (why := _problem(directory, token)):
         if time.monotonic() > deadline:
             problem = f"on {host} this is no longer the directory that the run began in: {why}"
-            raise UserError(str(directory), problem, cure(host))
+            whose: Whose = "user" if why == _OTHER else "host"
+            raise UserError(str(directory), problem, cure(host), whose)
         time.sleep(0.1)
         with suppress(OSError):
             list(directory.iterdir())  # asks an NFS server anew, where opening a known name may not
@@ -36,6 +39,6 @@ def cure(host: str) -> str:
 
 def _problem(directory: Path, token: str) -> str | None:
     try:
-        return None if (directory / FILE).read_text() == token else "another run has begun in it"
+        return None if (directory / FILE).read_text() == token else _OTHER
     except OSError as error:
         return f"{FILE}: {error.strerror}"
