@@ -28,6 +28,7 @@ VERBS = {
     "check": ("check", "are the hosts sound? reach, versions, devices, disks, network and kernels, before a run"),
     "lint": ("lint", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
 }
+_TRAINS = "python train.py trains on this machine, and `python -m brigade launch` on all hosts of a hostfile"
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -50,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m brigade", description="Tools around train.py.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     words = sys.argv[1:] if argv is None else argv
+    if not words:
+        print(_verbs())
+        return 0
     passes_on = False
     for verb, (module, about) in VERBS.items():
         description = f"{about[0].upper()}{about[1:]}."
@@ -62,6 +66,9 @@ def main(argv: list[str] | None = None) -> int:
                 added.usage = f"{added.format_usage().removeprefix('usage: ').strip()} [flags of train.py ...]"
                 added.epilog = _flags_of_train() if {"-h", "--help"} & set(words) else None
     try:
+        if words[0] not in VERBS and words[0] not in ("-h", "--help"):
+            cure = _TRAINS if words[0] == "train" else did_you_mean(words[0], VERBS)
+            raise UserError("command line", f"{words[0]!r} is no verb of python -m brigade", cure)
         options, rest = parser.parse_known_args(words)
         options.rest = rest
         if rest and not passes_on:
@@ -84,6 +91,20 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(known, file=sys.stderr)
         return 2
+
+
+def _verbs() -> str:
+    """What is printed where no verb is named: each with what it does."""
+    lines = [f"    {verb:<8}  {about}" for verb, (_, about) in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: python -m brigade VERB ...",
+            "",
+            *lines,
+            "",
+            f"VERB --help says more; {_TRAINS}.",
+        ]
+    )
 
 
 def _flags_of_train() -> str:

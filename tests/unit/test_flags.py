@@ -256,3 +256,15 @@ def test_a_runs_own_record_repeats_it(load, tmp_path):
     record.write_text(yaml.safe_dump(document))
     again = flags.load(["--recipe", str(record)])
     assert again.recipe == first.recipe and again.name == "tiny-full-ddp"
+
+
+def test_without_a_verb_all_of_them_are_shown(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"    {verb} " in shown for verb in VERBS) and "python train.py" in shown
+
+
+@pytest.mark.parametrize("word, cure", [("lunch", "'launch'"), ("train", "python train.py"), ("-x", "use one of")])
+def test_a_mistyped_verb_is_answered_with_one_that_exists(capsys, word, cure):
+    assert main([word, "x"]) == 2
+    assert repr(word) in (said := capsys.readouterr().err) and cure in said.splitlines()[-1]

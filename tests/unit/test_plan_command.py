@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
     (["qwen3-8b", "--gpu", "H100", "--lora_r", "8"], "full fine-tuning has no adapters"),
     (["qwen3-8b", "--gpu", "H100", "--network", "0 Gb/s"], "is no rate"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "zreo3"], "did you mean 'zero3'?"),
+    (["qwen3-8b", "--gpu", "H100", "--strategy", "SP 2 x ZeRO-3"], "write sp_zero3: plan tries every size"),
     (["qwen3-8b", "--gpu", "H100", "--strategy", "hsdp"], "cannot divide this model over 1 x 1 GPUs"),
     (["qwen3-8b", "--gpu", "H100", "--micro_batch", "0"], "'0' is not a whole number from 1"),
     (["qwen3-8b", "--gpu", "H100", "--micro_batch", "3", "--global_batch_size", "8"], "use --global_batch_size 9"),
@@ -172,3 +173,20 @@ def test_help_comes_at_once():
     assert "--micro_batch" in told.stdout and not {"torch", "transformers", "numpy", "matplotlib"} & set(
         told.stderr.split()
     )
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.key)
+def test_a_strategy_is_taken_by_every_name_that_is_printed(choice):
+    """The table's name and the one of its file, which are the same but for spaces and dashes."""
+    words = {choice.name, choice.key, choice.name.lower()} | (
+        {choice.file} if choice.file and not choice.axes else set()
+    )
+    assert {*named(words, "adamw_torch_fused")} == {choice}
+    if choice.file.endswith(".json") and not choice.axes:
+        assert Path(choice.file).stem == choice.key
+
+
+def test_the_chosen_strategy_is_the_first_row(plan):
+    code, text = plan("llama-3.2-3b", "--gpu", "4090", "--method", "lora", "--max_length", "2048")
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    assert code == 0 and "chosen" in rows[0] and any("not taken: its speed is a formula" in row for row in rows[1:])

@@ -103,7 +103,7 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     ):
         return ""
     if candidate.estimate.job.method != "full":
-        return "faster by formula, which no run with frozen weights has shown: for what fits in no other way"
+        return "not taken: its speed is a formula's, which no run with frozen weights has shown"
     flag, what = ("--nvme", "disk") if candidate.choice.offload == "nvme" else ("--host_memory", "memory")
     return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 

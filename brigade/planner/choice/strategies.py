@@ -1,5 +1,6 @@
 """The strategies of train.py as the planner sees them: what they shard, offload and divide, and which file names them."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from ...errors.tables import table
 from ...strategy import refusal
 from ...strategy.axes import Axes
 
+_SIZES = re.compile(r" \d+(?: \(\d+ each\))?(?= x )")  # of axes, as a table has them: `PP 8 (2 each) x ZeRO-1`
 SHORT = {"tensor": "TP", "sequence": "SP", "stages": "PP", "experts": "EP"}  # of axes, in tables and names of files
 
 
@@ -39,10 +41,9 @@ class Choice:
 
     @property
     def key(self) -> str:
-        """As a flag names it: its file's name without the ending, as in a run's directory, or the name in small letters, as in
-        tp_zero1."""
-        file = "" if self.axes else self.file.rpartition("/")[2].removesuffix(".json")
-        return file or self.name.lower().replace("-", "").replace(" x ", "_")
+        """As a flag names it: the name in small letters without spaces and dashes, as in tp_zero1 and zero3_offload_param; where
+        no axis divides the model, it is its file's name without the ending, as in a run's directory."""
+        return _key(self.name)
 
     @property
     def kind(self) -> str:
@@ -57,6 +58,10 @@ class Choice:
     def named(self, axes: Axes) -> str:
         """With the sizes of its axes: `TP 8 x PP 2 x ZeRO-1`."""
         return with_sizes(self.name.rpartition(" x ")[2], axes)
+
+
+def _key(name: str) -> str:
+    return name.lower().replace(" x ", "_").replace(" ", "_").replace("-", "").replace("+", "p")
 
 
 def with_sizes(name: str, axes: Axes) -> str:
@@ -88,17 +93,18 @@ def runs(choice: Choice, **facts: Any) -> bool:
 
 def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
     """The strategies of those names (`zero3`, `ZeRO-3`, `ds_configs/zero3.json`), or all, less those that train.py does not run
-    with that optimizer.
+    with that optimizer. A name is taken as the table of `plan` prints it, too, but without the sizes of axes.
 
     Raises UserError for an unknown name, or where none is left.
     """
-    keys = {name.lower(): choice for choice in CHOICES for name in (choice.key, choice.name)}
-    keys |= {choice.file: choice for choice in CHOICES if choice.file and not choice.axes}
+    keys = {choice.key: choice for choice in CHOICES}
+    keys |= {_key(choice.file): choice for choice in CHOICES if choice.file and not choice.axes}
     words = list(words)
-    if unknown := [word for word in words if word.lower() not in keys]:
-        cure = did_you_mean(unknown[0], [choice.key for choice in CHOICES])
+    if unknown := [word for word in words if _key(word) not in keys]:
+        without = _key(_SIZES.sub("", unknown[0]))
+        cure = f"write {without}: plan tries every size" if without in keys else did_you_mean(unknown[0], keys)
         raise UserError("flag --strategy", f"unknown strategy {unknown[0]!r}", cure)
-    choices = [keys[word.lower()] for word in words] or CHOICES
+    choices = [keys[_key(word)] for word in words] or CHOICES
     if found := tuple(dict.fromkeys(choice for choice in choices if runs(choice, optim=optimizer))):
         return found
     names = " or ".join(choice.name for choice in choices)

@@ -135,7 +135,7 @@ def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], 
 
 
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
-    """The best ten, and why each is not the one."""
+    """The chosen one, and the best of the others in the order of their speed, ten in all, with why each is not the one."""
     shape, device = workload.shape, ranked[0].estimate.gpu
     title = (
         f"{shape.name}: {billions(shape.parameters)} parameters, {workload.method}, {workload.batch} x "
@@ -146,7 +146,8 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     names += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
     mfu = workload.method == "full" and not narrow
     table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
-    for candidate in ranked[:10]:
+    first = [winner] if winner else []
+    for candidate in [*first, *(other for other in ranked if other is not winner)][:10]:
         result, fits = candidate.estimate, candidate.fits
         details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
         cells = [candidate.name, *([] if narrow else details)]
