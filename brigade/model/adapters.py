@@ -11,7 +11,7 @@ from ..recipe.flags import Settings
 from ..recipe.method import method_name
 from ..recipe.schema import ModelSection
 from ..upstream.experts import taken_for_experts
-from .sizes import beyond_texts, empty_model, half_or_full, parameter_count
+from .sizes import empty_model, half_or_full, parameter_count, untaught
 
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
 
@@ -75,7 +75,7 @@ def untrained_chat_tokens(section: ModelSection, tokenizer: Any, ids: Any, model
 
 
 def linear_layers(model: Any) -> list[str]:
-    """Names of the layers that adapters fit: linear, the output layer included, and reached by texts."""
+    """Names of the layers that adapters fit: linear, the output layer included, and taught by texts."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -83,8 +83,8 @@ def linear_layers(model: Any) -> list[str]:
 
 
 def _reached(model: Any) -> dict[str, Any]:
-    """Name -> module of all that texts reach in a model."""
-    outside = {module for part in beyond_texts(model).values() for module in part.modules()}
+    """Name -> module of all that gets a gradient from texts."""
+    outside = {module for part in untaught(model).values() for module in part.modules()}
     return {name: module for name, module in model.named_modules() if module not in outside}
 
 
@@ -209,7 +209,7 @@ def wrap(model: Any, settings: Settings, source: str) -> Any:
     if targets == ALL_LINEAR:  # PEFT's own takes MoE's fused experts and routers in (docs/methods.md)
         head, taken = model.get_output_embeddings(), taken_for_experts(model, layers)
         targets = [name for name in layers if model.get_submodule(name) is not head and _last(name) not in taken]
-    elif beyond_texts(model):  # a vision tower has a q_proj too
+    elif untaught(model):  # a vision tower has a q_proj too
         targets = [name for name in layers if any(_fits(name, target) for target in targets)]
     lora = LoraConfig(
         task_type="CAUSAL_LM",

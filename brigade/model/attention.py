@@ -21,7 +21,7 @@ NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
 # What computes no products between the samples of a row. Others compute them and hide them by a mask.
 SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
 # Parts of an attention that varlen does not compute: by the name of the config's key.
-BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size")
+BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk", "index_topk_blocks")
 
 
 def choose(settings: Settings, config: Any) -> tuple[str, str]:

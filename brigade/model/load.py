@@ -18,7 +18,7 @@ from ..upstream import file_modes
 from . import attention
 from .finite import check_finite
 from .location import load_config, location
-from .sizes import beyond_texts
+from .sizes import untaught
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -125,7 +125,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
 
             raise of_two_matrices(source, one, other)
     check_finite(model if own else None, source)
-    for part in beyond_texts(model).values():
+    for part in untaught(model).values():
         part.requires_grad_(False)
     upstream.fix_loaded(model)
     return model

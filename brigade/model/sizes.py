@@ -40,6 +40,13 @@ def parameter_count(model: Any, trained: bool = False) -> int:
     )
 
 
+def untaught(model: Any) -> dict[str, Any]:
+    """Name -> module of what gets no gradient from the loss of texts: what they do not reach, and what chooses by an index which
+    tokens a layer sees (DeepSeek-V3.2, V4 and GLM-5), for a choice has none."""
+    chooses = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] == "indexer"}
+    return beyond_texts(model) | chooses
+
+
 def beyond_texts(model: Any) -> dict[str, Any]:
     """Name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and the two
     ends. {} for a model of texts. Trained, it would get no gradient, which DDP takes for an error and weight decay does not."""

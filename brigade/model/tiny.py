@@ -61,6 +61,8 @@ def with_short_spans(config: dict[str, Any]) -> dict[str, Any]:
     }
     if isinstance(rates := config.get("compress_rates"), dict):
         short["compress_rates"] = {kind: min(rate, SPAN) for kind, rate in rates.items()}
+    if isinstance(text := config.get("text_config"), dict):
+        short["text_config"] = with_short_spans(text)
     return config | short
 
 

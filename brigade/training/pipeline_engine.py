@@ -12,7 +12,7 @@ from ..engines import pipeline_split as splitting
 from ..engines.pipeline import Groups, Pipeline, local
 from ..model import load
 from ..model.location import load_config
-from ..model.sizes import beyond_texts, empty_model, parameter_count
+from ..model.sizes import empty_model, parameter_count, untaught
 from ..run.directory import Run
 from .engines import OneProcess
 from .norms import global_norm, scale_
@@ -102,7 +102,7 @@ class PipelineEngine(OneProcess):
     # ---- a checkpoint ------------------------------------------------------------------------------------------------
     def whole_model(self, trainer: Any) -> Any:
         model = empty_model(self.run.settings, trainer.model.config)
-        for part in beyond_texts(model).values():
+        for part in untaught(model).values():
             part.requires_grad_(False)
         model.generation_config = trainer.model.generation_config
         if self.adapted:

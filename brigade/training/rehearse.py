@@ -24,7 +24,7 @@ from ..data.builtin import BUILT_IN
 from ..distributed import ranks
 from ..errors import UserError
 from ..errors.console import console, counted
-from ..model.tiny import shrink
+from ..model.tiny import shrink, with_short_spans
 from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..run.directory import SUCCESS
@@ -60,7 +60,9 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
             strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
         config, source = model_config(settings)
-        config = shrink(config, axes.tensor, max(2, axes.every_stage))
+        config = with_short_spans(
+            shrink(config, axes.tensor, max(2, axes.every_stage))
+        )  # shorter than a rehearsal's rows
     ranks.start(world)
     if world.is_main_rank:
         model = f"a tiny {config.get('model_type')}, after {source}"

@@ -6,7 +6,7 @@ from typing import Any
 from ..data import report
 from ..errors.console import console, counted
 from ..model import attention, packed_samples
-from ..model.sizes import beyond_texts, parameter_count
+from ..model.sizes import beyond_texts, parameter_count, untaught
 from ..run.directory import Run
 from . import preflight
 
@@ -86,10 +86,18 @@ def _adapters(run: Run, trainer: Any, data: Any) -> dict[str, str]:
 
 
 def _frozen(model: Any) -> dict[str, str]:
-    """{"frozen": "model.vision_tower: 417 parameters, which texts do not reach"}, or {} for a model of texts."""
+    """{"frozen": "model.vision_tower: 417 parameters, which texts do not reach"}, or {} where all gets gradients."""
     parts = beyond_texts(model)
     count = sum(map(parameter_count, parts.values()))
-    return {"frozen": f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"} if parts else {}
+    said = [f"{', '.join(parts)}: {count:,} parameters, which texts do not reach"] if parts else []
+    choosing = [module for name, module in untaught(model).items() if name not in parts]
+    count = sum(map(parameter_count, choosing))
+    said += (
+        [f"{len(choosing)} indexers: {count:,} parameters, which get no gradient: a choice of tokens has none"]
+        if choosing
+        else []
+    )
+    return {"frozen": "; ".join(said)} if said else {}
 
 
 def _kernels(run: Run, config: Any) -> str:

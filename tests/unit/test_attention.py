@@ -30,7 +30,7 @@ def choose(wanted, family, gpu=False, half=False, **values):
 @pytest.fixture
 def flash(monkeypatch):
     def installed(yes):
-        monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: yes)
+        monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda *_, **__: yes)
 
     installed(False)
     return installed
@@ -74,6 +74,7 @@ def test_a_named_one_is_taken(named):
 
 @pytest.mark.parametrize("family, lacking", [
     ("gpt_oss", "SDPA"), ("gemma2", "attn_logit_softcapping"), ("llama4_text", "attention_chunk_size"),
+    ("deepseek_v32", "index_topk"),
 ])  # fmt: skip
 def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking, mistake):
     message = mistake(choose, "varlen", family)
@@ -84,7 +85,7 @@ def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking
     "named, package", [("flash_attention_2", "pip install flash-attn,"), ("flash_attention_3", "flash-attn-3")]
 )
 def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, monkeypatch, named, package):
-    monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda: False)
+    monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda *_, **__: False)
     for name, value in (("is_available", True), ("device_count", 8), ("is_bf16_supported", True)):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value, **_: value)
     settings = load("--bf16", model={"attn_implementation": named})

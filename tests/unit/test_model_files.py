@@ -10,9 +10,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from brigade.errors import UserError
+from brigade.model import adapters
 from brigade.model.load import load_base, materialise, weights
 from brigade.model.location import load_config
-from brigade.model.tiny import shrink
+from brigade.model.tiny import shrink, with_short_spans
 from brigade.recipe import flags
 
 TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
@@ -74,6 +75,24 @@ def test_what_a_model_does_not_train_stays_frozen_when_it_is_loaded(kind, name, 
     frozen = [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
     assert frozen == [key for key, parameter in whole.named_parameters() if not parameter.requires_grad]
     assert bool(frozen) == bool(name) and all(key.endswith(str(name)) for key in frozen)
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("deepseek_v32", []), ("deepseek_v32", ["--use_peft"]), ("glm_moe_dsa", []), ("deepseek_v4", []),
+    ("kimi_linear", ["--use_peft"]),
+])  # fmt: skip
+def test_all_that_is_trained_gets_a_gradient(kind, words, tmp_path):
+    """What chooses tokens by an index gets none: DDP fails, and weight decay would shrink it in some strategies alone."""
+    config = CONFIG_MAPPING[kind]
+    tiny = config.from_dict(with_short_spans(config.from_dict(shrink(config().to_dict())).to_dict()))
+    AutoModelForCausalLM.from_config(tiny).save_pretrained(tmp_path)
+    settings = flags.load(["--model_name_or_path", str(tmp_path), "--from_scratch", "false", *words])
+    model = load_base(settings, str(tmp_path), torch.float32)
+    if words:
+        model = adapters.wrap(model, settings, str(tmp_path))
+    ids = torch.arange(7, 47)[None]
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    assert [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None] == []
 
 
 # ---- rows longer than the model's positions ----------------------------------------------------------------------
