@@ -71,9 +71,7 @@ def check(
     if mistake := axis_rules.uneven_parts(axis_rules.outputs(text.to_dict(), tied(config)), size, shards):
         return mistake
     if why := tensor_trial.summed(config, trust_remote_code)[1]:
-        problem = (
-            f"the plan that Transformers has for {text.model_type} does not divide it into what it computes: {why}"
-        )
+        problem = f"the plan that Transformers has for {text.model_type} is not to be trusted: {why}"
         return problem, "remove the key; ZeRO-3 and FSDP2 shard any model"
     return None
 

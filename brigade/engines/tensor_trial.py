@@ -63,9 +63,12 @@ def _tried(config_class: Any, config: str, trust_remote_code: bool) -> tuple[fro
             plan = plan_of(model, frozenset())
             plan = {name: style for name, style in plan.items() if _is_divided(model, name, style)}
             loss, whole = _gradients(model)
-            losses, parts = zip(*_in_a_group(model, plan), strict=True)
         except Exception as error:  # what cannot be tried is not trusted
-            return frozenset(), f"{type(error).__name__}: {first_line(error)}"
+            return frozenset(), f"a tiny model of it cannot be tried ({type(error).__name__}: {first_line(error)})"
+        try:
+            losses, parts = zip(*_in_a_group(model, plan), strict=True)
+        except Exception as error:
+            return frozenset(), f"a tiny model of it then fails ({type(error).__name__}: {first_line(error)})"
         if any(abs(other - loss) > TOLERANCE * abs(loss) for other in losses):
             return frozenset(), f"a tiny model of it then has a loss of {losses[0]:.6f} instead of {loss:.6f}"
         return _judge(model, plan, whole, parts)
