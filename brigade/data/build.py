@@ -13,7 +13,7 @@ from .. import cache
 from ..errors import UserError, progress
 from ..recipe.flags import Settings
 from . import chat_template, encode, mixing, packing, sources
-from .keys import Columns
+from .keys import Columns, names_of
 from .layout import ENCODING, FORMAT, META, folder_of, is_whole
 from .places import files_of
 from .rows import Files, Rows
@@ -105,7 +105,8 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
             limit = None
         samples, lost, size = _encode_all(origin.train, origin.columns, settings, encoder, writer, limit)
         if origin.heldout:
-            held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, data.max_eval_samples)
+            limit = data.max_eval_samples
+            held, *_ = _encode_all(origin.heldout, origin.columns, settings, encoder, writer, limit, trained=False)
         else:
             samples, held = mixing.split(samples, writer.table()["row"][samples], share, data.max_eval_samples)
             if len(samples) and not len(held):
@@ -141,24 +142,36 @@ def _store(settings: Settings, encoder: encode.Encoder, found: list[sources.Orig
 
 
 def _encode_all(
-    rows: Rows, columns: Columns, settings: Settings, encoder: encode.Encoder, writer: Writer, limit: int | None
+    rows: Rows,
+    columns: Columns,
+    settings: Settings,
+    encoder: encode.Encoder,
+    writer: Writer,
+    limit: int | None,
+    trained: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Encode and store up to `limit` samples; returns their numbers in the store, of each row that was dropped the number
     of the next sample and its fate, and how many samples the whole split has, from the part of it that was read."""
     first, read, seen = writer.samples, 0, 0
+    absent = names_of(columns)
     dropped: list[np.ndarray] = []
     unit = "B" if isinstance(rows, Files) else "rows"
     with progress.bar(rows.size, f"tokenising {Path(rows.place).name}", unit) as bar:
         for part in encoded(rows, columns, encoder, settings.recipe.data.dataset_num_proc, limit):
             seen += part.rows
+            absent &= part.absent
             dropped.append(part.dropped + np.array([writer.samples, 0]))
             writer.add(part)
             bar.update(part.size)
             read += part.size
             if limit and writer.samples - first >= limit:
+                absent = set()  # for a row may follow
                 break
     if not seen:
         raise UserError(rows.place, "the file is empty", 'write one sample a line: {"messages": [...]}')
+    if absent and trained:  # a few rows that are held out need not have all of them
+        problem = f"no row has a column {sorted(absent)[0]!r}, which data.columns names"
+        raise UserError(rows.place, problem, "fix the name there, or remove it")
     size = (writer.samples - first) * ((rows.size or read) / read)
     numbers, lost = np.arange(first, writer.samples)[:limit], np.concatenate(dropped)
     if first + len(numbers) < writer.samples:  # the rest of the last chunk is not used

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from .chat_template import TOOL, ChatTemplates
-from .keys import Columns
+from .keys import Columns, names_of
 from .messages import READ, THOUGHTS
 from .rows import BadRow, Chunk, Where
 from .samples import Text, convert
@@ -44,6 +44,7 @@ COUNTED = ("thoughts", "control", "plain", "joined")
 # A sample: tokens, supervised ones, its fate (of several from one text the first says SPLIT), the number of its row among
 # the chunk's, what of its row nobody read (an index of Encoded.unread), a digest of its tokens.
 SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
+ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
 HIDDEN = "\ue000"  # of Unicode's private use
 
 
@@ -54,7 +55,8 @@ class Encoded:
     tokens: int32, all samples; supervised: bool, likewise; samples: one SAMPLE each
     dropped: int64 (rows, 2), of each row that is EMPTY, BAD or without a supervised token within max_length how many samples
     stand before it, and its fate; rows: all of the chunk, blank lines among them; where, size, after: its own; bad: number and
-    error of each row that is BAD; unread: which keys and columns nobody read, in words, each set once, the first empty
+    error of each row that is BAD; unread: which keys and columns nobody read, in words, each set once, the first empty;
+    absent: names in data.columns that no row of the chunk has
     """
 
     tokens: np.ndarray
@@ -67,6 +69,7 @@ class Encoded:
     where: Where
     bad: list[tuple[int, BadRow]] = field(default_factory=list)
     unread: list[tuple[str, ...]] = field(default_factory=lambda: [()])
+    absent: frozenset[str] = frozenset()
 
     def behind(self, row: int) -> "Encoded":
         """The samples of this and later rows of the chunk."""
@@ -166,7 +169,7 @@ class LoadedEncoder:
         and keys without which the text is the same."""
         words = self.words_with_tools if tools else self.words
         unread = [f"{name!r} of chat_template_kwargs" for name in variables if name not in words]
-        further = {key for turn in messages for key in turn if key not in (*READ, *THOUGHTS)}
+        further = {key for turn in messages for key in turn if key not in ACCOUNTED}
         for key in sorted(further):
             without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
             if key not in words or self._render(without, tools, variables)[0] == text:
@@ -217,7 +220,10 @@ class LoadedEncoder:
 
     def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
         """All samples of a chunk, and which rows cannot be used."""
-        texts = [(number, self._text(row, columns)) for number, row in chunk.rows()]
+        texts, absent = list[tuple[int, Text | BadRow | None]](), names_of(columns)
+        for number, row in chunk.rows():
+            texts.append((number, self._text(row, columns)))
+            absent = absent.difference(row) if absent and isinstance(row, dict) else absent
         encodings = iter(self._ids([text for _, text in texts if isinstance(text, Text)]))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
@@ -261,6 +267,7 @@ class LoadedEncoder:
             chunk.where,
             bad,
             list(unread),
+            frozenset(absent),
         )
 
     def _text(self, row: Any, columns: Columns) -> Text | BadRow | None:

@@ -25,6 +25,8 @@ class _Known:
 
     def refuse(self, content: dict[str, Any], what: str, but: Container[str] = ()) -> None:
         """Raise BadRow for the first of the keys of `content` that is known to mean something. but: keys that were read."""
+        if self.entries.keys().isdisjoint(content):
+            return
         for key, value in content.items():
             if key not in self.entries or key in but:
                 continue
@@ -45,6 +47,11 @@ def says_nothing(value: Any) -> bool:
     return value is None or value in ("", [], {})
 
 
+def names_of(columns: Columns) -> set[str]:
+    """The names that data.columns gives to ours."""
+    return {name for key, name in columns.items() if key != IGNORE}
+
+
 class Row:
     """A row's columns by our names. `unread` lists those that hold something and that nobody asked for."""
 
@@ -54,7 +61,7 @@ class Row:
         self.columns = columns
         self.content = {key: value for key, value in content.items() if key not in ignored} if ignored else content
         self.asked: set[str] = set()
-        ROWS.refuse(self.content, "column", but=[name for key, name in columns.items() if key != IGNORE])
+        ROWS.refuse(self.content, "column", but=names_of(columns))
 
     def name(self, key: str) -> str:
         """The source's own name of a column."""

@@ -21,7 +21,7 @@ ROLES = {role: role for role in ("system", "developer", "user", "assistant", "to
 # Of a message or a part, 0 or false: no loss on it. OpenAI writes weight, axolotl train, ms-swift loss and loss_scale,
 # LLaMA-Factory loss_weight.
 UNTRAINED = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
-READ = ("role", "from", "content", "value", "tool_calls", "function_call", *UNTRAINED)
+READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *UNTRAINED))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 NO_ANSWER = "add the answer, or drop the row"
@@ -79,7 +79,7 @@ def _message(message: Any, unread: set[str]) -> Message:
         raise BadRow(f"role {role!r} is none of {', '.join(ROLES)}", "fix the message's role")
     keys.MESSAGES.refuse(message, f"in a {role!r} turn, the key")
     content, calls = message.get("content", message.get("value")), message.get("tool_calls")
-    flags = _flags(message, f"a {role!r} turn")
+    flags = _flags(message, role)
     if role in CALLS:
         content, calls = "", from_json(content, f"the content of {role!r}")
         calls = calls if isinstance(calls, list) and calls else [calls]
@@ -93,7 +93,8 @@ def _message(message: Any, unread: set[str]) -> Message:
     if not isinstance(content, str):
         problem = f"the content of {role!r} is {'missing' if content is None else shown(content)}, not text"
         raise BadRow(problem, "give each message a text content")
-    unread |= {f"{mark} in texts, read as letters" for mark in keys.refuse_pictures(content, ROLES[role])}
+    if "<" in content:
+        unread |= {f"{mark} in texts, read as letters" for mark in keys.refuse_pictures(content, ROLES[role])}
     rest = {key: value for key, value in message.items() if key not in READ and value is not None}
     whole = {"role": ROLES[role], "content": content, **rest}
     if ROLES[role] == "assistant":
@@ -107,12 +108,12 @@ def _message(message: Any, unread: set[str]) -> Message:
     return whole | {"tool_calls": [_call(call) for call in calls]} if calls else whole
 
 
-def _flags(content: dict[str, Any], what: str) -> dict[str, Any]:
+def _flags(content: dict[str, Any], role: str, what: str = "a {} turn") -> dict[str, Any]:
     """The flags among the keys of a turn or a part, which say whether it is learned. Raises BadRow for other weights."""
     found = {key: content[key] for key in UNTRAINED if content.get(key) is not None}
     for key, value in found.items():
         if not isinstance(value, (int, float)) or value not in (0, 1):
-            problem = f"{key} {value!r} of {what} is neither 0 nor 1"
+            problem = f"{key} {value!r} of {what.format(repr(role))} is neither 0 nor 1"
             raise BadRow(problem, "a turn is trained on, or it is not")
     return found
 
@@ -136,7 +137,7 @@ def _joined(parts: list[Any], role: str, unread: set[str]) -> tuple[str, dict[st
             problem = f"a part of the content of {role!r} is {shown(part.get(name))}, not text"
             raise BadRow(problem, "give each part a text")
         texts.append(part[name])
-        flags.append(_flags(part, f"a part of a {role!r} turn"))
+        flags.append(_flags(part, role, "a part of a {} turn"))
         rest = {key for key, value in part.items() if key not in ("type", name, *UNTRAINED)}
         unread |= {f"key {key!r} of parts" for key in rest if not keys.says_nothing(part[key])}
     if ROLES[role] == "assistant" and len({all(flag.values()) for flag in flags}) > 1:

@@ -86,7 +86,7 @@ def convert(content: Any, columns: Columns, templates: Templates) -> Text | None
     if text is None:
         return None
     unread |= {f"column {name!r}" for name in row.unread()}
-    return replace(text, unread=tuple(sorted(unread.union(text.unread))))
+    return replace(text, unread=tuple(sorted(unread.union(text.unread)))) if unread else text
 
 
 def _text(row: Row) -> Text | None:

@@ -48,6 +48,16 @@ def test_a_column_is_left_out_on_purpose(from_rows, tokenizer):
     assert from_rows(chat("a", "b", image="a.png"), columns={"ignore": "image"}).facts["unread"] == {}
 
 
+def test_a_column_that_no_row_has_is_told(prepare, write, mistake):
+    """A misspelt name would leave the column out without a word."""
+    data = {"validation_file": write("h.jsonl", [chat("h", "i")])}
+    file = write("a.jsonl", [chat("a", "b"), chat("a", "b", sys="Be brief.")])
+    assert len(prepare(train_file=file, columns={"system": "sys"}, **data).train) == 2
+    message = mistake(prepare, train_file=file, columns={"system": "sis", "ignore": "id"}, **data)
+    assert f"{file}" in message and "no row has a column 'sis', which data.columns names" in message
+    assert len(prepare(train_file=file, columns={"system": "sys"}, max_train_samples=1, **data).train) == 1
+
+
 def test_a_key_of_messages_is_read_where_the_template_writes_it(from_rows, tokenizer, tmp_path):
     own = tmp_path / "own.jinja"
     own.write_text(
