@@ -68,5 +68,5 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
     return shortened(text)
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]} ..."
+def shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[:most]} ..."

@@ -22,11 +22,11 @@ from ..checkpoint.layout import BY_ELEMENT
 from ..cluster import ELASTIC
 from ..distributed import stop
 from ..distributed.launched import PR_SET_PDEATHSIG
-from ..errors import UserError
+from ..errors import UserError, shortened
 from ..run.directory import STOPPED, SUCCESS
 from .host_facts import addresses
 from .job import Job
-from .policy import NOT_TWICE
+from .policy import NOT_TWICE, SHOWN
 from .rendezvous import candidates
 from .status_and_logs import LAUNCH_LOG
 from .supervisor import TRY_LATER
@@ -171,7 +171,8 @@ class Elastic:
         del self.children[number]
         if code and number and not self.over.is_set():
             lines = (folder / LAUNCH_LOG).read_text(errors="replace").strip().splitlines()[-TAIL:]
-            print(*(f"  replica {number}: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+            for line in lines:
+                print(f"  replica {number}: {shortened(line, SHOWN)}", file=sys.stderr, flush=True)
         return code
 
     def _output(self, number: int) -> Path:

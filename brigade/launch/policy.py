@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from ..errors import UserError, Whose
+from ..errors import UserError, Whose, shortened
 from ..errors.console import counted
 from .first_failure import Failure
 from .job import Job
@@ -67,9 +67,9 @@ class Fault:
 
     @property
     def in_words(self) -> str:
-        line = self._last_line
-        if len(line) > SHOWN:
-            line = f"{line[:SHOWN]} ..." + f" (the rest is in {self.log})" * bool(self.log)
+        line = shortened(self._last_line, SHOWN)
+        if len(self._last_line) > SHOWN and self.log:
+            line += f" (the rest is in {self.log})"
         return f"{self.where} failed first: {line}" if self.where else line
 
     @property

@@ -32,7 +32,8 @@ def find(name: str, place: str, what: str) -> Path:
         for candidate in (Path(name).expanduser(), REPOSITORY / name):
             if candidate.exists():
                 return candidate
-    raise UserError(place, f"there is no {what} {name!r} here or in {REPOSITORY}", "check the path's spelling")
+    problem, cure = f"there is no {what} {name!r} here or in {REPOSITORY}", "check the path's spelling"
+    raise UserError(place, problem, cure, "host")  # where other hosts have it, it is not mounted on this one
 
 
 def another_output(directory: Path) -> str:

@@ -11,6 +11,7 @@ from brigade.cluster import World
 from brigade.distributed import supervised, tell
 from brigade.errors import UserError, whose
 from brigade.errors.disk import of_disk
+from brigade.recipe.files import find
 
 ERRORS = {
     "a mistake": (UserError("flag --x", "no such flag", "leave it out"), ("user", ())),
@@ -42,6 +43,14 @@ def test_whose_an_error_is(name):
 def test_whose_an_error_of_a_disk_is(number, expected):
     code = getattr(errno, number)
     assert of_disk(OSError(code, os.strerror(code), "/x")).whose == expected
+
+
+def test_a_file_that_one_host_lacks_is_its_fault_and_one_that_all_lack_the_user_s():
+    with pytest.raises(UserError) as lacks:
+        find("/data/train.jsonl", "recipe.yaml: data.train_file", "file")
+    here = whose.of(lacks.value)[0]
+    assert whose.of_all([(None, "a"), (here, "b")]) == ("host", ("b",))
+    assert whose.of_all([(here, "a"), (here, "b")]) == ("user", ())
 
 
 @pytest.mark.parametrize(
