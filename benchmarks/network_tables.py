@@ -147,8 +147,25 @@ LOOKS = {"DDP": ("#000000", "o"), "DDP, fp16 gradients": ("#E69F00", "s"), "DDP,
          "HSDP": ("#CC79A7", "X")}  # fmt: skip
 
 
+def is_noise(of: list[Row], row: Row) -> bool:
+    """Whether a share is larger than on a slower link, which no faster link can cause."""
+    return any(
+        share(other) < share(row) for other in of if bits_per_second(other["rate"]) < bits_per_second(row["rate"])
+    )
+
+
+def shares(row: Row) -> tuple[float, float]:
+    """The least and the largest share of communication of a row's steps, in percent."""
+    alone, steps = float(row["one_host_seconds"]), (float(row["fastest_step"]), float(row["slowest_step"]))
+    least, most = (max(0.0, 100 * (1 - alone / seconds)) for seconds in steps)
+    return least, most
+
+
 def draw(rows: list[Row], path: Path) -> None:
-    """Share of communication over the rate: two hosts with one micro-batch per step, with eight, and two hosts of two ranks."""
+    """Share of communication over the rate: two hosts with one micro-batch per step, with eight, and two hosts of two ranks.
+
+    A thin bar reaches from the fastest step of a row to the slowest, where several were timed. A hollow mark is noise.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -166,9 +183,18 @@ def draw(rows: list[Row], path: Path) -> None:
             if not belongs(case) or case[2] not in LOOKS:
                 continue
             colour, marker = LOOKS[case[2]]
-            x = [bits_per_second(row["rate"]) / 1e6 for row in of]
             dashed = "--" if "dashed" in title and case[3] == 8 else "-"
-            axis.plot(x, [share(row) for row in of], dashed, color=colour, marker=marker, markersize=6, zorder=2)
+            for noise, line in ((False, dashed), (True, "")):
+                those = [row for row in of if is_noise(of, row) == noise]
+                x = [bits_per_second(row["rate"]) / 1e6 for row in those]
+                look = {
+                    "color": colour,
+                    "marker": marker,
+                    "markersize": 6,
+                    "markerfacecolor": "#ffffff" if noise else colour,
+                }
+                axis.plot(x, [share(row) for row in those], line, zorder=2, **look)
+                axis.vlines(x, *zip(*map(shares, those), strict=True), color=colour, linewidth=1) if those else None
         axis.set_xscale("log")
         axis.set_xticks([50, 200, 1000, 10000], ["50", "200", "1,000", "10,000"])
         axis.minorticks_off()

@@ -38,6 +38,7 @@ def main() -> None:
         text.highlight_regex(r"loss +[\d.]+", "green")
         text.truncate(COLUMNS, overflow="ellipsis")
         console.print(text, highlight=False)
+    console.print()  # rich cuts the picture off at the last line's feet
     picture = console.export_svg(title="a small model, trained with ZeRO-3 on two processes")
     (DOCS / "run.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.network_tables import half_by_rule, half_measured, two, volume
+from benchmarks.network_tables import half_by_rule, half_measured, is_noise, shares, two, volume
 
 
 def row(rate, share):
@@ -27,3 +27,12 @@ def test_what_crosses_a_hosts_link(kind, accumulation, shape, elements):
 
 def test_two_digits():
     assert [two(number) for number in (0.1234, 1.25, 27.6, 463.0)] == ["0.12", "1.2", "28", "460"]
+
+
+def test_a_share_above_that_on_a_slower_link_is_noise():
+    rows = [row("10gbit", 41), row("1gbit", 25), row("200mbit", 70)]
+    assert [is_noise(rows, one) for one in rows] == [True, False, False]
+
+
+def test_the_bars_reach_from_the_fastest_step_to_the_slowest():
+    assert shares(row("1gbit", 0) | {"fastest_step": 0.4, "slowest_step": 1.0}) == (0, 50)

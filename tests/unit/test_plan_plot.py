@@ -7,7 +7,7 @@ import pytest
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.planner.choice.search import candidates
+from brigade.planner.choice.search import candidates, chosen
 from brigade.planner.choice.workload import Cluster, Workload
 from brigade.planner.output import plot
 from brigade.shape.find import named_shape
@@ -66,6 +66,13 @@ def test_parts_add_up_and_more_nodes_are_faster():
     assert min(lines["ZeRO-3"]) > 2  # it fits from more nodes than are planned
     for points in lines.values():
         assert list(points.items()) == sorted(points.items()) and list(points.values()) == sorted(points.values())
+
+
+def test_ten_bars_are_drawn_the_chosen_one_on_top_and_one_that_does_not_fit():
+    ranked = candidates(Workload(named_shape("recipes/llama-3.1-8b")), Cluster("H100 80GB", 8, 2))
+    drawn = plot.bars(ranked, winner := chosen(ranked))
+    assert len(ranked) > len(drawn) == plot.BARS and drawn[0] is winner and len(set(map(id, drawn))) == plot.BARS
+    assert [candidate.fits for candidate in drawn] == [True] * (plot.BARS - 1) + [False]
 
 
 def test_nothing_fits(tmp_path):

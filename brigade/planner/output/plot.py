@@ -21,10 +21,11 @@ from ..choice.estimate import intervals, of_memory, of_time
 from ..choice.search import candidates, chosen
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.memory import GIB
-from .show import recomputes
+from .show import recomputes, shown_first
 
 SUFFIXES = (".png", ".html")
 MOST_NODES = 64
+BARS = 10  # strategies whose memory is drawn
 LINES = 7  # strategies whose speed is drawn: more cannot be told apart
 # Okabe and Ito's colours are told apart by colour-blind readers; markers say the same in print.
 PARTS = {"weights": "#0072B2", "gradients": "#E69F00", "optimizer": "#009E73", "activations": "#CC79A7", "logits": "#F0E442",
@@ -67,6 +68,14 @@ def curves(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> Lin
     return {name: points for name, points in found.items() if points}
 
 
+def bars(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
+    """The chosen one, the best of the others, and the best that does not fit; the page's table has all."""
+    most = shown_first(ranked, winner)
+    shown, rest = most[:BARS], most[BARS:]
+    unfit = next((candidate for candidate in rest if not candidate.fits), None)
+    return [*shown[:-1], unfit] if unfit and all(candidate.fits for candidate in shown) else shown
+
+
 def verdict(candidate: Candidate) -> str:
     return "" if candidate.fits else ", host too small" if candidate.refused else ", does not fit"
 
@@ -107,7 +116,7 @@ class Picture:
             f"By formula, not measured. 80 % intervals: torch allocates {memory[0]:g} to {memory[1]:g} times as much, "
             f"a step takes {seconds[0]:g} to {seconds[1]:g} times as long."
         )
-        self.figure = Figure(figsize=(14, max(6.2, 2.2 + 0.52 * len(ranked))), layout="constrained")
+        self.figure = Figure(figsize=(14, max(6.2, 2.2 + 0.52 * len(bars(ranked, self.winner)))), layout="constrained")
         self.figure.suptitle("\n".join(self.heading), x=0.01, ha="left", fontsize=12)
         self.figure.supxlabel(accuracy, x=0.01, ha="left", fontsize=9, color=QUIET)
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
@@ -119,8 +128,8 @@ class Picture:
         self.hints[name] = text
 
     def draw_memory(self, axis: Axes) -> None:
-        """One bar per strategy, the best on top; what reaches far beyond the card is cut and says how far it would go."""
-        ranked, card = self.ranked, self.ranked[0].estimate.gpu.memory_gib
+        """One bar per strategy, the chosen one on top; what reaches far beyond the card is cut and says how far it would go."""
+        ranked, card = bars(self.ranked, self.winner), self.ranked[0].estimate.gpu.memory_gib
         end = min(1.12 * max(card, *(candidate.estimate.device_gib for candidate in ranked)), 1.75 * card)
         names, places, left = [candidate.label for candidate in ranked], range(len(ranked)), [0.0] * len(ranked)
         for part, colour in PARTS.items():
@@ -133,7 +142,10 @@ class Picture:
         white = {"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"}
         for place, candidate in enumerate(ranked):  # a label stays within the panel, and legible on whatever it crosses
             inside = left[place] > 0.8 * end
-            said, at = f"{left[place]:,.0f} GiB{verdict(candidate)}", (min(left[place], end), place)
+            beside = (
+                max(left[place], card) if candidate.fits else left[place]
+            )  # right of both lines, which it would cross
+            said, at = f"{left[place]:,.0f} GiB{verdict(candidate)}", (min(beside, end), place)
             offset, side = ((-7, 0), "right") if inside else ((7, 0), "left")
             axis.annotate(said, at, offset, textcoords="offset points", va="center", ha=side, fontsize=9, bbox=white)
         usable = (1 - ranked[0].margin) * card

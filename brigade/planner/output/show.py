@@ -27,6 +27,8 @@ from ..costs.stages import stage_layers
 if TYPE_CHECKING:
     from ...shape.trace_settings import Trace, TraceSettings
 
+ROWS = 10  # of the table
+
 
 def say(label: str, text: str) -> None:
     print(wrapped(f"{label:9}{text}", 9))
@@ -134,6 +136,11 @@ def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate], 
     )
 
 
+def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
+    """All of them, the chosen one first."""
+    return sorted(ranked, key=lambda candidate: candidate is not winner)
+
+
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
     """The chosen one, and the best of the others in the order of their speed, ten in all, with why each is not the one."""
     shape, device = workload.shape, ranked[0].estimate.gpu
@@ -146,8 +153,7 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     names += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
     mfu = workload.method == "full" and not narrow
     table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
-    first = [winner] if winner else []
-    for candidate in [*first, *(other for other in ranked if other is not winner)][:10]:
+    for candidate in shown_first(ranked, winner)[:ROWS]:
         result, fits = candidate.estimate, candidate.fits
         details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
         cells = [candidate.name, *([] if narrow else details)]
