@@ -271,6 +271,11 @@ FAULTS: dict[str, Fault] = {
         r"Stopped by SIGTERM to rank 1 at step", r"stopped at step"), 75, strike=strikes.sigterm_launcher, **_STOPS),
     "sigterm-all": Fault("SIGTERM to the launchers and ranks of all hosts", (r"Stopped by SIGTERM", r"stopped at step"), 75,
                          strike=strikes.sigterm_all, **_STOPS),
+    "sigterm-storm": Fault("SIGTERM to all ranks, ten times a second", (r"Stopped by SIGTERM", r"stopped at step"), 75,
+                           strike=strikes.sigterm_storm, **_STOPS),
+    "sigterm-storm-on-all": Fault("SIGTERM to the launchers and ranks of all hosts, ten times a second", (
+        r"(error: node\d failed first: torchrun was ended by SIGTERM|stopped at step|ended by SIGTERM)",), 1,
+        strike=strikes.sigterm_storm_on_all),
     "stop-file": Fault("a file `stop` in the output directory", (r"Stopped by the file stop", r"stopped at step"), 75,
                        strike=strikes.stop_file, **_STOPS),
     "two-at-once": Fault("a second launch on the same hosts, while the first one's launchers start", (r"succeeded: ",), 0,

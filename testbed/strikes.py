@@ -227,6 +227,23 @@ def sigterm_all(attempt: Attempt) -> None:
                 os.kill(pid, signal.SIGTERM)
 
 
+def sigterm_storm(attempt: Attempt) -> None:
+    """To the ranks of all hosts, not to their launchers: ten times a second, until none is left."""
+    while attempt.process.poll() is None:
+        for host in attempt.cluster:
+            for pid in host.find("train.py")[-2:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        time.sleep(0.1)
+
+
+def sigterm_storm_on_all(attempt: Attempt) -> None:
+    """Likewise to launchers, which the second signal ends at once; then there is no store in which ranks could meet."""
+    while attempt.process.poll() is None:
+        sigterm_all(attempt)
+        time.sleep(0.1)
+
+
 def stop_file(attempt: Attempt) -> None:
     (attempt.folder / "run" / stop.FILE).touch()
 

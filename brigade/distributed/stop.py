@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,13 +19,14 @@ from . import supervised
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FILE = "stop"  # in the output directory; it is removed when it has been obeyed
-AGAIN = 2.0  # seconds within which a launcher passes on a signal that its ranks have too: it is the same wish
+AGAIN = 2.0  # seconds of quiet between two wishes: a launcher passes on a signal that its ranks have too, and some send many
 
 # Who holds it says why this process ends: an error that a stop brings about is none.
 leaving = threading.RLock()
 where: Callable[[], str] = lambda: "before its first step; the same command begins again"  # noqa: E731
 tell_others: Callable[[str], None] = lambda by: None  # noqa: E731  # that this rank ends at once, and why
 
+received: Counter[int] = Counter()  # how often each signal came
 asked: int | None = None  # the signal that asks for a stop, 0 for the file
 # While steps are trained: of a time.monotonic() at which a stop is asked for, the one until which the ranks must have agreed.
 deadline: Callable[[float], float] | None = None
@@ -36,6 +38,11 @@ parted = False  # the ranks have left their group together, at a common end or m
 def name(number: int) -> str:
     """`SIGTERM`, `Ctrl-C`, `the file stop`."""
     return {0: f"the file {FILE}", signal.SIGINT: "Ctrl-C"}.get(number) or signal.Signals(number).name
+
+
+def name_and_times(number: int) -> str:
+    """`SIGTERM`, or `SIGTERM (41 times)`: who sends so many is a program, and means one thing by them."""
+    return name(number) + (f" ({received[number]} times)" if received[number] > 2 else "")
 
 
 def ask(number: int) -> None:
@@ -80,18 +87,21 @@ def _obey(heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> 
     number = _next(heard, numbers)
     if deadline is not None:
         ask(number)
+        supervised.note(asked=name_and_times(number))
         # Somebody sits there, and a step may take long. Launch says so itself.
         if is_main_rank and number == signal.SIGINT and not supervised.is_watched():
             print(
                 "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
                 file=sys.stderr,
             )
-        first = time.monotonic()
+        first = last = time.monotonic()
         while agreed.is_set() or deadline is None or time.monotonic() < deadline(first):
-            again = _next(heard, numbers, timeout=1.0)
-            if again and not (launched and time.monotonic() < first + AGAIN):
-                number = again
-                break
+            if again := _next(heard, numbers, timeout=1.0):
+                if not (launched and time.monotonic() < last + AGAIN):
+                    number = again
+                    break
+                last = time.monotonic()
+                supervised.note(asked=name_and_times(again))
     _end(number, numbers, is_main_rank)
 
 
@@ -99,6 +109,7 @@ def _next(heard: int, numbers: set[int], timeout: float | None = None) -> int:
     """The next signal of these; 0 when none came within `timeout` seconds."""
     while select.select([heard], [], [], timeout)[0]:
         if (number := os.read(heard, 1)[0]) in numbers:  # else SIGCHLD, for one
+            received[number] += 1
             return number
     return 0
 
@@ -106,14 +117,15 @@ def _next(heard: int, numbers: set[int], timeout: float | None = None) -> int:
 def _end(number: int, numbers: set[int], is_main_rank: bool) -> None:
     """End at once."""
     leaving.acquire()
-    supervised.note(ended=name(number))
+    by = name_and_times(number)
+    supervised.note(ended=by)
     if finished is None and not parted:
-        farewell = threading.Thread(target=tell_others, args=(name(number),), daemon=True)
+        farewell = threading.Thread(target=tell_others, args=(by,), daemon=True)
         farewell.start()
         farewell.join(1)  # the main thread may hold the store
         if is_main_rank:
             sys.stdout.flush()  # on a terminal below a bar
-            print(f"{chr(10) * sys.stderr.isatty()}Stopped by {name(number)} {where()}", file=sys.stderr, flush=True)
+            print(f"{chr(10) * sys.stderr.isatty()}Stopped by {by} {where()}", file=sys.stderr, flush=True)
         else:
             # The rank that prints has the signal too by now; it would take this one's end for a failure.
             time.sleep(0.5)

@@ -77,6 +77,7 @@ KINDS = {
             "marker": bool | Literal["stopped"],
             "step": Count,
             "ended": Text,
+            "asked": Text,
             "grace": float,
             "exit": Code,
             "unwatched": bool,

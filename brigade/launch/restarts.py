@@ -162,9 +162,10 @@ class Restarts:
         if by == "the file stop":
             self._note(f"stopped by {by}")
             return None
-        rank = re.search(r"to rank (\d+)", by)
+        said = f"by {by}" if by else launch.judge.stopped or "by a signal"
+        rank = re.search(r"rank (\d+)", said)
         hosts = (launch.judge.ranks[int(rank[1])].host,) if rank and int(rank[1]) in launch.judge.ranks else ()
-        return Fault("stopped", f"stopped by {by or 'a signal'}", hosts, whose="passing")
+        return Fault("stopped", f"stopped {said}", hosts, whose="passing")
 
     # ---- from one to the next --------------------------------------------------------------------------------------
     async def _recover(self, fault: Fault) -> bool:

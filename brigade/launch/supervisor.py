@@ -1,6 +1,6 @@
 """One command for all hosts: start each one's local launcher, watch, and stop everything when anything fails.
 
-Who does what: rendezvous.py meets the hosts, each host's agent.py runs its ranks, first_failure.py judges what they tell.
+Who does what: rendezvous.py meets the hosts, each host's agent.py runs its ranks, judge.py judges what they tell.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ from ..errors import UserError
 from ..errors.console import counted
 from . import first_failure, launchers, rendezvous
 from .connection import Channel, transport
-from .first_failure import Failure, Judge
+from .first_failure import Failure
 from .hearing import SILENCE
 from .job import Job
+from .judge import UPLOAD, Judge
 from .status_and_logs import LIMIT, Output
 
 FAILED_GRACE, STOPPED_GRACE = 3.0, 10.0  # seconds between SIGTERM and SIGKILL: after a failure, when the user stops
@@ -75,7 +76,7 @@ class Launch:
         if training.hang_timeout != "auto":
             self.judge.leave_within = training.hang_timeout or math.inf
         if set(training.report_to) - {"tensorboard"}:  # that writes a file
-            self.judge.leave_within = max(self.judge.leave_within, first_failure.UPLOAD)
+            self.judge.leave_within = max(self.judge.leave_within, UPLOAD)
         self.marker = job.output_dir.absolute() / "success.json"  # whatever a rank says
         self.before: dict[str, Any] = {}  # progress of the output directory when the launch began,
         self.after: dict[str, Any] = {}  # and when it ended before its time
@@ -252,6 +253,7 @@ class Launch:
         seconds, hosts = time.monotonic() - failure.at, counted(len(self.channels), "host")
         return [
             *first_failure.report(failure, self.output.tail(name), self.output.path(name)),
+            *self.judge.were_asked(),
             f"all ranks on {hosts} stopped {seconds:.1f} s after that; logs of all ranks: {self.output.directory}",
         ]
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.launch import first_failure
-from brigade.launch.first_failure import Judge
-from brigade.launch.policy import fault_of
+from brigade.launch import judge as judging
+from brigade.launch.judge import Judge
+from brigade.launch.policy import fault_of, would_repeat
 
 NOW = [1000.0]
 
@@ -19,7 +20,7 @@ def _nothing(*_, **__):
 @pytest.fixture
 def judge(monkeypatch):
     """Of two hosts with a rank each, on a clock that the test moves."""
-    monkeypatch.setattr(first_failure.time, "monotonic", lambda: NOW[0])
+    monkeypatch.setattr(judging.time, "monotonic", lambda: NOW[0])
     hosts = [
         SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False) for n in (0, 1)
     ]
@@ -40,7 +41,7 @@ def test_late_is_who_is_later_than_the_first_rank(judge):
 
 
 def test_that_no_rank_starts_is_found_too(judge):
-    NOW[0] += first_failure.READY + 1
+    NOW[0] += judging.READY + 1
     judge.check_start()
     assert judge.failures[0].kind == "hang"
 
@@ -164,7 +165,7 @@ def test_a_rank_that_says_nothing_has_been_stopped_or_is_stuck(judge):
     judge.on_rank(judge.channels[1], 1, silent=SILENT)
     judge.check_hang()
     assert not judge.failures
-    NOW[0] += first_failure.HEARD + 1
+    NOW[0] += judging.HEARD + 1
     judge.check_hang()
     assert judge.failures[0].text.startswith("rank 1 on node1 has not answered since step 41")
 
@@ -199,3 +200,18 @@ def test_who_hangs_at_its_exit_does_not_hold_a_run_that_has_succeeded(judge, han
     judge.check_end()
     assert judge.decided() and not judge.failures
     assert judge.output.said == [f"the run has succeeded; {hangs} did not end within 60 s: ended now"]
+
+
+def test_a_storm_of_signals_to_a_launcher_is_no_users_mistake(judge):
+    """Its store is gone with it: the ranks' checkpoint fails with exit code 2, and each takes the other for the first."""
+    for rank, channel in enumerate(judge.channels):
+        judge.on_rank(channel, rank, asked="SIGTERM")
+        judge.on_rank(channel, rank, asked="SIGTERM (12 times)")
+        judge.on_rank(channel, rank, follows=True)
+        judge.on_rank(channel, rank, exit=2)
+    assert first_failure.first(judge.failures).exit_code == 1
+    judge.on_ended(judge.channels[0], code=-15)
+    failure = first_failure.first(judge.failures)
+    assert failure.in_words() == "node0 failed first: torchrun was ended by SIGTERM, and its ranks with it"
+    assert failure.exit_code == 1 and would_repeat([fault_of(failure)]) is None
+    assert judge.were_asked() == ["ranks 0-1 had been asked to stop: SIGTERM (12 times)"]

@@ -84,6 +84,18 @@ def test_what_its_launcher_hands_on_is_the_same_wish(run):
         process.wait(timeout=0.5)
 
 
+def test_a_storm_of_signals_is_one_wish_and_one_after_a_pause_another(run):
+    process = run(PATIENT + "; stop.AGAIN = 0.5", launched=True)
+    for _ in range(10):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert process.poll() is None and process.stdout.readline() == "asked\n"
+    time.sleep(0.7)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM and "Stopped by SIGTERM (11 times) " in told
+
+
 FORKS = """
 ready, reads = os.pipe()
 child = os.fork()

@@ -32,6 +32,17 @@ def test_what_a_launcher_does_to_its_other_ranks_is_no_cause():
     assert first_failure.first([*ended, raised]) is raised
 
 
+def test_a_rank_that_somebody_asked_to_end_before_it_trained_explains_that_the_others_miss_it():
+    """A storm of SIGTERM to one host: what its peers said at the rendezvous was called a user's mistake."""
+    missed = failure(1.0, "reported", code=2, text="error: rendezvous at 10.77.0.1:29500")
+    asked, also = (failure(1.0 + rank / 10, "signal", "node2", rank, -15) for rank in (1, 2))
+    found = first_failure.first([missed, asked, also])
+    assert found is asked and found.exit_code == 1
+    told = "\n".join(first_failure.report(found, [], Path("log")))
+    assert "node2, rank 1 failed first: killed by signal 15 (SIGTERM)" in told
+    assert "somebody asked it to end before it trained" in told
+
+
 def test_a_rank_that_follows_is_the_cause_only_where_nothing_else_is():
     follows, exits = failure(1.0, "follows", "node2", 3), failure(4.0, "exit")
     assert first_failure.first([follows, exits]) is exits

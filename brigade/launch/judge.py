@@ -1,0 +1,284 @@
+"""Who judges a launch: takes in what the hosts tell of their ranks, and keeps what of it went wrong."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..distributed import hangs
+from ..errors.console import counted
+from .connection import Channel
+from .first_failure import RACE, Failure, signal_name
+from .status_and_logs import Output
+
+READY = 300.0  # seconds within which one rank has imported its packages, from the slowest file system
+GRACE = 120.0  # seconds in which ranks that are asked to stop save a checkpoint, where they have not measured it
+HEARD = 5.0  # seconds to wait after the last rank fell silent: each says then which collective it waits in
+SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
+LEAVE = 60.0  # seconds after a run's success within which its ranks and launchers end
+UPLOAD = 600.0  # likewise, where a tracker may still send what it has
+
+
+@dataclass
+class Rank:
+    """What is known of one rank. stage: "", "started", "waiting" (at the rendezvous), "joined".
+
+    asked: by which signals it was asked to stop, in words
+    silent: heartbeat.Observer.seen() of a rank that is silent for longer than its steps explain, else None
+    waits: the collective that it then waits in (upstream/flight_records.py); None where it has not said
+    """
+
+    host: str
+    stage: str = ""
+    exit: int | None = None
+    follows: bool = False
+    reported: bool = False
+    asked: str = ""
+    silent: dict[str, Any] | None = None
+    waits: dict[str, Any] | None = None
+
+
+def _left(seen: dict[str, Any]) -> str:
+    """How a rank left with exit code 0 before train.py was done. seen: heartbeat.Observer.seen()"""
+    where = f"at step {seen['step']}, in {hangs.PLACES[seen['phase']]}" if seen["step"] else "before its first step"
+    return f"{where}, where train.py had not reached its end: something called sys.exit(0) or os._exit(0)"
+
+
+class Judge:
+    """Takes in what the hosts tell, each kind of message by its method on_KIND, and keeps what went wrong.
+
+    ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
+    stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take
+    stopping: set when the ranks are told to stop, by a failure or the user; what ends from then on is no failure
+    leave_within: seconds after the last word of a run that has succeeded; late: who has not ended by then, in words
+    """
+
+    def __init__(self, channels: list[Channel], program: str, start_timeout: float, output: Output) -> None:
+        self.channels, self.program, self.start_timeout, self.output = channels, program, start_timeout, output
+        self.ranks = {rank: Rank(channel.host) for channel in channels for rank in channel.ranks}
+        self.failures: list[Failure] = []
+        self.ended: set[str] = set()
+        self.reached_end = self.stopping = False
+        self.stopped, self.grace, self._gone = "", GRACE, False
+        self.leave_within, self.late, self._spoke = LEAVE, "", 0.0
+        self.since = time.monotonic()  # of the start; then of the first rank's readiness
+        self._one_waits, self._all_wait_since = False, 0.0
+        self._silent_since: float | None = None
+        self._records = ""  # where ranks keep their stacks and collectives once they are silent
+
+    def log(self, rank: int) -> str:
+        """The name of a rank's log."""
+        return f"rank-{rank:0{len(str(len(self.ranks) - 1))}d}-{self.ranks[rank].host}"
+
+    def on_rank(self, channel: Channel, rank: int, **what: Any) -> None:
+        """Something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""
+        one, self._spoke = self.ranks[rank], time.monotonic()
+        if "out" in what:
+            self.output.keep(self.log(rank), what["out"])
+            if rank == 0:
+                self.output.say(what["out"])
+        if "pid" in what or "stage" in what:
+            one.stage = what.get("stage", "started")
+            if one.stage == "waiting" and not self._one_waits:
+                self._one_waits, self.since = True, time.monotonic()
+        self.reached_end |= rank == 0 and what.get("marker") is True
+        self.grace = max(self.grace, what.get("grace", 0.0))
+        if "step" in what:  # all ranks agreed, and saved a checkpoint
+            self.stopped = f"at step {what['step']}"
+            if not self.stopping:  # else it is launch that stopped them, for what had failed before
+                # A host that was lost stays the cause: its agent stopped its ranks, and with them all others.
+                self.stopping = True
+                self.failures = [failure for failure in self.failures if failure.kind == "lost"]
+        elif "ended" in what and not (self.stopping or self.failures):
+            self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
+            self._gone = True
+        one.asked = what.get("asked", one.asked)
+        one.follows |= "follows" in what
+        one.waits, self._records = what.get("waits", one.waits), what.get("records", self._records)
+        if "silent" in what:
+            one.silent = what["silent"]
+            one.waits = one.waits if one.silent else None
+        if "told" in what and not one.follows:
+            one.reported = True
+            hosts = tuple(map(self._as_launched, what.get("hosts", ())))
+            self._fail("reported", channel, what["told"], rank, what.get("code"), said=what.get("whose"), hosts=hosts)
+        if "exit" in what:
+            one.exit = code = what["exit"]
+            if "left" in what and not one.reported:
+                self._fail("exit", channel, _left(what["left"]), rank, 0)
+            if code and not one.reported:
+                kind = "follows" if one.follows else "signal" if code < 0 else "exit"
+                self._fail(kind, channel, "its watching process was killed" if "unwatched" in what else "", rank, code)
+        if what.keys() & {"pid", "stage", "exit"}:
+            self.output.set(channel.host, self._status(channel))
+
+    def on_launcher(self, channel: Channel, out: str) -> None:
+        """Output of a host's launcher."""
+        self.output.keep(f"launcher-{channel.host}", out)
+
+    def on_ended(self, channel: Channel, code: int) -> None:
+        """A host's launcher ended. That is no news after its ranks did; before, it is a failure of its own."""
+        self.ended.add(channel.host)
+        ranks = {rank: self.ranks[rank] for rank in channel.ranks}
+        left = [rank for rank, one in ranks.items() if one.exit is None]
+        if any(ranks[rank].stage for rank in left):
+            how = f" while rank {', '.join(map(str, left))} went on: it was killed"
+        elif left:
+            how = " and started no rank"
+        elif code and not any(one.exit for one in ranks.values()):
+            how = " after its ranks had ended well"
+        elif code < 0 and all(failure.kind == "follows" for failure in self.failures):
+            how = ", and its ranks with it"
+        else:
+            return
+        ended = f"was ended by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
+        self._fail("launcher", channel, f"{self.program} {ended}{how}", code=code)
+
+    def on_leaving(self, channel: Channel, why: str) -> None:
+        """An agent stops its ranks without having been told to."""
+        if not self.stopping and channel.host not in self.ended:
+            self._fail("lost", channel, f"the host was lost: {why}")
+
+    def on_stopped(self, channel: Channel) -> None:
+        """No process of the run is left on a host."""
+        well = all(self.ranks[rank].exit == 0 for rank in channel.ranks)
+        self.output.set(channel.host, "done" if well else "stopped")
+
+    def on_lost(self, channel: Channel, why: str) -> None:
+        """The line to a host is gone: expected once it has stopped, else a failure, also while others stop."""
+        if not channel.stopped and channel.host not in self.ended:
+            self.output.set(channel.host, f"lost: {why}")
+            self._fail("lost", channel, f"the host was lost: {why}")
+
+    def check_silence(self) -> None:
+        """A host of which nothing is heard any more is lost."""
+        for channel in self.channels:
+            if channel.open and channel.hearing.seconds() > channel.patience:
+                channel.abandon()
+                self.on_lost(channel, f"nothing heard of it for {channel.patience:.0f} s (link cut, or switched off)")
+
+    def check_start(self) -> None:
+        """Ranks that hang on their way to the rendezvous, or at it, would keep all others waiting for ten minutes.
+
+        Late is who is later than the first by start_timeout. Until one is ready, all may be slow, and nobody is to blame.
+        """
+        self._check_rendezvous()
+        limit = self.start_timeout if self._one_waits else max(READY, self.start_timeout)
+        late = [rank for rank, one in self.ranks.items() if one.stage in ("", "started") and one.exit is None]
+        if self.failures or not late or time.monotonic() - self.since < limit:
+            return
+        for channel in self.channels:
+            channel.tell("stacks", ranks=[rank for rank in late if rank in channel.ranks])
+        names, host = f"rank {', '.join(map(str, late[:8]))}", self.ranks[late[0]].host
+        text = f"{names} did not get to the rendezvous within {limit:.0f} s (--start_timeout)"
+        self._fail("hang", self._channel(late[0]), f"{host}, rank {late[0]} failed first: {text}", late[0])
+
+    def _check_rendezvous(self) -> None:
+        """All ranks are there, and some do not get through it: they find the master port, and not each other (a firewall)."""
+        waiting = [rank for rank, one in self.ranks.items() if one.stage == "waiting" and one.exit is None]
+        if not waiting or self.failures or any(one.stage in ("", "started") for one in self.ranks.values()):
+            self._all_wait_since = 0.0
+            return
+        self._all_wait_since = self._all_wait_since or time.monotonic()
+        if time.monotonic() - self._all_wait_since < self.start_timeout:
+            return
+        hosts = list(dict.fromkeys(self.ranks[rank].host for rank in waiting))
+        text = f"{counted(len(waiting), 'rank')} on {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)} met at the rendezvous, "
+        text += f"and did not reach each other within {self.start_timeout:.0f} s (--start_timeout)"
+        self._fail("rendezvous", self._channel(waiting[0]), text, waiting[0])
+
+    def check_hang(self) -> None:
+        """A run hangs when each rank is silent for longer than its own steps explain, or one that is stopped is.
+
+        Silence is counted on the ranks' hosts. So a launch that was suspended itself judges by what it reads then, in order.
+        """
+        alive = {rank: one for rank, one in self.ranks.items() if one.exit is None}
+        silent = {rank: one for rank, one in alive.items() if one.silent}
+        stopped = {rank for rank, one in silent.items() if one.silent and one.silent["stopped"]}
+        if self.failures or not silent or (len(silent) < len(alive) and not stopped):
+            self._silent_since = None
+            return
+        self._silent_since = self._silent_since or time.monotonic()
+        told = all(one.silent and (one.waits is not None or rank in stopped) for rank, one in alive.items())
+        if not told and time.monotonic() - self._silent_since < HEARD:
+            return
+        seen = [
+            hangs.Silent(rank, one.host, answers=one.waits is not None, **(one.silent or {}), **(one.waits or {}))
+            for rank, one in silent.items()
+        ]
+        late = hangs.culprits(seen)
+        first = min(late or seen, key=lambda one: (one.step, one.rank)).rank
+        for channel in self.channels:
+            asked = [one.rank for one in late[:8] if one.rank in channel.ranks and not one.stopped]
+            channel.tell("stacks", ranks=asked)
+        kept = f"stacks and collectives of all ranks: {self._records}" if self._records else ""
+        self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept)
+
+    def check_end(self) -> None:
+        """A rank or a launcher that hangs at its exit would keep a run that has succeeded for ever: it is named, and ended."""
+        if not self.reached_end or self.stopping or self.late or time.monotonic() - self._spoke < self.leave_within:
+            return
+        left = {rank: one.host for rank, one in self.ranks.items() if one.exit is None}
+        hosts = [channel.host for channel in self.channels if channel.host not in self.ended]
+        self.late = hangs.names(left) if left else self.program
+        on = ", ".join(dict.fromkeys(left.values()) if left else hosts)
+        self.output.say(
+            f"the run has succeeded; {self.late} on {on} did not end within {self.leave_within:.0f} s: ended now"
+        )
+
+    def were_asked(self) -> list[str]:
+        """A line where ranks had been asked to stop before something failed."""
+        asked = {rank: one.asked for rank, one in self.ranks.items() if one.asked}
+        signals = ", ".join(dict.fromkeys(asked.values()))
+        return [f"{hangs.names(asked)} had been asked to stop: {signals}"] if asked else []
+
+    def _as_launched(self, host: str) -> str:
+        """What the hostfile calls a host, which may have another name for itself."""
+        return next((channel.host for channel in self.channels if channel.hello.get("host") == host), host)
+
+    def _channel(self, rank: int) -> Channel:
+        return next(channel for channel in self.channels if rank in channel.ranks)
+
+    def decided(self) -> bool:
+        """Whether nothing is left to wait for: all hosts ended, the run succeeded and some do not end, or something failed and
+        its cause had time to come in."""
+        now = time.monotonic()
+        if self.late:
+            return True
+        if self.failures:
+            causes = [failure.at for failure in self.failures if failure.kind != "follows"]
+            return now > self.failures[0].at + RACE or (bool(causes) and now > causes[0] + SETTLE)
+        if len(self.ended) < len(self.channels):
+            return self._gone
+        if not (self.reached_end or self.stopped):
+            self.unfinished("all ranks ended with 0, but train.py did not reach its end (no success.json)")
+        return True
+
+    def met(self) -> bool:
+        """Whether all ranks have been through the rendezvous, after which they may have trained."""
+        return all(one.stage == "joined" for one in self.ranks.values())
+
+    def trains(self) -> bool:
+        """Whether all ranks are there, and can be asked for a checkpoint."""
+        return all(one.stage == "joined" and one.exit is None for one in self.ranks.values())
+
+    def unfinished(self, text: str) -> None:
+        """All ended well, but the run has not succeeded."""
+        self._fail("unfinished", self.channels[0], text, 0, 0)
+
+    def _fail(
+        self, kind: str, channel: Channel, text: str, rank: int | None = None, code: int | None = None, **more: Any
+    ) -> None:
+        """Keep a failure, unless it is our own doing: that ranks and launchers end once they are told to stop."""
+        if not self.stopping or kind in ("lost", "unfinished"):
+            self.failures.append(Failure(time.monotonic(), kind, channel.host, rank, code, text, **more))
+
+    def _status(self, channel: Channel) -> str:
+        ranks, all_ranks = [self.ranks[rank] for rank in channel.ranks], counted(channel.slots, "rank")
+        ended = [one.exit for one in ranks if one.exit is not None]
+        if any(ended):
+            return f"{sum(map(bool, ended))} of {all_ranks} {'ended' if self.stopping else 'failed'}"
+        if ended:
+            return f"{len(ended)} of {all_ranks} ended well"
+        if all(one.stage == "joined" for one in ranks):
+            return f"running, {all_ranks}"
+        return f"{sum(bool(one.stage) for one in ranks)} of {all_ranks} started"
