@@ -127,7 +127,7 @@ def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: An
     check_finite(model if own else None, source)
     for part in untaught(model).values():
         part.requires_grad_(False)
-    upstream.fix_loaded(model)
+    upstream.fix_loaded(model, dequantised=quantization is not None and not section.load_in_4bit)
     return model
 
 

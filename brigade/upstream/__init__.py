@@ -112,15 +112,19 @@ def are_experts(module: Any) -> bool:
     return hasattr(module, "_is_expert_parallel")
 
 
-def fix_loaded(model: Any) -> None:
+def fix_loaded(model: Any, dequantised: bool = False) -> None:
     """What from_pretrained leaves in a model.
 
     - Renamings: ZeRO-3's way of loading keeps those that matched nothing (integrations/deepspeed.py:485), and saving undoes all.
+      Of a model that it has dequantised, saving would name experts `..._blocks`, as MXFP4 does, and no one would find them there
+      (core_model_loading.py: revert_weight_conversion): without any, saving takes those of the architecture.
     - Layers: Gemma 3 names one of a text encoder, too, which it does not have, and accelerate looks for each by its name.
     - On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no gradient passes
       through them (nn/modules.py:614, autograd/_functions.py:422: a product without a backward pass).
     """
-    if renamings := getattr(model, "_weight_conversions", None):
+    if dequantised:
+        model._weight_conversions = None
+    elif renamings := getattr(model, "_weight_conversions", None):
         model._weight_conversions = [renaming for renaming in renamings if renaming.was_used()]
     there = {type(module).__name__ for module in model.modules()}
     model._no_split_modules = [name for name in layer_classes(model) if name in there]

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from brigade.model import base_weights
 from brigade.model.load import load_base
 from brigade.model.tiny import shrink
 from brigade.recipe import flags
@@ -45,6 +46,8 @@ def test_its_experts_can_be_trained(published):
     assert not model.is_quantized and not hasattr(model.config, "quantization_config")
     model(torch.arange(8)[None]).logits.sum().backward()
     assert experts.gate_up_proj.grad is not None
+    model.save_pretrained(published / "trained")
+    base_weights.check(str(published / "trained"), False)  # as a run does before it counts as a success
 
 
 @pytest.fixture
