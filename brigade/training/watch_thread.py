@@ -51,6 +51,8 @@ class Watch(threading.Thread):
         self.world, self.number = run.world, run.world.number
         self.run_directory = run.directory.parent if run.world.replica else run.directory  # of all replicas
         self.folder = self.run_directory / heartbeat.FOLDER
+        with suppress(OSError):  # never later: a directory that is unmounted meanwhile is not made anew
+            self.folder.mkdir(exist_ok=True)
         self.ended = threading.Event()
         self.observer = Observer(os.getpid())
         self.every = max(EVERY, run.world.size * run.strategy.replicas / 10)
@@ -108,7 +110,6 @@ class Watch(threading.Thread):
     def record(self, collectives: dict[str, Any]) -> None:
         """Keep what this rank's threads do, and its collectives; what a full disk takes."""
         with suppress(OSError):
-            self.folder.mkdir(exist_ok=True)
             (self.folder / f"rank-{self.number}.collectives").write_text(json.dumps(collectives))
             with (self.folder / f"rank-{self.number}.stacks").open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
@@ -123,7 +124,6 @@ class Watch(threading.Thread):
             says |= {"at": round(self.written, 3), "tokens": int(tokens)}
         temporary = self.folder / f".rank-{self.number}"
         with suppress(OSError):
-            self.folder.mkdir(exist_ok=True)
             temporary.write_text(json.dumps(says))
             temporary.replace(self.folder / f"rank-{self.number}.json")
 

@@ -306,6 +306,7 @@ def test_the_notice_is_as_long_as_the_run_has_measured_and_says_so(batch, tmp_pa
     flags = ["--output_dir", str(tmp_path / "run")]
     assert "--signal=B:USR1@120" in script(*flags) and "nothing is measured yet" in script(*flags)
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.yaml").touch()
     events.add(tmp_path / "run", "grace", step=7, seconds=433.2)
     written = script(*flags)
     assert "--signal=B:USR1@434" in written and "take up to 433 s" in written and "--shutdown_timeout 404" in written

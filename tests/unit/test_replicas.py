@@ -177,6 +177,7 @@ def test_a_signal_is_told_by_the_launchers_number_of_its_rank(tmp_path, monkeypa
 
 def test_the_grace_of_a_stop_holds_one_synchronisation_for_each_that_comes(tmp_path):
     """Steps of a second, a synchronisation of a minute every 50 of them: two such steps and a round."""
+    (tmp_path / runs.RECORD).touch()
     stopping, rounds, now = stops.Stopping(replica_s_run(ranks(2, 1).part(2), tmp_path), None), Rounds(50), 100.0
     for step in range(1, 300):
         now += 61 if step > 1 and step % 50 == 1 else 1

@@ -35,6 +35,7 @@ def test_a_device_is_measured():
 def test_a_rank_is_reported_once_when_it_becomes_slow_and_once_when_it_is_no_more(tmp_path, capsys):
     world = SimpleNamespace(host="node1", size=2, is_main_rank=True)
     run = SimpleNamespace(world=world, strategy=SimpleNamespace(kind="zero3"), directory=tmp_path)
+    (tmp_path / "run.yaml").touch()
     ranks, logged = SlowRanks(run), []
     for late in (9.0, 9.0, 9.0, 0.0):  # seconds of 20 steps in 10 seconds; the first are not judged
         rows = [{"own": [wait], "device": None, "host": host} for host, wait in (("node1", 0.0), ("node2", late))]
