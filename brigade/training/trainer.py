@@ -300,7 +300,8 @@ class Trainer(EvaluatingTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self.is_carried(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            with upstream.any_layer_kinds():
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
         if self.is_carried(best := self.state.best_model_checkpoint):

@@ -7,8 +7,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from brigade import upstream
 from brigade.errors import UserError
 from brigade.model import adapters
 from brigade.model.load import load_base, materialise, weights
@@ -93,6 +95,15 @@ def test_all_that_is_trained_gets_a_gradient(kind, words, tmp_path):
     ids = torch.arange(7, 47)[None]
     model(ids, labels=ids, use_cache=False).loss.backward()
     assert [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None] == []
+
+
+def test_the_trainer_reads_the_version_of_a_checkpoint_of_any_architecture(tmp_path):
+    """By the base class of configs it refused the layers of DeepSeek-V4, which could not go on from a checkpoint."""
+    CONFIG_MAPPING["deepseek_v4"]().save_pretrained(tmp_path)
+    with upstream.any_layer_kinds():
+        config = transformers.trainer.PreTrainedConfig.from_json_file(str(tmp_path / "config.json"))
+    assert config.transformers_version == transformers.__version__
+    assert transformers.trainer.PreTrainedConfig is transformers.PreTrainedConfig
 
 
 # ---- rows longer than the model's positions ----------------------------------------------------------------------
