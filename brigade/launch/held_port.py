@@ -8,7 +8,7 @@ import errno
 import socket
 from contextlib import suppress
 
-_ANOTHER = "another launch has chosen it"
+_ANOTHER = "another launch, which has chosen it"  # as it stands after "in use by"
 
 
 class HeldPort:

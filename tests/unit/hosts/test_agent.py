@@ -56,7 +56,7 @@ def test_a_port_that_one_launch_has_chosen_is_no_other_launchs_until_its_rank_0_
     for released in (False, True):
         if released:
             first.release()
-        with pytest.raises(OSError, match="another launch has chosen it" if released else "in use"):
+        with pytest.raises(OSError, match="another launch, which has chosen it" if released else "in use"):
             HeldPort(first.number)
         with pytest.raises(OSError), socket.socket() as program:  # without SO_REUSEADDR
             program.bind(("", first.number))
