@@ -100,6 +100,27 @@ def _same_interface(cluster: Cluster) -> None:
     _ip("link set ens5 down; link set ens5 name eth0; link set eth0 up", cluster)
 
 
+def _odd_entry(cluster: Cluster) -> None:
+    """node2 knows node3 by another machine's card, as where two machines have one address."""
+    entry = (
+        "ip",
+        "neigh",
+        "replace",
+        cluster["node3"].address,
+        "lladdr",
+        "02:00:00:00:00:99",
+        "nud",
+        "permanent",
+        "dev",
+        "eth0",
+    )
+    in_network(cluster["node2"].pid, *entry)
+
+
+def _right_entry(cluster: Cluster) -> None:
+    in_network(cluster["node2"].pid, "ip", "neigh", "del", cluster["node3"].address, "dev", "eth0")
+
+
 INJECTED = [
     Injected("powered-off", "a host is switched off", _off, "node2", "login", r"timed out|No route", _on),
     Injected("link-cut", "a host's link is cut", strikes.cut_node2, "node2", "login", r"timed out|No route", _restore),
@@ -124,6 +145,8 @@ INJECTED = [
              r"it cannot reach node1, node3, which others reach", _unblock),
     Injected("one-direction", "what one host sends to another is dropped there", _one_direction, "node3", "ports",
              r"node2 cannot reach it on", _unblock),
+    Injected("odd-arp-entry", "a host's ARP entry for another one is a third machine's card", _odd_entry, "node2", "addresses",
+             r"it finds card 02:00:00:00:00:99 at node3's address", _right_entry, words="--only addresses"),
     Injected("small-mtu", "a host's card has MTU 1400", partial(_ip, "link set eth0 mtu 1400"), "node2", "packets",
              r"eth0 has MTU 1400, elsewhere it is 1500, and full-size packets are lost",
              partial(_ip, "link set eth0 mtu 1500"), "yellow"),

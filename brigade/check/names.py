@@ -92,6 +92,54 @@ def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
     return ""
 
 
+@check("addresses")
+async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
+    """Reads which card answers for the addresses of those that `ports` tries (/proc/net/arp), and the hosts' own cards.
+    Threshold: it is one of that host's. Two machines with one address answer in turn, and a wrong entry leads nowhere: both look
+    like a firewall or a bad cable. Not judged where no entry is right: routers and clouds answer for others."""
+    need_two(hosts)
+    own, tried = addresses_of(hosts), partners(hosts.hello)
+    each = {
+        host: {"addresses": [a for other in others for a in own[other] if ":" not in a]}
+        for host, others in tried.items()
+    }
+    found = await hosts.ask("reach.neighbours", each=each)
+    cards = {host: set(facts["cards"]) for host, facts in found.items()}
+    seen = [
+        (host, other, address, facts["arp"][address])
+        for host, facts in found.items()
+        for other in tried[host]
+        for address in own[other]
+        if address in facts["arp"] and address not in own[host] and other in cards
+    ]
+    odd = [entry for entry in seen if entry[3] not in cards[entry[1]]]
+    if len(odd) == len(seen):
+        odd = []
+    at = {host: [entry for entry in seen if entry[1] == host] for host in found}
+    wrong = {host: [entry for entry in odd if entry[1] == host] for host in found}
+    taken = {host for host in found if len(wrong[host]) > 1 and 2 * len(wrong[host]) > len(at[host])}
+    for host in found:
+        mine = next((entry for entry in odd if entry[0] == host and entry[1] not in taken), None)
+        if host in taken:
+            finders = ", ".join(entry[0] for entry in wrong[host][:3])
+            yield _odd_card(host, f"{finders} find", "its", wrong[host][0], cards)
+        elif mine:
+            yield _odd_card(host, "it finds", f"{mine[1]}'s", mine, cards)
+        else:
+            yield sound(host, f"{counted(len(at[host]), 'neighbour')} agree" if at[host] else "not compared")
+
+
+def _odd_card(host: str, who: str, whose: str, entry: tuple[str, str, str, str], cards: dict[str, set[str]]) -> Result:
+    """entry: who looked, at whom, by which address, and the card that answers for it"""
+    looked, target, address, card = entry
+    other = next((name for name, its in cards.items() if card in its and name != target), "")
+    problem = f"{who} card {card}{f' of {other}' if other else ''} at {whose} address {address}, and not {target}'s own"
+    why = "packets go to another machine, now or always: connections break off or never come about, and ssh may meet another host"
+    cure = f"`ssh {looked} sudo ip neigh flush to {address}` drops a stale or fixed entry; if it comes back, two machines have "
+    cure += f"{address}: `arping -D {address}`, then give one of them another"
+    return Result(host, "red", "wrong card", None, problem, why, cure)
+
+
 @check("interface")
 async def interface(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, the interfaces that are up, the way to the first host, and the address of

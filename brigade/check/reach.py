@@ -69,6 +69,7 @@ async def ports(hosts: Hosts) -> AsyncIterator[Result]:
     why = "gloo and NCCL choose ports of the whole range: ranks would meet, and then wait for each other in silence"
     for host, facts in listening.items():
         where = f"{OPEN}: ssh {host} 'sudo nft list ruleset' shows what drops them; in a cloud, its security group"
+        where += ". Where the row of addresses is red, that comes first"
         if sources := incoming.get(host):
             closed = [failed[source, host] for source in sources]
             problem = f"{_some(sources)} cannot reach it on {_ports(closed, facts)}"

@@ -11,16 +11,21 @@ from .results import Level, Result, sound, thresholds
 SLOWEST = "all ranks wait for the slowest one in every collective: the whole run gets this host's speed"
 TCP = 20.0  # Gbit/s that these streams are expected to reach, whatever the card can do
 
+LOSSY = 0.005  # share of packets from which on TCP slows down: at 0.5 % and 1 ms of round trip to some 0.2 Gbit/s (Mathis 1997)
+LONG = 2.0  # ms: hosts of one building answer in a tenth of that
 BUSY = 0.5  # share of the time from which on an end's processor, and not the network, may have bounded a rate
 
 
 @dataclass(frozen=True)
 class Way:
-    """What one host could send to another one. gbit: Gbit/s; busy: see probes/network.py: send; error: it could not, and why"""
+    """What one host could send to another one. gbit: Gbit/s; busy, lost, round_trip: see probes/network.py: send; error: it could
+    not, and why"""
 
     gbit: float = 0.0
     busy: float = 0.0
     error: str = ""
+    lost: float = 0.0
+    round_trip: float = 0.0
 
 
 Ways = Mapping[tuple[str, str], Way]  # (sender, receiver)
@@ -112,6 +117,28 @@ def errors(ways: Ways, pairs: Iterable[tuple[str, str]]) -> list[str]:
     return list(dict.fromkeys(ways[pair].error for pair in pairs if ways[pair].error))
 
 
+def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
+    """(what TCP saw on slow ways, in words; a cure that fits it), each "" where that is nothing odd.
+
+    A queue that is full loses packets too, so what is lost may come from a limit of the rate.
+    """
+    fine = [way for way in own if not way.error]
+    if not fine:
+        return "", ""
+    lost, trip = max(way.lost for way in fine), statistics.median(way.round_trip for way in fine)
+    usual = statistics.median(way.round_trip for way in others) if others else 0.0
+    words, cures = [], []
+    if trip > max(LONG, 3 * usual):
+        words.append(f"a round trip takes {figure(trip, 1)} ms" + (f", {figure(usual, 1)} elsewhere" if others else ""))
+        cures.append("is it in another place, or behind a VPN or a tunnel? `tracepath` shows the way")
+    if lost > LOSSY:
+        words.append(f"{figure(100 * lost, 1)} % of the packets are lost and sent again")
+        cures.append(
+            "`ip -s link` and `ethtool -S` on both ends count what is lost there; `tc qdisc show` shows limits"
+        )
+    return " and ".join(words), "; ".join(cures)
+
+
 def judged(ways: Ways, found: Meeting) -> list[Result]:
     """What the rates say of each host that was met."""
     said = blame(ways)
@@ -148,6 +175,10 @@ def _slow_host(host: str, ways: Ways, found: Meeting, usual: float, sends: bool,
             parts.append(f"{does} at {figure(rate, 2)} Gbit/s")
         its_level = "red" if gravest(ways, host, end, usual) == "red" else its_level
     problem = f"it {' and '.join(parts)}; {figure(usual, 2)} are usual here"
+    slow = [way for pair, way in ways.items() if (sends and pair[0] == host) or (receives and pair[1] == host)]
+    told, instead = seen(slow, [way for pair, way in ways.items() if host not in pair and not way.error])
+    if told:
+        problem, cure = f"{problem}; {told}", instead
     return Result(
         host, "red" if its_level == "red" else "yellow", value, typical(ways, host) or None, problem, why, cure
     )
@@ -165,6 +196,9 @@ def _slow_links(host: str, links: list[tuple[str, str]], ways: Ways, usual: floa
         problem = f"it {what}{other}; with two hosts nobody can say which one is slow"
     why = "a ring of ranks that takes this link runs at its speed"
     cure = f"look at the way between the two: `tracepath {to}` on {host}, limits per address (`tc filter`, firewalls), switches"
+    told, instead = seen([way], [ways[pair] for pair in ways if not {*pair} >= {host, to} and not ways[pair].error])
+    if told:
+        problem, cure = f"{problem}; {told}", instead
     red = any(level(ways[pair], usual) == "red" for pair in links)
     return Result(host, "red" if red else "yellow", f"slow to {to}", None, problem, why, cure)
 

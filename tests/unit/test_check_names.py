@@ -8,6 +8,7 @@ from brigade.check import interfaces as choice
 from brigade.check import names
 from brigade.check.hosts import Recorded, Wanted
 from brigade.check.pairs import SAMPLE
+from brigade.check.probes import reach as probe
 from brigade.check.results import NotHere
 from testing.reaching import CARD, LOOPBACK, NODES, address, judged, look
 
@@ -179,3 +180,58 @@ def test_a_cure_names_no_interface_that_nobody_knows():
 def test_one_host_has_nobody_to_find(check):
     with pytest.raises(NotHere):
         judged(check, {}, NODES[:1])
+
+
+# ---- addresses ---------------------------------------------------------------------------------------------------
+NUMBERS = {"node1": 1, "node2": 2, "node3": 3}
+
+
+def neighbours(hosts=NUMBERS, **odd):
+    """host -> (level, problem) where each host's ARP entries are right, but for these: node1={"node3": card}"""
+    hello = {
+        host: {"machine": host, "addresses": {f"10.0.0.{n}": "eth0", "172.17.0.1": "docker0"}}
+        for host, n in hosts.items()
+    }
+    facts = {}
+    for host, number in hosts.items():
+        arp = {
+            f"10.0.0.{n}": odd.get(host, {}).get(other, f"02:00:00:00:00:0{n}")
+            for other, n in hosts.items()
+            if other != host
+        }
+        facts[host] = {"cards": ["00:00:00:00:00:00", f"02:00:00:00:00:0{number}"], "arp": arp}
+    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"reach.neighbours": facts}, hello)
+
+    async def run():
+        return {result.host: (result.level, result.problem) async for result in names.addresses(recorded)}
+
+    return asyncio.run(run())
+
+
+def test_neighbours_that_agree_are_sound():
+    assert set(neighbours().values()) == {("green", "")}
+
+
+def test_one_wrong_entry_is_its_hosts_own():
+    found = neighbours(node2={"node3": "02:00:00:00:00:99"})
+    assert [found[host][0] for host in NUMBERS] == ["green", "red", "green"]
+    assert found["node2"][1] == "it finds card 02:00:00:00:00:99 at node3's address 10.0.0.3, and not node3's own"
+
+
+def test_an_address_that_another_machine_took_is_named_at_its_owner():
+    found = neighbours(node1={"node3": "02:00:00:00:00:99"}, node2={"node3": "02:00:00:00:00:99"})
+    assert [found[host][0] for host in NUMBERS] == ["green", "green", "red"]
+    assert found["node3"][1].startswith("node1, node2 find card 02:00:00:00:00:99 at its address 10.0.0.3")
+    found = neighbours(node1={"node3": "02:00:00:00:00:02"})
+    assert "card 02:00:00:00:00:02 of node2 at node3's address" in found["node1"][1]
+
+
+def test_where_something_answers_for_all_nobody_is_blamed():
+    """Azure's network answers with one card for every address; behind a router there are no entries at all."""
+    cloud = {host: dict.fromkeys(NUMBERS, "12:34:56:78:9a:bc") for host in NUMBERS}
+    assert set(neighbours(**cloud).values()) == {("green", "")}
+
+
+def test_the_probe_knows_this_hosts_cards():
+    found = probe.neighbours(["127.0.0.1"])
+    assert "00:00:00:00:00:00" in found["cards"] and found["arp"] == {}

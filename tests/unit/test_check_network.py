@@ -149,6 +149,26 @@ def test_two_hosts_and_a_slow_way_between_them():
     assert "with two hosts nobody can say which one is slow" in results[0].problem
 
 
+def test_lost_packets_and_long_ways_are_told_with_their_figures():
+    def found(**more):
+        slow = {pair: Way(0.1, **more) for pair in ways_of(NAMES) if "node2" in pair}
+        usual = ways_of(NAMES, lost=0.0001, round_trip=0.2)
+        return {result.host: result for result in judged(usual | slow, met(NAMES))}["node2"]
+
+    assert "cable" in found(round_trip=0.2).cure and found(round_trip=0.2).problem.endswith("are usual here")
+    lossy = found(lost=0.031, round_trip=0.3)
+    assert lossy.problem.endswith("; 3.1 % of the packets are lost and sent again") and "ethtool -S" in lossy.cure
+    far = found(round_trip=52.0)
+    assert (
+        far.problem.endswith("; a round trip takes 52.0 ms, 0.2 elsewhere")
+        and "VPN" in far.cure
+        and "cable" not in far.cure
+    )
+    both = {("node1", "node2"): Way(0.1, lost=0.02, round_trip=40), ("node2", "node1"): Way(1.0, round_trip=40)}
+    said = {result.host: result for result in judged(both, met(NAMES[:2]))}["node1"]
+    assert "a round trip takes 40.0 ms and 2.0 % of the packets are lost" in said.problem
+
+
 def test_a_third_of_the_usual_is_a_warning():
     assert levels(ways_of(NAMES, lambda a, b: 0.35 if "node2" in (a, b) else 1.0), NAMES)["node2"] == "yellow"
 
@@ -192,7 +212,7 @@ def test_the_probe_measures_and_refuses_whom_it_does_not_know():
         assert {one["peer"] for one in tried.values()} == {"127.0.0.1", "127.0.0.2"}
         assert probe.way(["127.0.0.1"], port, "other")["127.0.0.1"].keys() == {"error"}
         found = probe.send("127.0.0.1", port, "secret", 2, 0.02, 0.1)
-        assert found["gbit"] > 0
+        assert found["gbit"] > 0 and 0 <= found["lost"] < 1 and 0 < found["round_trip"] < 1000
         assert "error" in probe.send("127.0.0.1", port, "other", 1, 0.02, 0.1)
     finally:
         serving.close()

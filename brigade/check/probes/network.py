@@ -88,9 +88,14 @@ def way(addresses: list[str], port: int, token: str) -> dict[str, Any]:
 def send(
     address: str, port: int, token: str, streams: int, warm_up: float, window: float, attempt: int = 0
 ) -> dict[str, Any]:
-    """Send to a listening host. gbit: Gbit/s that arrived there, over `window` s after `warm_up`, by all streams together; busy:
-    the share of that time in which the busier end's threads computed or waited for a processor: near 1, the network was not what
-    bounded it; or error. attempt: makes a repeated question another one"""
+    """Send to a listening host, or error.
+
+    gbit: Gbit/s that arrived there, over `window` s after `warm_up`, by all streams together
+    busy: the share of that time in which the busier end's threads computed or waited for a processor: near 1, the network was
+        not what bounded it
+    lost: the share of segments that were sent again; round_trip: the shortest, in ms
+    attempt: makes a repeated question another one
+    """
     order = {"token": token, "do": "take", "warm_up": warm_up, "window": window}
     answers: list[dict[str, Any]] = []
     errors: list[str] = []
@@ -113,7 +118,10 @@ def send(
         return {"error": errors[0] if errors else "it does not end"}
     rate = sum(answer["bytes"] / answer["seconds"] for answer in answers)
     busy = max(sum(answer[end] for answer in answers) / streams for end in ("taker", "sender"))
-    return {"gbit": rate * 8e-9, "busy": round(busy, 3)}
+    again, segments = (sum(answer[key] for answer in answers) for key in ("again", "segments"))
+    round_trip = min(answer["round_trip"] for answer in answers)
+    lost = again / segments if segments else 0.0
+    return {"gbit": rate * 8e-9, "busy": round(busy, 3), "lost": round(lost, 5), "round_trip": round_trip}
 
 
 def _connect(address: str, port: int, order: dict[str, Any]) -> socket.socket:
@@ -138,10 +146,23 @@ def _push(connection: socket.socket, limit: float) -> dict[str, Any]:
             raise TimeoutError
         connection.send(block)
     share = (_processor() - busy) / (time.monotonic() - began)
+    seen = _seen(connection)
     said = connection.makefile("rb").readline()
     # What still waits to be sent is of no use: drop it.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return {**json.loads(said), "sender": share}
+    return {**json.loads(said), **seen, "sender": share}
+
+
+def _seen(connection: socket.socket) -> dict[str, Any]:
+    """What TCP saw of the way: segments that it sent, how many of them again, and the shortest round trip in ms.
+
+    From struct tcp_info of linux/tcp.h, which only grows at its end: tcpi_total_retrans, tcpi_data_segs_out, tcpi_min_rtt (us).
+    """
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    if len(told) < 160:
+        return {"again": 0, "segments": 0, "round_trip": 0.0}
+    again, shortest, segments = (struct.unpack_from("I", told, offset)[0] for offset in (100, 148, 156))
+    return {"again": again, "segments": segments, "round_trip": 0.0 if shortest == 2**32 - 1 else shortest / 1000}
 
 
 def _accept(listening: socket.socket, token: str) -> None:

@@ -11,12 +11,15 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ...launch.host_facts import addresses
 
+SIOCGIFHWADDR = 0x8927  # linux/sockios.h
 SIOCGIFFLAGS, SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8913, 0x8921, 0x8946, 0x3  # linux/sockios.h, linux/ethtool.h
 IFF_UP, IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
+ASKING = 0.5  # seconds that a neighbour may take to say who it is
 RESOLVING = 6.0  # seconds: two DNS servers that do not answer
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
@@ -111,6 +114,35 @@ def leads(towards: list[str]) -> str:
             if name := mine.get(str(probe.getsockname()[0])):
                 return name
     return ""
+
+
+def neighbours(addresses: list[str]) -> dict[str, Any]:
+    """cards: hardware addresses of this host's interfaces; arp: IPv4 address -> the hardware address that answers for it here, of
+    those asked for that are on a network of this host's own"""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for address in addresses:
+            with suppress(OSError):
+                probe.sendto(b"", (address, 9))  # nobody listens; the kernel asks who has the address
+        cards = []
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFHWADDR, struct.pack("256s", name.encode()[:15]))
+                cards.append(answer[18:24].hex(":"))
+    deadline = time.monotonic() + ASKING
+    while len(found := _arp(addresses)) < len(addresses) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {"cards": cards, "arp": found}
+
+
+def _arp(addresses: list[str]) -> dict[str, str]:
+    """Entries that are complete (ATF_COM), of these addresses."""
+    found = {}
+    with suppress(OSError):
+        for line in Path("/proc/net/arp").read_text().splitlines()[1:]:
+            address, _, flags, card, *_ = line.split()
+            if address in addresses and int(flags, 16) & 2:
+                found[address] = card.lower()
+    return found
 
 
 def family_of(address: str) -> socket.AddressFamily:
