@@ -61,7 +61,11 @@ def check(name: str, size: Size = "quick", seconds: float = 60, alone: bool = Fa
 
 def checks(size: Size = "full") -> list[Check]:
     """All checks that belong to a size."""
-    for module in (module for modules in GROUPS.values() for module in modules):
+    order = [module for modules in GROUPS.values() for module in modules]
+    for module in order:
         importlib.import_module(f".{module}", __package__)
     few = SIZES[: SIZES.index(size) + 1]
-    return [one for group in GROUPS for one in _CHECKS.values() if one.group == group and one.size in few]
+    found = [one for one in _CHECKS.values() if one.group in GROUPS and one.size in few]
+    return sorted(
+        found, key=lambda one: order.index(one.function.__module__.rpartition(".")[2])
+    )  # whoever was imported first
