@@ -21,6 +21,7 @@ MODELS = ("qwen2", "qwen3", "gemma3_text", "mistral", "phi")
 # With parameters that no plan names on a rank's own heads or neurons, with saved buffers; and with inputs that are split.
 OUTSIDE_THE_PLAN = ("apertus", "phi-norms")
 SPLIT_INPUTS = ("phi3", "glm4", "olmo3")
+LINEAR_ATTENTION = ("qwen3_5_text",)  # whose layers read the weights of a convolution by themselves
 ADAPTERS = {
     "dora": ["--use_dora"],
     "qlora": ["--load_in_4bit"],
@@ -80,7 +81,9 @@ def reference(variant: str = "") -> dict[str, Any]:
 
 
 def _case(name: str, of_it: list[str], micro: int, variant: str) -> dict[str, Any]:
-    model = variant if variant in MODELS + OUTSIDE_THE_PLAN + SPLIT_INPUTS else OF_VARIANT.get(variant)
+    model = (
+        variant if variant in MODELS + OUTSIDE_THE_PLAN + SPLIT_INPUTS + LINEAR_ATTENTION else OF_VARIANT.get(variant)
+    )
     rate = {None: LEARNING_RATE["sgd"], "apertus": "0.1"}.get(model, "0.3")
     shared = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro}".split()
     return {"name": name, "model": model, "flags": [*of_it, *shared, *VARIANTS.get(variant, [])]}

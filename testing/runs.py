@@ -71,7 +71,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "phi-norms": {"qk_layernorm": True},
     **{name: {"head_dim": 32} for name in ("llama-wide", "qwen3_moe-wide")},
     **{
-        name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral", "glm4")
+        name: {"num_key_value_heads": 2} for name in ("qwen3_moe", "mixtral", "glm4", "qwen3_5_text")
     },  # which a tensor group can divide
 }
 

@@ -96,7 +96,7 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
     divided: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # tied weights stay tied
     for name, module in list(model.named_modules()):
         style = plan.get(name, "")
-        if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
+        if _is_divided(module):
             continue
         dora = hasattr(module, "get_weight_norm")  # its weight counts outputs, as a bias does
         for key, parameter in list(module.named_parameters(recurse=False)):
@@ -118,9 +118,21 @@ def divide(model: torch.nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) ->
             # A norm of each head sees its rank's heads alone, so that a rank's gradient is a part of the sum. Transformers' own
             # style adds up what has accumulated, in every micro-step anew (distributed/tensor_parallel.py:
             # ReplicatedWithGradAllReduce), and hangs on a parameter that FSDP2 replaces.
-            summed = {key for key in module._parameters if NORMS in (style, plan.get(f"{name}.{key}"))}
+            # A layer with parameters of its own may read those of a convolution in it, too (Qwen3.5's linear attention).
+            own = {name: module}
+            for part, child in module.named_children():
+                of = f"{name}.{part}" if name else part
+                own |= {} if plan.get(of) in WEIGHTS or _is_divided(child) else {of: child}
+            summed = {
+                part: {key for key in part._parameters if NORMS in (plan.get(of), plan.get(f"{of}.{key}"))}
+                for of, part in own.items()
+            }
             with _what_multiplies(module):
                 _compute_locally(module, summed)
+
+
+def _is_divided(module: torch.nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in module._parameters.values())
 
 
 def _placement(dimension: int | None, key: str) -> Placement:
@@ -143,21 +155,27 @@ def _what_multiplies(module: Any) -> Iterator[None]:
     whole.logits, whole.forward = module.forward, forward
 
 
-def _compute_locally(module: torch.nn.Module, summed: Collection[str]) -> None:
-    """Let a module compute with the values of its DTensors. summed: those whose gradient is the sum of what reaches each rank's.
+def _compute_locally(module: torch.nn.Module, summed: Mapping[torch.nn.Module, Collection[str]]) -> None:
+    """Let a module compute with the values of its DTensors, and of those parts of it whose parameters it reads by itself.
 
+    summed: the module and these parts -> parameters whose gradient is the sum of what reaches each rank's
     An instance's attribute is found before a module's parameter, and goes again after the forward pass.
     """
     forward = module.forward
 
     def local(*args: Any, **options: Any) -> Any:
-        own = {key: value for key, value in module._parameters.items() if isinstance(value, DTensor)}
-        reaches = {key: Partial() if key in summed else Replicate() for key in own}
-        vars(module).update({key: value.to_local(grad_placements=[reaches[key]]) for key, value in own.items()})
+        before = []
+        for part, in_parts in summed.items():
+            for key, value in part._parameters.items():
+                if isinstance(value, DTensor):
+                    before.append((vars(part), key, vars(part).get(key)))
+                    vars(part)[key] = value.to_local(grad_placements=[Partial() if key in in_parts else Replicate()])
         try:
             return forward(*args, **options)
         finally:
-            for key in own:
-                del vars(module)[key]
+            for attributes, key, value in before:
+                del attributes[key]
+                if value is not None:
+                    attributes[key] = value
 
     module.forward = local  # type: ignore[method-assign]
