@@ -15,15 +15,10 @@ def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int |
 def stretch(settings: Settings, config: Any) -> Any:
     """Put the recipe's rope_parameters into a model's configuration, which keeps its own base frequency (rope_theta).
 
-    Raises UserError for other words than YaRN's, and for a model with another kind of positions or with scaled ones already.
+    Raises UserError for a model with another kind of positions or with scaled ones already.
     """
     ours: Any = settings.recipe.model.rope_parameters or {}
     place = settings.place("rope_parameters")
-    factor, original = ours.get("factor"), ours.get("original_max_position_embeddings")
-    sizes = type(factor) in (int, float) and 1 <= factor < 1e6 and type(original) is int and original > 0
-    if ours.get("rope_type") != "yarn" or not sizes or len(ours) > 3:
-        cure = "write {rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}"
-        raise UserError(place, f"{ours} is not what stretches a rotary embedding", cure)
     own = getattr(config, "rope_parameters", None) or {}
     already = all(own.get(key) == value for key, value in ours.items())  # as an earlier run saved it
     if "rope_theta" not in own or not (own.get("rope_type", "default") == "default" or already):

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
@@ -32,8 +32,24 @@ def find(name: str, place: str, what: str) -> Path:
         for candidate in (Path(name).expanduser(), REPOSITORY / name):
             if candidate.exists():
                 return candidate
-    problem, cure = f"there is no {what} {name!r} here or in {REPOSITORY}", "check the path's spelling"
-    raise UserError(place, problem, cure, "host")  # where other hosts have it, it is not mounted on this one
+    problem = f"there is no {what} {name!r} here or in {REPOSITORY}"
+    raise UserError(
+        place, problem, _cure_of_name(name), "host"
+    )  # where other hosts have it, it is not mounted on this one
+
+
+def _cure_of_name(name: str) -> str:
+    """What to write instead of a name that leads nowhere: the nearest beside it, or the recipe or model of that name."""
+    path, cure = Path(name), "check the path's spelling"
+    with suppress(OSError, RuntimeError, ValueError):
+        for root in (Path(), REPOSITORY):
+            folder = root / path.parent
+            if folder.is_dir() and (best := nearest(path.name, [file.name for file in folder.iterdir()])):
+                return f"{cure}: did you mean {path.parent / best}?"
+        for recipe in (REPOSITORY / "recipes" / name / "full.yaml", REPOSITORY / "recipes" / name):
+            if recipe.exists() and name:
+                return f"did you mean {recipe.relative_to(REPOSITORY)}?"
+    return cure
 
 
 def another_output(directory: Path) -> str:

@@ -32,7 +32,8 @@ def unknown_flag(word: str, known: set[str]) -> UserError:
     """What to say of a word that is no flag among `known`."""
     name = word.split("=")[0].lstrip("-")
     if not word.startswith("-"):
-        return UserError("command line", f"unexpected word {word!r}", "flags are written --name value")
+        cure = f"write --recipe {word}" if word.endswith((".yaml", ".yml")) else "flags are written --name value"
+        return UserError("command line", f"unexpected word {word!r}", cure)
     cure = OTHER_NAMES.get(name.replace("-", "_")) or did_you_mean(name, known - _HIDDEN)
     return UserError(f"flag --{name}", _absent(name, "flag"), cure)
 

@@ -36,6 +36,16 @@ def _numbers_of_table(table: Any) -> Any:
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 
 
+def _yarn(rope: dict[str, Any]) -> dict[str, Any]:
+    """What stretches a rotary embedding (model/rope.py)."""
+    factor: Any = rope.get("factor")
+    original: Any = rope.get("original_max_position_embeddings")
+    sizes = type(factor) in (int, float) and 1 <= factor < 1e6 and type(original) is int and original > 0
+    if rope.get("rope_type") != "yarn" or not sizes or len(rope) > 3:
+        raise ValueError("{rope_type: yarn, factor: NUMBER, original_max_position_embeddings: TOKENS}")
+    return rope
+
+
 def _steps(value: int) -> int:
     if value != -1 and value < 1:
         raise ValueError("a number of steps from 1, or -1 (num_train_epochs decides)")
@@ -115,7 +125,7 @@ class ModelSection(Section):
     installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
     """Run the Python files that come with the model."""
-    rope_parameters: Table | None = None
+    rope_parameters: Annotated[Table, AfterValidator(_yarn)] | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False
     """Train LoRA adapters (PEFT) on frozen weights instead of all weights."""

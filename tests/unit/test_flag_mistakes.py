@@ -175,7 +175,11 @@ def test_a_date_that_is_none(write_recipe, mistake):
 @pytest.mark.parametrize("words, said", [
     (["--recipe", "recipes/tiny"], "full.yaml"), (["--recipe", "recipes/nowhere.yaml"], "'recipes/nowhere.yaml'"),
     (["--recipe", "recipes/nowhere.yaml"], str(ROOT)), (["--recipe", "docs"], "a directory"),
-    (["full.yaml"], "'full.yaml'"), (["--max_steps"], "max_steps"), (["-x"], "-x"),
+    (["full.yaml"], "'full.yaml'"), (["recipes/tiny/full.yaml"], "write --recipe recipes/tiny/full.yaml"),
+    (["--recipe", "recipes/tiny/ful.yaml"], "did you mean recipes/tiny/full.yaml?"),
+    (["--recipe", "qwen3-8b"], "did you mean recipes/qwen3-8b/full.yaml?"),
+    (["--rope_parameters", "{rope_type: yarn}"], "original_max_position_embeddings: TOKENS"),
+ (["--max_steps"], "max_steps"), (["-x"], "-x"),
     (["--recipe", "~nobody-here/x.yaml"], "~nobody"),
     (["--recipe", "x" * 300], "xxx"),
 ])  # fmt: skip

@@ -167,5 +167,5 @@ def test_what_an_earlier_run_has_stretched_is_taken_as_it_is(tmp_path):
 def test_other_words_than_yarns_are_refused(rope, tmp_path):
     path = with_yarn(tmp_path / "m", 64).recipe_path
     path.write_text(path.read_text().replace(json.dumps(YARN), json.dumps(rope)))
-    with pytest.raises(UserError, match="not what stretches"):
-        load_config(flags.load(["--recipe", str(path)]))
+    with pytest.raises(UserError, match="original_max_position_embeddings: TOKENS"):
+        flags.load(["--recipe", str(path)])
