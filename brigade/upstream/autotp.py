@@ -75,7 +75,8 @@ def split_inputs() -> None:
 
     @functools.wraps(update)
     def update_numbers(self: Any, child: Any, name: Any = None) -> None:
-        if any(isinstance(layer, LinearAllreduceWithReplicatedInput) for layer in child.children()):
+        layers = (getattr(layer, "base_layer", layer) for layer in child.children())  # adapters have it inside
+        if any(isinstance(layer, LinearAllreduceWithReplicatedInput) for layer in layers):
             child.replaced = True
         update(self, child, name)
 
@@ -117,6 +118,7 @@ def sum_gradients(model: Any, names: Collection[str]) -> None:
         return gradient
 
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and (name in names or name.rpartition(".")[0] in names):
-            parameter.register_hook(total)
-            parameter._ds_grad_allreduce_registered = True
+        if name in names or name.rpartition(".")[0] in names:
+            parameter._ds_grad_allreduce_registered = True  # a frozen one, too: it would ask for a hook that cannot be
+            if parameter.requires_grad:
+                parameter.register_hook(total)

@@ -15,6 +15,7 @@ VARIED = (
         for variant in ("qwen2", "qwen3", "gemma3_text", "phi", "packing", "lora", "clip", "adamw", *axes.ADAPTERS)
     }
     | {("ddp_tp2", 2, 2, model) for model in axes.LINEAR_ATTENTION}
+    | {("zero1_tp2", 2, 2, "lora-norms")}
     | {("fsdp2_tp2", 4, 2, "tiled"), ("fsdp2_tp2", 4, 2, "tiled-tied"), ("ddp_tp2", 4, 2, "tiled")}
     | {("fsdp2_tp2", 4, 2, "ends"), ("zero1_tp2", 2, 2, "ends")}
     | {("ddp_tp2", 4, 2, variant) for variant in ("packing", "lora", "clip", "qdora")}
@@ -39,7 +40,7 @@ def often(name):
     touches the engines' own code under both; QDoRA for DoRA and QLoRA."""
     under = {
         "zero3": {"qwen2", "phi", "gemma3_text", "lora", "clip"},
-        "zero1": {"phi-norms", "phi3"},
+        "zero1": {"phi-norms", "phi3", "lora-norms"},
         "ddp": {"qwen3_5_text"},
         "fsdp2": {
             "qwen3",
