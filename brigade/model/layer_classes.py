@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .. import upstream
 from ..errors import UserError
 from ..recipe.flags import Settings
 from ..strategy import Strategy
@@ -16,7 +17,7 @@ def check(settings: Settings, config: Any, strategy: Strategy) -> None:
         return
     model = empty_model(settings, config)
     classes = {type(module).__name__ for module in model.modules()}
-    own = sorted(model._no_split_modules or [])
+    own = sorted(upstream.layer_classes(model))
     for name in named:
         if name not in classes:
             problem = f"{type(model).__name__} has no layer of class {name!r}"
