@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from .chat_template import TOOL, ChatTemplates
-from .keys import Columns, names_of
+from .keys import Columns, names_of, says_nothing
 from .messages import READ, THOUGHTS
 from .rows import BadRow, Chunk, Where
 from .samples import Text, convert
@@ -106,19 +106,22 @@ class LoadedEncoder:
         self.tokenizer = Tokenizer.from_str(encoder.tokenizer)
         special = {number: t.content for number, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
         self.special = set(special)
-        # The longest first, for one may begin another; none at all matches nothing.
-        self.control = re.compile("|".join(sorted(map(re.escape, special.values()), key=len, reverse=True)) or "(?!)")
+        self.control_tokens = tuple(sorted(special.values(), key=len, reverse=True))  # one may begin another
+        self.control = re.compile("|".join(map(re.escape, self.control_tokens)) or "(?!)")  # of none: matches nothing
 
     @property
     def joins(self) -> bool:
         return self.encoder.templates.joins
 
     def refuse_rendered(self, prompt: str, completion: str) -> None:
-        """Raise BadRow for a prompt with a special token in it, and for a completion that ends with one."""
-        found = self.control.findall(prompt) or [token[0] for token in self.control.finditer(completion + HIDDEN)
-                                                 if completion[token.start() :] == token[0]]  # fmt: skip
-        if found:
-            problem = f"it spells out the control token {found[0]!r}, as if it had been through a chat template already"
+        """Raise BadRow for a prompt that begins or ends with a special token, and for a completion that ends with one."""
+        tokens = self.control_tokens
+        for what, begin, end in ("prompt", prompt.lstrip(), prompt.rstrip()), ("completion", "", completion.rstrip()):
+            if not (begin.startswith(tokens) or end.endswith(tokens)):
+                continue
+            found = next(token for token in tokens if begin.startswith(token) or end.endswith(token))
+            where = "begins" if begin.startswith(found) else "ends"
+            problem = f"the {what} {where} with the control token {found!r}, as if it had been through a chat template already"
             cure = "chat_template: none joins prompts and completions as they are; or give the bare texts, or messages"
             raise BadRow(problem, cure)
 
@@ -168,8 +171,9 @@ class LoadedEncoder:
         """What the template does not read of the messages' further keys and of the row's variables: what it does not name,
         and keys without which the text is the same."""
         words = self.words_with_tools if tools else self.words
-        unread = [f"{name!r} of chat_template_kwargs" for name in variables if name not in words]
-        further = {key for turn in messages for key in turn if key not in ACCOUNTED}
+        unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
+        unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
+        further = {key for turn in messages for key in turn if key not in ACCOUNTED and not says_nothing(turn[key])}
         for key in sorted(further):
             without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
             if key not in words or self._render(without, tools, variables)[0] == text:

@@ -39,7 +39,7 @@ class _Known:
 
 
 _TABLE = read_yaml(Path(__file__).with_name("known_keys.yaml"))
-ROWS, MESSAGES, PARTS = (_Known(_TABLE[name]) for name in ("rows", "messages", "parts"))
+ROWS, PAIRS, MESSAGES, PARTS = (_Known(_TABLE[name]) for name in ("rows", "pairs", "messages", "parts"))
 
 
 def says_nothing(value: Any) -> bool:

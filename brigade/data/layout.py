@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODING = 8  # raise it when the same input would be encoded differently: an unfinished run then has other data
-FORMAT = 9  # of the cache: raise it when it would be stored differently, or rare rows alone encoded differently
+FORMAT = 10  # of the cache: raise it when it would be stored differently, or rare rows alone encoded differently
 META = "meta.json"
 NONE = "none"  # as chat_template: there is none, and prompts and completions are joined as they are
 TEMPLATES = Path(__file__).with_name("templates")

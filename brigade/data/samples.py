@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..errors import shown
-from .keys import Columns, Row, says_nothing
+from .keys import PAIRS, Columns, Row, names_of, says_nothing
 from .messages import NO_ANSWER, Message, check_order, from_json, tool_definitions, turns, wanted
 from .rows import BadRow
 
@@ -120,6 +120,7 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> Text:
                 f"column {row.name('input')!r} is {shown(beside)}, not text", "give a text, or ignore the column"
             )
         prompt = "\n".join(part for part in (prompt, beside) if part)
+    PAIRS.refuse(row.content, "column", but=row.asked | names_of(row.columns))
     if templates.joins:
         if missed := [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]:
             problem = (

@@ -99,6 +99,9 @@ def test_marks_of_pictures(from_rows, mistake, text, refused):
     ({"prompt": "a", "completion": "b", "history": ["c"]}, "pairs of texts"),
     ({"prompt": "<|im_start|>user\na", "completion": "b"}, "chat template already"),
     ({"prompt": "a", "completion": "b<|im_end|>"}, "control token '<|im_end|>'"),
+    ({"prompt": "a", "completion": "b<|im_end|>\n"}, "control token '<|im_end|>'"),
+    ({"prompt": "a", "completion": "b", "context": "c"}, "column 'context' belongs to the question"),
+    ({"prompt": "a", "completion": "b", "input": "c"}, "column 'input' belongs to the question"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_what_contradicts_itself_or_says_nothing_is_refused(from_rows, mistake, tmp_path, row, said):
     message = mistake(from_rows, *chats("a", 2), row)
@@ -111,6 +114,19 @@ def test_what_a_text_has_no_place_for_is_refused(from_rows, mistake):
     assert "column 'system' beside two texts" in message and "chat_template" in message.splitlines()[-1]
     assert len(from_rows(row | {"system": ""}, chat_template="none").train) == 1
     assert "the data has chats" in mistake(from_rows, chats("a", 1)[0], chat_template="none")
+
+
+def test_a_question_may_be_about_control_tokens(from_rows, tokenizer):
+    row = {"prompt": "Why <|im_end|> here?", "completion": "<|im_end|> ends a turn."}
+    prepared = from_rows(row)
+    assert "Why <|im_end|> here?<|im_end|>" in texts(tokenizer, prepared.train)[0]
+    assert prepared.facts["plain"] == prepared.facts["control"] == 1
+
+
+def test_what_holds_nothing_is_not_counted(from_rows):
+    kwargs = {"enable_thinking": False, "custom_instructions": "", "xml_tools": []}
+    row = {"messages": turns("a", "b", name=""), "chat_template_kwargs": kwargs}
+    assert from_rows(row).facts["unread"] == {"'enable_thinking' of chat_template_kwargs": 1}
 
 
 def test_a_system_turn_that_says_the_same_stays(from_rows, tokenizer):
