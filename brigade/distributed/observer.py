@@ -36,16 +36,21 @@ class Observer:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.silent = pid, 0.0
+        self._stopped = 0.0  # seconds of them, in which its process was stopped at every look
         self._beats, self._looked, self._over, self._bytes = -1.0, 0.0, False, 0
 
     def look(self) -> bool:
         """Whether it is silent for longer than the rank's own steps explain. Call it every LOOK seconds or more often."""
         now, beats = monotonic(), heartbeat.page[BEATS]
-        if now - self._looked >= LOOK:
-            moved, self._beats = self._moves_files() or beats != self._beats, beats
-            self.silent = 0.0 if moved else self.silent + min(now - self._looked, 2 * LOOK)
+        if (passed := min(now - self._looked, 2 * LOOK)) >= LOOK:
+            state = stopped_by(self.pid)
+            goes_on = bool(self._stopped) and not state  # what it was kept from doing takes its usual time from here
+            moved, self._beats = self._moves_files() or beats != self._beats or goes_on, beats
+            self.silent = 0.0 if moved else self.silent + passed
+            self._stopped = self._stopped + passed if state and not moved else 0.0
             self._looked = now
-            self._over = self.silent > LOOK and self.silent > self.limit()
+            over = self._stopped > may_be_stopped(state) if state else self.silent > limit(int(heartbeat.page[PHASE]))
+            self._over = over and self.silent > LOOK
         return self._over
 
     def _moves_files(self) -> bool:
@@ -54,13 +59,6 @@ class Observer:
             return False
         before, self._bytes = self._bytes, bytes_moved(self.pid)
         return self._bytes - before >= MOVED
-
-    def limit(self) -> float:
-        """Seconds of silence that are no hang in the phase that the rank is in."""
-        timeout = heartbeat.page[TIMEOUT]
-        if timeout and (state := stopped_by(self.pid)):
-            return may_be_stopped(state)
-        return limit(int(heartbeat.page[PHASE]))
 
     def seen(self) -> dict[str, object]:
         """What it says, for messages and files: phase, step, seconds of silence, and whether the process is stopped."""

@@ -242,12 +242,34 @@ def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_
     assert not silent_after(observer, clock, 10_000)
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    assert silent_after(observer, clock, 1) and observer.seen()["stopped"]
+    assert not silent_after(observer, clock, 4) and silent_after(observer, clock, 2) and observer.seen()["stopped"]
     heartbeat.enter(heartbeat.DATA, 9)
     assert not silent_after(observer, clock, 5) and silent_after(observer, clock, 2), "in mid-run: within seconds"
     process.kill()
     process.wait()
     assert not is_stopped(process.pid)
+
+
+@pytest.mark.parametrize("state, held, late", [("t", 1, False), ("t", 179, False), ("t", 182, True), ("T", 3, False)])
+def test_a_process_that_is_stopped_for_a_moment_in_a_long_phase_is_no_hang(clock, monkeypatch, state, held, late):
+    """py-spy and gdb stop a process while they read its stacks, and are most wanted where it has been silent for long."""
+    now = [""]
+    monkeypatch.setattr(observers, "stopped_by", lambda pid: now[0])
+    observer = Observer(os.getpid())
+    with heartbeat.within(heartbeat.LOADING):
+        observer.look()
+        assert not silent_after(observer, clock, 1000)
+        now[0] = state
+        assert silent_after(observer, clock, held) == late
+        now[0] = ""
+        assert not silent_after(observer, clock, 1000)
+    heartbeat.enter(heartbeat.DATA, 9)
+    observer.look()
+    now[0] = "t"
+    assert not silent_after(observer, clock, 100)
+    now[0] = ""
+    assert not silent_after(observer, clock, 50), "what it was kept from doing begins anew"
+    assert silent_after(observer, clock, 12)
 
 
 def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
