@@ -24,8 +24,10 @@ _LIMITS = {
 }
 # phase -> at least so many seconds, and bytes per second, where it is known what a host may have to write. An evaluation shows
 # that it moves with each batch and each token of an answer, in which all weights may have to come from a disk; a checkpoint with
-# each byte that is written, but not while states are gathered or a disk takes what it was given.
-_RATES = {heartbeat.EVALUATION: (300.0, 5e8), heartbeat.CHECKPOINT: (300.0, 2e8)}
+# each byte that is written, but not while states are gathered or a disk takes what it was given: all of it, where memory takes
+# it first, at what is left for one host of a disk in a cloud or of a shared file system.
+_RATES = {heartbeat.EVALUATION: (300.0, 5e8), heartbeat.CHECKPOINT: (300.0, 5e7)}
+_LONGEST = 3600.0  # seconds: no memory keeps more back than a disk takes in an hour
 _MOVES_FILES = (heartbeat.LOADING, heartbeat.WINDOW, heartbeat.CHECKPOINT)
 MOVED = 2**16  # bytes between two looks that show that a rank moves on, however slowly
 STOPPED = {"T": 5.0, "t": 180.0}  # seconds: by SIGSTOP or Ctrl-Z; by a debugger, which somebody uses
@@ -79,7 +81,7 @@ def limit(phase: int) -> float:
     first, later = _LIMITS[phase]
     if phase in _RATES and (size := heartbeat.page[BYTES]):
         least, rate = _RATES[phase]
-        first = later = max(least, 3 * heartbeat.page[LEAST], size / rate)
+        first = later = max(least, 3 * heartbeat.page[LEAST], min(size / rate, _LONGEST))
     return max(later if longest else first, timeout, TIMES * longest)
 
 

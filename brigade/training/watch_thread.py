@@ -12,6 +12,7 @@ directory, each judges by its own ranks.
 
 import faulthandler
 import json
+import math
 import os
 import signal
 import sys
@@ -94,10 +95,10 @@ class Watch(threading.Thread):
 
     def say_limit(self, phase: int) -> None:
         """Of a save or an evaluation that takes its time: from when on it counts as a hang."""
-        if phase in SAID_OF and phase not in self.told:
+        if phase in SAID_OF and phase not in self.told and math.isfinite(seconds := limit(phase)):
             self.told.add(phase)
             moves = "no byte is read or written" if phase == heartbeat.CHECKPOINT else "no batch ends"
-            tqdm.write(f"{SAID_OF[phase]} counts as a hang once {moves} for {limit(phase):,.0f} s (--hang_timeout)")
+            tqdm.write(f"{SAID_OF[phase]} counts as a hang once {moves} for {seconds:,.0f} s (--hang_timeout)")
 
     def is_one_stopped_beside(self) -> bool:
         """Whether another rank of this host has been stopped for too long; for the lowest that is not to say, at once."""
@@ -156,7 +157,7 @@ class Watch(threading.Thread):
         """End this process; and those of this host that are stopped, for they hear no launcher's SIGTERM."""
         print(message, file=sys.stderr, flush=True)
         tell.tell_launcher(message.removeprefix("error: ").splitlines()[0])
-        for pid in {*self.beside.values(), *(peer.says["pid"] for peer in self.peers.values() if peer.stopped)}:
+        for pid in {*self.beside.values(), *(peer.says["pid"] for peer in self.peers.values() if peer.state)}:
             if is_stopped(pid):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -164,33 +165,35 @@ class Watch(threading.Thread):
 
 
 class Peer:
-    """Another rank, by what its file says; this process's host is `host`. unchanged: seconds since the file changed, as far as
-    this rank saw; patience: after how many nothing runs there any more."""
+    """Another rank, by what its file says; this process's host is `host`. unchanged, halted: seconds since the file changed, and
+    for which its process has been stopped, as far as this rank saw; patience: after how many nothing runs there any more."""
 
     def __init__(self, host: str, patience: float) -> None:
         self.host, self.patience, self.says = host, patience, {}  # type: ignore[var-annotated]
-        self.unchanged, self.looked = 0.0, time.monotonic()
+        self.unchanged, self.halted, self.looked = 0.0, 0.0, time.monotonic()
 
     def read(self, file: Path) -> None:
         now = time.monotonic()
-        self.unchanged += min(now - self.looked, 2 * LOOK)
-        self.looked = now
+        passed, self.looked = min(now - self.looked, 2 * LOOK), now
+        self.unchanged += passed
+        self.halted = self.halted + passed if self.state else 0.0
         with suppress(OSError, ValueError):
             says = json.loads(file.read_text())
             if (says["pid"], says["writings"]) != (self.says.get("pid"), self.says.get("writings")):
                 self.says, self.unchanged = says, 0.0
 
     @property
-    def stopped(self) -> bool:
-        here = bool(self.says) and self.says["host"] == self.host
-        return here and is_stopped(self.says["pid"])
+    def state(self) -> str:
+        """Of a process of this host: observer.stopped_by()."""
+        return stopped_by(self.says["pid"]) if self.says and self.says["host"] == self.host else ""
 
     @property
     def gone(self) -> bool:
-        return self.unchanged >= self.patience or self.stopped
+        return self.unchanged >= self.patience or bool(self.state and self.halted > may_be_stopped(self.state))
 
     def silent(self, rank: int, step: int) -> hangs.Silent:
         """step: that the others wait in; a file of a process that is stopped is some seconds older"""
         says, seen = self.says, {key: self.says[key] for key in ("phase", "seconds")}
-        seen |= {"step": max(says["step"], step) if self.gone else says["step"], "stopped": self.stopped}
+        stopped = bool(self.state)
+        seen |= {"step": max(says["step"], step) if self.gone or stopped else says["step"], "stopped": stopped}
         return hangs.Silent(rank, says["host"], answers=not self.gone, **seen, **(says["waits"] or {}))

@@ -18,6 +18,7 @@ from brigade.distributed import ranks as all_ranks
 from brigade.distributed.hangs import Silent, names, sentence
 from brigade.distributed.observer import Observer, is_stopped, limit
 from brigade.strategy import Strategy
+from brigade.training import watch_thread
 from brigade.upstream import flight_records
 
 REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"}
@@ -171,9 +172,9 @@ def test_a_silence_of_thirty_times_the_longest_step_is_enough_and_at_least_a_min
     [
         (16 * 50e6, heartbeat.CHECKPOINT, 300),  # a small model
         (16 * 50e6, heartbeat.EVALUATION, 300),
-        (16 * 8e9, heartbeat.CHECKPOINT, 640),
+        (16 * 8e9, heartbeat.CHECKPOINT, 2560),
         (16 * 8e9, heartbeat.EVALUATION, 300),
-        (4 * 405e9, heartbeat.CHECKPOINT, 8100),
+        (4 * 405e9, heartbeat.CHECKPOINT, 3600),
         (4 * 405e9, heartbeat.EVALUATION, 3240),
     ],
 )
@@ -284,10 +285,8 @@ def test_a_verdict_ends_the_run_though_its_page_fails(tmp_path, monkeypatch):
 
 def watching(directory, world, monkeypatch):
     """The thread of a rank, not started; `left` has the words with which it would end the process."""
-    from brigade.training.watch_thread import Watch
-
     strategy = Strategy("single", "single", "flag")
-    watch = Watch(SimpleNamespace(world=world, strategy=strategy, directory=directory))
+    watch = watch_thread.Watch(SimpleNamespace(world=world, strategy=strategy, directory=directory))
     watch.left = []
     monkeypatch.setattr(watch, "leave", watch.left.append)
     return watch
@@ -317,18 +316,38 @@ def test_without_launch_the_lowest_rank_of_the_host_that_runs_names_one_that_is_
     )
 
 
+def test_a_peer_that_is_stopped_for_a_moment_is_not_gone(tmp_path, monkeypatch):
+    """Rank 0 writes the whole model for an hour, the others wait for it, and somebody looks at rank 0 with py-spy."""
+    heartbeat.begin("auto")
+    now = [0.0]
+    monkeypatch.setattr(watch_thread.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch_thread, "stopped_by", lambda pid: "t")
+    file, peer = tmp_path / "rank-0.json", watch_thread.Peer("node1", 1000.0)
+    file.write_text(json.dumps({"host": "node1", "pid": os.getpid(), "writings": 1}))
+    for seconds, gone in ((1, False), (100, False), (100, True)):
+        for _ in range(seconds):
+            now[0] += 1
+            peer.read(file)
+        assert peer.gone == gone
+
+
 def test_a_save_that_takes_its_time_says_once_how_long_it_may_stand_still(tmp_path, monkeypatch, capsys):
     watch = watching(tmp_path, World(0, 0, 1, 1, "node1", "torchrun"), monkeypatch)
     heartbeat.begin("auto")
     heartbeat.page[heartbeat.BYTES] = 16 * 8e9
     with heartbeat.within(heartbeat.CHECKPOINT):
+        heartbeat.page[heartbeat.TIMEOUT] = 0  # no limit: nothing to say
+        watch.observer.silent = 5.0
+        watch.say_limit(heartbeat.CHECKPOINT)
+        heartbeat.page[heartbeat.TIMEOUT] = heartbeat.AUTO
+        watch.observer.silent = 0.0
         watch.look()
         assert not capsys.readouterr().out
         for _ in range(2):
             watch.observer.silent = 5.0
             watch.look()
     assert capsys.readouterr().out == (
-        "this save counts as a hang once no byte is read or written for 640 s (--hang_timeout)\n"
+        "this save counts as a hang once no byte is read or written for 2,560 s (--hang_timeout)\n"
     )
 
 
