@@ -65,5 +65,5 @@ _WITHOUT_A_REASON = ("inline_container.cc", "PytorchStreamWriter", "iostream err
 
 def _free(path: Path) -> int:
     """Bytes that are free where it is, or would be."""
-    there = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    there = next((folder for folder in (path, *path.absolute().parents) if os.path.exists(folder)), Path("/"))
     return shutil.disk_usage(there).free

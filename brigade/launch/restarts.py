@@ -18,7 +18,6 @@ from typing import Any
 from ..errors import UserError
 from ..errors.console import counted
 from ..run import events, page
-from ..run.directory import RECORD
 from . import first_failure
 from .job import Job
 from .policy import Fault, Policy, fault_of, next_hosts, pause, would_repeat
@@ -251,5 +250,5 @@ class Restarts:
         self.story.append(f"{time.strftime('%H:%M:%S')}  {what}")
         if self.policy.restarts:
             print(self.story[-1], file=sys.stderr, flush=True)
-        if event and self.begun and (self.job.output_dir / RECORD).is_file():  # else it is no run's, or another's
+        if event and self.begun:  # else the directory may be another run's
             events.add(self.job.output_dir, event, what=what, attempt=len(self.runs), **fields)

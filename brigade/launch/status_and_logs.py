@@ -55,7 +55,7 @@ class Output:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
-        self._without_terminal = (self.directory / LAUNCH_LOG).exists()
+        self._without_terminal = os.path.exists(self.directory / LAUNCH_LOG)  # Path's raises on a disk that is away
         if sys.stdout.isatty():
             from rich.live import Live
 

@@ -18,8 +18,9 @@ SLOW = 0.7  # the score below which a rank is slow (training/slow_ranks.py)
 
 def add(directory: Path, event: str, **fields: Any) -> None:
     """Append one event. A disk that is full or away costs the line, not the run."""
-    if (directory / _RECORD).is_file():  # else it is no run's directory, or none any more: nothing is made there
-        append(directory / FILE, event=event, **fields)
+    with suppress(OSError):
+        if (directory / _RECORD).is_file():  # else it is no run's directory, or none any more: nothing is made there
+            append(directory / FILE, event=event, **fields)
 
 
 def append(file: Path, **fields: Any) -> None:

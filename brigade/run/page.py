@@ -67,7 +67,7 @@ def write(directory: Path, limit: float = LIMIT) -> bool:
 
 def of_failure(directory: Path, reason: str, limit: float = 20.0) -> None:
     """Note why the run failed, and write its page. Where hosts have directories of their own: on the one that has the run's."""
-    if (directory / events.FILE).is_file():
+    if os.path.isfile(directory / events.FILE):  # unlike Path's, False where the file system does not say
         events.add(directory, "failed", text=reason)
         write(directory, limit)
 

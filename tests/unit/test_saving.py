@@ -1,5 +1,7 @@
 """Which checkpoints get their name and which are removed, where a host does not see what another one wrote."""
 
+import errno
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +90,16 @@ def test_nothing_is_made_or_written_where_the_directory_was(run, left):
         assert "mounted on node1" in error.value.cure
     events.add(run.directory, "step", step=4)
     assert sorted(run.directory.parents[1].rglob("*")) == before
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOTCONN])
+def test_a_directory_that_a_file_system_does_not_show_costs_an_event_and_not_the_run(run, monkeypatch, code):
+    """`Path.is_file` swallows ENOENT alone."""
+
+    def stat(*_, **__):
+        raise OSError(code, "")
+
+    monkeypatch.setattr(os, "stat", stat)
+    events.add(run.directory, "step", step=4)
+    monkeypatch.undo()
+    assert not (run.directory / events.FILE).exists()
