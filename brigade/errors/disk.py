@@ -41,6 +41,14 @@ def of_disk(error: BaseException, directory: Path | None = None) -> UserError | 
     )
 
 
+def exists(path: Path) -> bool:
+    """Whether it is there; False, too, where the file system does not say: Path.exists() raises then."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
     """What fails here because of a disk names this directory."""
@@ -65,5 +73,5 @@ _WITHOUT_A_REASON = ("inline_container.cc", "PytorchStreamWriter", "iostream err
 
 def _free(path: Path) -> int:
     """Bytes that are free where it is, or would be."""
-    there = next((folder for folder in (path, *path.absolute().parents) if os.path.exists(folder)), Path("/"))
+    there = next((folder for folder in (path, *path.absolute().parents) if exists(folder)), Path("/"))
     return shutil.disk_usage(there).free

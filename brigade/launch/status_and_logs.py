@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted, say_what_is_lost
+from ..errors.disk import exists
 
 LIMIT = 64  # MiB of a log, then a new one is begun
 LAUNCH_LOG = "launch.log"  # of a launch without a terminal: what it would print, rank 0's output among it
@@ -55,7 +56,7 @@ class Output:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
-        self._without_terminal = os.path.exists(self.directory / LAUNCH_LOG)  # Path's raises on a disk that is away
+        self._without_terminal = exists(self.directory / LAUNCH_LOG)
         if sys.stdout.isatty():
             from rich.live import Live
 

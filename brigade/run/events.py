@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..errors.disk import exists
+
 FILE = "events.jsonl"
 _RECORD = "run.yaml"  # directory.RECORD, which needs this module
 SLOW = 0.7  # the score below which a rank is slow (training/slow_ranks.py)
@@ -18,9 +20,8 @@ SLOW = 0.7  # the score below which a rank is slow (training/slow_ranks.py)
 
 def add(directory: Path, event: str, **fields: Any) -> None:
     """Append one event. A disk that is full or away costs the line, not the run."""
-    with suppress(OSError):
-        if (directory / _RECORD).is_file():  # else it is no run's directory, or none any more: nothing is made there
-            append(directory / FILE, event=event, **fields)
+    if exists(directory / _RECORD):  # else it is no run's directory, or none any more: nothing is made there
+        append(directory / FILE, event=event, **fields)
 
 
 def append(file: Path, **fields: Any) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..errors.disk import exists
 from ..recipe.files import REPOSITORY
 from . import events
 
@@ -67,7 +68,7 @@ def write(directory: Path, limit: float = LIMIT) -> bool:
 
 def of_failure(directory: Path, reason: str, limit: float = 20.0) -> None:
     """Note why the run failed, and write its page. Where hosts have directories of their own: on the one that has the run's."""
-    if os.path.isfile(directory / events.FILE):  # unlike Path's, False where the file system does not say
+    if exists(directory / events.FILE):
         events.add(directory, "failed", text=reason)
         write(directory, limit)
 
