@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 from .errors import UserError, did_you_mean
 from .errors.console import write_what_it_can
@@ -47,8 +48,22 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} ({kind})" if unset else f"{text} ({kind}, default: {action.default})"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its refusals are mistakes with a place and a cure, like those of everything else."""
+
+    def error(self, message: str) -> NoReturn:
+        of, _, what = message.partition(": ")
+        if of.startswith("argument "):
+            raise UserError(f"flag {of.removeprefix('argument ')}", what, f"see {self.prog} --help")
+        if of.endswith("are required"):
+            named = [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
+            cure = f"{self.prog} {' '.join(named).upper()}; --help says more"
+            raise UserError("command line", f"no {what.replace(', ', ' and no ')} is named", cure)
+        raise UserError("command line", message, f"see {self.prog} --help")
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m brigade", description="Tools around train.py.")
+    parser = _Parser(prog="python -m brigade", description="Tools around train.py.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     words = sys.argv[1:] if argv is None else argv
     if not words:

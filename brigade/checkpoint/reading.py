@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
-from ..run.directory import RECORD, SUCCESS, whole_checkpoints
+from ..run.directory import RECORD, SUCCESS, check_exists, whole_checkpoints
 
 FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
 OTHER_STEP = "name another step: --step N"
@@ -40,6 +40,7 @@ def find(output: Path, step: int | None) -> Path:
 
 def check_run(output: Path) -> None:
     """Raises UserError for what is no run's output directory."""
+    check_exists(output)
     if not (output / RECORD).is_file():
         problem = f"there is no {RECORD} in it, so it is no run's output directory"
         raise UserError(str(output), problem, "name the directory that train.py printed as its output")

@@ -24,7 +24,9 @@ def run(options: argparse.Namespace) -> int:
     """0 when the loaded model has the held-out loss that the run recorded (and learned enough), 1 when it has not."""
     from ..checkpoint import reading
     from ..model.load_trained import load_trained, loading_from_run
+    from ..run.directory import check_exists
 
+    check_exists(options.output)
     marker = options.output / "success.json"
     if not marker.is_file():
         raise UserError(str(marker), "there is none, so no run has succeeded here", "name the output of a finished run")

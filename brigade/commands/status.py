@@ -19,6 +19,8 @@ def run(options: argparse.Namespace) -> int:
     from ..run.directory import RECORD
 
     for directory in options.directories:
+        if not directory.is_dir():
+            raise _no_run(directory, "there is no such directory")
         if not (directory / RECORD).is_file():
             raise _no_run(directory, f"it is no run's: there is no {RECORD} in it")
     found = options.directories or sorted(path.parent for path in Path("outputs").glob(f"*/{RECORD}"))

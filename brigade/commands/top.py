@@ -60,11 +60,9 @@ def _hosts_of(directory: Path) -> list[str]:
     """Hosts of a run, by run.yaml and by its ranks' heartbeats."""
     from ..launch.usage import heartbeats
     from ..recipe.files import read_yaml
-    from ..run.directory import RECORD
+    from ..run.directory import RECORD, check_exists
 
-    if not directory.is_dir():
-        problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
-        raise UserError(str(directory), problem, "name the output directory of a run, or --hostfile FILE")
+    check_exists(directory, "name the output directory of a run, or --hostfile FILE")
     record = read_yaml(directory / RECORD).get("run") if (directory / RECORD).is_file() else None
     hosts = list((record or {}).get("hosts") or [])
     hosts += [says["host"] for says in heartbeats(directory).values()]

@@ -88,9 +88,7 @@ def number(value: Any) -> float | None:
 def _record(directory: Path, name: str) -> Record:
     record = Record(directory, name)
     try:
-        if not directory.is_dir():
-            problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
-            raise UserError(str(directory), problem, "name the output directory of a run")
+        runs.check_exists(directory)
         record.checkpoints = sorted(runs.step_of(path) for path in runs.checkpoints(directory))
         record.settings = _settings(record)
         record.events = _lines(record, events.FILE)

@@ -236,6 +236,13 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
     write_whole(directory / mark.FILE, run.mark)
 
 
+def check_exists(directory: Path, cure: str = "name the output directory of a run") -> None:
+    """Raises UserError for what is no directory."""
+    if not directory.is_dir():
+        problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
+        raise UserError(str(directory), problem, cure)
+
+
 def _occupied(directory: Path) -> bool:  # by a run of this replica: what others leave here before it begins is none
     none = owner.FILE, starts.FILE, heartbeat.FOLDER
     return any(path.name not in none and not path.name.startswith("replica-") for path in directory.iterdir())

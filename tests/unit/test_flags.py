@@ -264,6 +264,20 @@ def test_without_a_verb_all_of_them_are_shown(capsys):
     assert all(f"    {verb} " in shown for verb in VERBS) and "python train.py" in shown
 
 
+@pytest.mark.parametrize("words, said", [
+    (["prepare"], "no recipe is named"), (["launch"], "no recipe is named"), (["attach"], "no directory is named"),
+    (["eval"], "no output is named"), (["export", "outputs/a"], "no DEST is named"), (["report"], "no OUTPUT is named"),
+    (["launch", "a.yaml", "--hostfile"], "flag --hostfile\n  expected one argument"),
+    (["launch", "a.yaml", "--write", "pbs"], "flag --write\n  invalid choice: 'pbs'"),
+    (["status", "nope"], "there is no such directory"), (["eval", "nope"], "there is no such directory"),
+    (["export", "nope", "x"], "there is no such directory"),
+])  # fmt: skip
+def test_a_word_that_is_missing_or_names_nothing(capsys, words, said):
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and said in told and "cure: " in told and "usage" not in told
+
+
 @pytest.mark.parametrize("word, cure", [("lunch", "'launch'"), ("train", "python train.py"), ("-x", "use one of")])
 def test_a_mistyped_verb_is_answered_with_one_that_exists(capsys, word, cure):
     assert main([word, "x"]) == 2
