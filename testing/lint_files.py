@@ -7,7 +7,7 @@ from .ranks import REPOSITORY
 
 ZERO3 = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
 RECIPE = {
-    "model": {"model_name_or_path": "recipes/tiny", "tokenizer_name_or_path": "python-docs"},
+    "model": {"model_name_or_path": "some/model", "tokenizer_name_or_path": "python-docs"},
     "data": {"dataset_name": "python-docs", "chat_template": "chatml"},
     "training": {"global_batch_size": 32},
 }
@@ -123,7 +123,7 @@ EXAMPLES = {
         {"r.yaml": recipe(cluster={"ds_config": "ds_configs/zero3_sp2.json"}), "config.json": {"num_attention_heads": 7}},
         "r.yaml:7: model.model_name_or_path"),
     "recipe-layers": (
-        {"r.yaml": recipe(), "a.yaml": fsdp(fsdp_transformer_layer_cls_to_wrap="ZImageTransformerBlock")},
+        {"r.yaml": recipe(model={"model_name_or_path": "recipes/tiny"}), "a.yaml": fsdp(fsdp_transformer_layer_cls_to_wrap="ZImageTransformerBlock")},
         "r.yaml: cluster.accelerate_config",
     ),
     "recipe-experts": (

@@ -17,7 +17,7 @@ from ..errors.console import counted
 from ..errors.findings import Finding
 from ..hardware.network import hold_name
 from ..recipe.batch import Batch, batch_arithmetic
-from ..recipe.files import find
+from ..recipe.files import REPOSITORY
 from ..recipe.flags import Settings
 from ..recipe.schedules import check_last_rate
 from ..strategy import Strategy, accelerate_config, axis_rules, choose, deepspeed_config
@@ -161,8 +161,9 @@ def _model_config(settings: Settings) -> dict[str, Any] | None:
     """The model's config.json with its text part laid over it, where it lies here; else None."""
     config: Any = None
     with suppress(UserError, OSError, ValueError, RecursionError):
-        beside = settings.recipe_path.with_name("config.json")
-        path = beside if beside.is_file() else find(settings.recipe.model.model_name_or_path, "", "") / "config.json"
+        name, beside = settings.recipe.model.model_name_or_path, settings.recipe_path.with_name("config.json")
+        own = [folder / "config.json" for folder in (Path(name).expanduser(), REPOSITORY / name)]
+        path = next((path for path in own if path.is_file()), beside)
         config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         return None

@@ -197,6 +197,15 @@ def test_experts_are_divided_by_expert_parallelism_and_not_by_tensor_parallelism
     assert under("[", both) == under('{"num_experts": ', both) == set()
 
 
+def test_the_config_of_a_model_in_a_folder_goes_before_the_one_beside_the_recipe(check, tmp_path):
+    model, mesh = {"model_name_or_path": str(tmp_path / "model")}, fsdp({"parallelism_config_ep_size": 2})
+    files = {"r.yaml": recipe(cluster={"accelerate_config": mesh}, model=model), "config.json": {"num_experts": 4}}
+    assert names(check(files, ["r.yaml"])) == set()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"num_experts": 5}')
+    assert names(check(files, ["r.yaml"])) == {"recipe-experts"}
+
+
 @pytest.mark.slow  # reads the config classes of every architecture
 def test_no_experts_are_divided_by_tensor_groups_alone():
     from transformers import CONFIG_MAPPING
