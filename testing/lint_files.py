@@ -123,7 +123,10 @@ EXAMPLES = {
         {"r.yaml": recipe(cluster={"ds_config": "ds_configs/zero3_sp2.json"}), "config.json": {"num_attention_heads": 7}},
         "r.yaml:7: model.model_name_or_path"),
     "recipe-layers": (
-        {"r.yaml": recipe(model={"model_name_or_path": "recipes/tiny"}), "a.yaml": fsdp(fsdp_transformer_layer_cls_to_wrap="ZImageTransformerBlock")},
+        {
+            "r.yaml": recipe(model={"model_name_or_path": "recipes/tiny"}),
+            "a.yaml": fsdp(fsdp_transformer_layer_cls_to_wrap="ZImageTransformerBlock"),
+        },
         "r.yaml: cluster.accelerate_config",
     ),
     "recipe-experts": (
