@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         from brigade.run import replicas
 
         run = replicas.divide(run)
-    heartbeat.begin(settings.recipe.training.hang_timeout, settings.recipe.training.torch_compile)
+    training = settings.recipe.training
+    heartbeat.begin(training.hang_timeout, training.torch_compile or training.reports_elsewhere)
     if world.launcher != "python":  # a process for which nobody waits may wait as long as it likes
         from brigade.training import watch_thread
 

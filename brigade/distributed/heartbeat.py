@@ -25,7 +25,7 @@ TOKENS = LONGEST + len(PHASES)
 AUTO = -1.0
 FOLDER = "heartbeats"  # in the output directory: a file of each rank (training/watch_thread.py)
 FADES = 0.95  # the longest visit of a step's phases, with each step: a first one that compiled must not excuse an hour later on
-SECONDS, SECONDS_COMPILED = 60.0, 300.0  # of LEAST; torch.compile may compile again in any step
+SECONDS, SECONDS_WAITING = 60.0, 300.0  # of LEAST; where any step may compile again, or wait for a tracker's server
 
 # Anonymous and shared: a forked child writes, its parent reads.
 page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
@@ -36,8 +36,11 @@ _phase, _since = STARTING, monotonic()
 watch: Any = None  # the thread that watches this run (training/watch_thread.py)
 
 
-def begin(timeout: float | Literal["auto"], compiles: bool = False) -> None:
-    """A run's model is about to be loaded in this process. timeout, compiles: the recipe's hang_timeout and torch_compile"""
+def begin(timeout: float | Literal["auto"], waits: bool = False) -> None:
+    """A run's model is about to be loaded in this process.
+
+    timeout: the recipe's hang_timeout; waits: whether a step may now and then wait for a compiler, or for a tracker's server
+    """
     global page
     end()
     if not shared:
@@ -45,7 +48,7 @@ def begin(timeout: float | Literal["auto"], compiles: bool = False) -> None:
     for phase in range(len(PHASES)):
         page[LONGEST + phase] = seconds[phase] = 0.0
     page[TOKENS] = page[BYTES] = 0.0
-    page[LEAST] = SECONDS_COMPILED if compiles else SECONDS
+    page[LEAST] = SECONDS_WAITING if waits else SECONDS
     page[TIMEOUT] = AUTO if timeout == "auto" else timeout
     enter(LOADING, 0)
 

@@ -75,7 +75,7 @@ class Launch:
         training = job.settings.recipe.training
         if training.hang_timeout != "auto":
             self.judge.leave_within = training.hang_timeout or math.inf
-        if set(training.report_to) - {"tensorboard"}:  # that writes a file
+        if training.reports_elsewhere:
             self.judge.leave_within = max(self.judge.leave_within, UPLOAD)
         self.marker = job.output_dir.absolute() / "success.json"  # whatever a rank says
         self.before: dict[str, Any] = {}  # progress of the output directory when the launch began,

@@ -329,6 +329,11 @@ class TrainingSection(Section):
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
+    @property
+    def reports_elsewhere(self) -> bool:
+        """Whether a tracker may wait for its server. TensorBoard's writes a file."""
+        return bool(set(self.report_to) - {"tensorboard"})
+
 
 class ClusterSection(Section):
     """The machine a recipe was made for, and by default its strategy. None of it changes what the run computes."""

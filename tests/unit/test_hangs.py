@@ -17,6 +17,7 @@ from brigade.distributed import observer as observers
 from brigade.distributed import ranks as all_ranks
 from brigade.distributed.hangs import Silent, names, sentence
 from brigade.distributed.observer import Observer, is_stopped, limit
+from brigade.recipe.schema import TrainingSection
 from brigade.strategy import Strategy
 from brigade.training import watch_thread
 from brigade.upstream import flight_records
@@ -156,15 +157,23 @@ def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
     assert not silent_after(observer, clock, 2)
 
 
-@pytest.mark.parametrize("step, compiles, patience", [(0.5, False, 60), (0.5, True, 300), (9.0, False, 270)])
-def test_a_silence_of_thirty_times_the_longest_step_is_enough_and_at_least_a_minute(clock, step, compiles, patience):
-    heartbeat.begin("auto", compiles)
+@pytest.mark.parametrize("step, waits, patience", [(0.5, False, 60), (0.5, True, 300), (9.0, False, 270)])
+def test_a_silence_of_thirty_times_the_longest_step_is_enough_and_at_least_a_minute(clock, step, waits, patience):
+    heartbeat.begin("auto", waits)
     for number in range(1, 4):
         for phase in (heartbeat.DATA, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.OPTIMIZER):
             heartbeat.enter(phase, number if phase == heartbeat.DATA else None)
             clock[0] += step if phase == heartbeat.OPTIMIZER else 0.01  # a GPU: the host waits at the end
     heartbeat.enter(heartbeat.FORWARD)
     assert limit(heartbeat.FORWARD) == pytest.approx(patience)
+
+
+@pytest.mark.parametrize(
+    "trackers, elsewhere", [([], False), (["tensorboard"], False), (["tensorboard", "mlflow"], True)]
+)
+def test_a_step_may_wait_for_a_trackers_server(trackers, elsewhere):
+    """MLflow's client tries for 120 s before it gives a request up, and the whole run waits for rank 0."""
+    assert TrainingSection.model_construct(report_to=trackers).reports_elsewhere == elsewhere
 
 
 @pytest.mark.parametrize(
