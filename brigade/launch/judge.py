@@ -14,7 +14,9 @@ READY = 300.0  # seconds within which one rank has imported its packages, from t
 GRACE = 120.0  # seconds in which ranks that are asked to stop save a checkpoint, where they have not measured it
 HEARD = 5.0  # seconds to wait after the last rank fell silent: each says then which collective it waits in
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
-LEAVE = 60.0  # seconds after a run's success within which its ranks and launchers end
+LEAVE = (
+    120.0  # seconds after a run's success within which its ranks and launchers end; rank 0 may write the page for 60
+)
 UPLOAD = 600.0  # likewise, where a tracker may still send what it has
 
 
@@ -49,7 +51,7 @@ class Judge:
     ended: hosts whose launcher has ended; reached_end: rank 0 says that train.py did
     stopped: how a rank or all of them were stopped from outside, in words; grace: seconds that saving and ending may take
     stopping: set when the ranks are told to stop, by a failure or the user; what ends from then on is no failure
-    leave_within: seconds after the last word of a run that has succeeded; late: who has not ended by then, in words
+    leave_within: seconds after the last word of a run that has ended; late: who has not ended by then, in words
     """
 
     def __init__(self, channels: list[Channel], program: str, start_timeout: float, output: Output) -> None:
@@ -194,7 +196,7 @@ class Judge:
         alive = {rank: one for rank, one in self.ranks.items() if one.exit is None}
         silent = {rank: one for rank, one in alive.items() if one.silent}
         stopped = {rank for rank, one in silent.items() if one.silent and one.silent["stopped"]}
-        if self.failures or not silent or (len(silent) < len(alive) and not stopped):
+        if self.failures or self.stopping or not silent or (len(silent) < len(alive) and not stopped):
             self._silent_since = None
             return
         self._silent_since = self._silent_since or time.monotonic()
@@ -214,16 +216,21 @@ class Judge:
         self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept)
 
     def check_end(self) -> None:
-        """A rank or a launcher that hangs at its exit would keep a run that has succeeded for ever: it is named, and ended."""
-        if not self.reached_end or self.stopping or self.late or time.monotonic() - self._spoke < self.leave_within:
+        """A rank or a launcher that hangs at its exit would keep a run that has succeeded, or saved its checkpoint and was stopped,
+        for ever: it is named, and ended."""
+        if self.reached_end and not self.stopping:
+            ended, limit = "has succeeded", self.leave_within
+        elif self.stopped:
+            ended, limit = f"was stopped {self.stopped}", max(self.leave_within, self.grace)
+        else:
+            return
+        if self.late or time.monotonic() - self._spoke < limit:
             return
         left = {rank: one.host for rank, one in self.ranks.items() if one.exit is None}
         hosts = [channel.host for channel in self.channels if channel.host not in self.ended]
         self.late = hangs.names(left) if left else self.program
         on = ", ".join(dict.fromkeys(left.values()) if left else hosts)
-        self.output.say(
-            f"the run has succeeded; {self.late} on {on} did not end within {self.leave_within:.0f} s: ended now"
-        )
+        self.output.say(f"the run {ended}; {self.late} on {on} did not end within {limit:.0f} s: ended now")
 
     def were_asked(self) -> list[str]:
         """A line where ranks had been asked to stop before something failed."""

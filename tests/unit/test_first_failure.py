@@ -199,7 +199,26 @@ def test_who_hangs_at_its_exit_does_not_hold_a_run_that_has_succeeded(judge, han
     NOW[0] += 2
     judge.check_end()
     assert judge.decided() and not judge.failures
-    assert judge.output.said == [f"the run has succeeded; {hangs} did not end within 60 s: ended now"]
+    assert judge.output.said == [f"the run has succeeded; {hangs} did not end within 120 s: ended now"]
+
+
+def test_who_hangs_after_a_stop_does_not_hold_launch_and_is_asked_for_no_stacks(judge):
+    """All ranks agreed to stop, and rank 1 hangs in its part of the checkpoint, or at its exit."""
+    asked = []
+    for rank, channel in enumerate(judge.channels):
+        channel.tell = lambda do, **what: asked.append(do)
+        judge.on_rank(channel, rank, marker="stopped", step=40, grace=300.0)
+    judge.on_rank(judge.channels[0], 0, exit=0)
+    judge.on_rank(judge.channels[1], 1, silent=SILENT, waits={"collective": ""})
+    NOW[0] += 299
+    for _ in range(2):
+        judge.check_hang()
+        judge.check_end()
+    assert not judge.decided() and not asked
+    NOW[0] += 2
+    judge.check_end()
+    assert judge.decided() and not judge.failures
+    assert judge.output.said == ["the run was stopped at step 40; rank 1 on node1 did not end within 300 s: ended now"]
 
 
 def test_a_storm_of_signals_to_a_launcher_is_no_users_mistake(judge):
