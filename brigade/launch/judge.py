@@ -216,8 +216,8 @@ class Judge:
         self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept)
 
     def check_end(self) -> None:
-        """A rank or a launcher that hangs at its exit would keep a run that has succeeded, or saved its checkpoint and was stopped,
-        for ever: it is named, and ended."""
+        """Name and end a rank or a launcher that hangs at its exit: it would hold a run for ever that has succeeded, or that all
+        ranks agreed to stop."""
         if self.reached_end and not self.stopping:
             ended, limit = "has succeeded", self.leave_within
         elif self.stopped:
