@@ -45,6 +45,7 @@ COUNTED = ("thoughts", "control", "plain", "joined")
 # the chunk's, what of its row nobody read (an index of Encoded.unread), a digest of its tokens.
 SAMPLE = np.dtype([(name, np.int64) for name in ("length", "supervised", "fate", "row", *COUNTED, "unread", "digest")])
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read or have a count of their own
+ENDLESS = "the tokenizer has no token that ends a text (eos_token), so the model would never learn to stop"
 HIDDEN = "\ue000"  # of Unicode's private use
 
 
@@ -280,6 +281,8 @@ class LoadedEncoder:
         try:
             text = convert(row, columns, self)
             if text and not text.rendered:
+                if self.encoder.end is None:
+                    raise BadRow(ENDLESS, 'write "eos_token": "..." into its tokenizer_config.json, or name another')
                 spelled_out = len(self.control.findall(text.text))
                 text = replace(text, counts=(0, spelled_out, *text.counts[2:]))
             (text.text if text else "").encode()

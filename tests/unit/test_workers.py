@@ -23,7 +23,7 @@ from brigade.recipe.files import REPOSITORY
 @pytest.fixture(scope="module")
 def encoder():
     tokenizer = builtin.ensure(cache_directory()).tokenizer / "tokenizer.json"
-    return encode.Encoder(tokenizer.read_text(), ChatTemplates(""), {}, None, 64, True)
+    return encode.Encoder(tokenizer.read_text(), ChatTemplates(""), {}, 2, 64, True)
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ from tests.unit import test_workers as here
 from brigade.data import encode, workers
 from brigade.data.chat_template import ChatTemplates
 tokenizer = open(sys.argv[1]).read()
-encoder = encode.Encoder(tokenizer, ChatTemplates(""), {}, None, 64, True)
+encoder = encode.Encoder(tokenizer, ChatTemplates(""), {}, 2, 64, True)
 for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6))), encoder, 2, "here")):
     if number == 20:
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)

@@ -1,5 +1,6 @@
 """Rows that cannot be used are named by file and line, all of them, or skipped on request and counted."""
 
+import copy
 import json
 
 import pytest
@@ -34,6 +35,16 @@ def test_bytes_that_are_no_text_are_named(prepare, mistake):
     good = (json.dumps(CHATS[0]) + "\n").encode()
     latin = json.dumps(chat("Grüße", "ja"), ensure_ascii=False).encode("latin-1")
     assert "line 3" in mistake(prepare, good * 2 + latin + b"\n" + good)
+
+
+def test_a_text_that_no_token_can_end(prepare, mistake, tokenizer):
+    """The model would learn to go on for ever. A chat ends as its template says."""
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    for row in ({"text": "So."}, {"prompt": "a", "completion": "b"}):
+        message = mistake(prepare, [row] * 3, HELD, tokenizer=endless, chat_template="none")
+        assert "no token that ends a text (eos_token)" in message and "tokenizer_config.json" in message
+    assert len(prepare(CHATS, HELD, tokenizer=endless).train) == len(CHATS)
 
 
 @pytest.mark.parametrize("empty", ["", "\n\n", "  \n"])
