@@ -96,7 +96,8 @@ def _wrong(hosts: Hosts, name: str, found: Facts) -> str:
 async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads which card answers for the addresses of those that `ports` tries (/proc/net/arp), and the hosts' own cards.
     Threshold: it is one of that host's. Two machines with one address answer in turn, and a wrong entry leads nowhere: both look
-    like a firewall or a bad cable. Not judged where no entry is right: routers and clouds answer for others."""
+    like a firewall or a bad cable. A card that answers for several hosts is a router's or a cloud's, and is not judged; nor is
+    anything where no entry is right."""
     need_two(hosts)
     own, tried = addresses_of(hosts), partners(hosts.hello)
     each = {
@@ -113,8 +114,10 @@ async def addresses(hosts: Hosts) -> AsyncIterator[Result]:
         if address in facts["arp"] and address not in own[host] and other in cards
     ]
     odd = [entry for entry in seen if entry[3] not in cards[entry[1]]]
-    if len(odd) == len(seen):
-        odd = []
+    answers_for: dict[str, set[str]] = {}
+    for _, other, _, card in odd:
+        answers_for.setdefault(card, set()).add(other)
+    odd = [entry for entry in odd if len(answers_for[entry[3]]) == 1] if len(odd) < len(seen) else []
     at = {host: [entry for entry in seen if entry[1] == host] for host in found}
     wrong = {host: [entry for entry in odd if entry[1] == host] for host in found}
     taken = {host for host in found if len(wrong[host]) > 1 and 2 * len(wrong[host]) > len(at[host])}

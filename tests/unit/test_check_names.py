@@ -1,6 +1,7 @@
 """What check says of names and interfaces, from recorded facts."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -230,6 +231,24 @@ def test_where_something_answers_for_all_nobody_is_blamed():
     """Azure's network answers with one card for every address; behind a router there are no entries at all."""
     cloud = {host: dict.fromkeys(NUMBERS, "12:34:56:78:9a:bc") for host in NUMBERS}
     assert set(neighbours(**cloud).values()) == {("green", "")}
+
+
+def test_a_card_that_answers_for_several_hosts_is_a_router_also_where_other_entries_are_right():
+    """Azure's network beside a VXLAN of Kubernetes: the entries of one are right, those of the other never."""
+    found = neighbours(**{host: dict.fromkeys(("node1", "node2"), "12:34:56:78:9a:bc") for host in NUMBERS})
+    assert set(found.values()) == {("green", "")}
+
+
+def test_entries_of_other_networks_than_ethernet_are_not_compared(monkeypatch):
+    """The address of an IPoIB card has 20 bytes, of which Linux shows here 9, and an ioctl tells 6."""
+    head = "IP address       HW type     Flags       HW address            Mask     Device\n"
+    lines = [
+        "10.0.0.2         0x1         0x2         02:00:00:00:00:02     *        eth0",
+        "10.1.0.2         0x20        0x2         80:00:00:48:fe:80:00:00:00     *        ib0",
+        "10.0.0.3         0x1         0x0         00:00:00:00:00:00     *        eth0",
+    ]
+    monkeypatch.setattr(probe, "Path", lambda _: SimpleNamespace(read_text=lambda: head + "\n".join(lines)))
+    assert probe._arp(["10.0.0.2", "10.1.0.2", "10.0.0.3"]) == {"10.0.0.2": "02:00:00:00:00:02"}
 
 
 def test_the_probe_knows_this_hosts_cards():

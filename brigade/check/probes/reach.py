@@ -135,12 +135,12 @@ def neighbours(addresses: list[str]) -> dict[str, Any]:
 
 
 def _arp(addresses: list[str]) -> dict[str, str]:
-    """Entries that are complete (ATF_COM), of these addresses."""
+    """Entries that are complete (ATF_COM) and of Ethernet (ARPHRD_ETHER), of these addresses: an IPoIB card has 20 bytes."""
     found = {}
     with suppress(OSError):
         for line in Path("/proc/net/arp").read_text().splitlines()[1:]:
-            address, _, flags, card, *_ = line.split()
-            if address in addresses and int(flags, 16) & 2:
+            address, kind, flags, card, *_ = line.split()
+            if address in addresses and int(kind, 16) == 1 and int(flags, 16) & 2:
                 found[address] = card.lower()
     return found
 
