@@ -53,9 +53,11 @@ def _cure_of_name(name: str) -> str:
 
 
 def another_output(directory: Path) -> str:
-    """`--output_dir NAME-2`: the flag with a name beside this directory that nothing has yet."""
-    number = next(n for n in range(2, 10_000) if not directory.with_name(f"{directory.name}-{n}").exists())
-    return shlex.join(["--output_dir", str(directory.with_name(f"{directory.name}-{number}"))])
+    """`--output_dir NAME-2`: the flag with a name beside this directory that nothing has yet; inside of `.`, `..` or `/`."""
+    if directory.name in ("", ".."):
+        directory /= "run"
+    free = (directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))
+    return shlex.join(["--output_dir", str(next(path for path in free if not path.exists()))])
 
 
 def is_directory(path: Path) -> UserError:

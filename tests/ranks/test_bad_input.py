@@ -75,7 +75,7 @@ MISTAKES = {
     "no such model": (["--model_name_or_path", "elsewhere"], None, ["--model_name_or_path", "'elsewhere'", "config"]),
     "model without weights": (["--from_scratch", "false"], None,
                               ["model.model_name_or_path", "weights", "from_scratch"]),
-    "output directory of something else": (["--output_dir", "."], None, [".", "not a run's", "--fresh"]),
+    "output directory of something else": (["--output_dir", "."], None, [".", "not a run's", "--fresh", "--output_dir run-2"]),
     "output directory that is a file": (["--output_dir", "good.jsonl"], None, ["good.jsonl", "is a file"]),
     "output directory below a file": (["--output_dir", "good.jsonl/run"], None,
                                       ["good.jsonl/run", "cannot be written"]),
