@@ -1,7 +1,9 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
 
+import copy
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,25 @@ def linear_layers(model: Any) -> list[str]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    return [name for name, module in _reached(model).items() if isinstance(module, (torch.nn.Linear, Conv1D))]
+    kinds = (torch.nn.Linear, Conv1D)
+    return [name for name, module in _reached(model).items() if isinstance(module, kinds) and _only_multiplies(module)]
+
+
+def _only_multiplies(layer: Any) -> bool:
+    """Whether a layer computes what its class's base does, as an adapter beside it would: a class of an architecture may make a
+    router of it (Llama 4), or multiply groups apart (DeepSeek-V4's o_a_proj)."""
+    import torch
+
+    kind = type(layer)
+    if not kind.__module__.startswith(("transformers.models.", "transformers_modules.")):
+        return True
+    twin = copy.copy(layer)  # without its weights, which ZeRO-3 may have taken away
+    twin._parameters = dict.fromkeys(layer._parameters)
+    with torch.device("meta"), suppress(Exception):
+        twin.weight = torch.nn.Parameter(torch.empty(layer.out_features, layer.in_features))
+        result = twin(torch.empty(3, 5, layer.in_features))
+        return isinstance(result, torch.Tensor) and result.shape == (3, 5, layer.out_features)
+    return False
 
 
 def _reached(model: Any) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def test_what_a_model_does_not_train_stays_frozen_when_it_is_loaded(kind, name, 
 
 @pytest.mark.parametrize("kind, words", [
     ("deepseek_v32", []), ("deepseek_v32", ["--use_peft"]), ("glm_moe_dsa", []), ("deepseek_v4", []),
+    ("deepseek_v4", ["--use_peft"]), ("llama4_text", ["--use_peft"]),
     ("kimi_linear", ["--use_peft"]),
 ])  # fmt: skip
 def test_all_that_is_trained_gets_a_gradient(kind, words, tmp_path):
