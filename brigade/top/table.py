@@ -1,5 +1,7 @@
 """What was seen of a cluster, as a table: rates, who is slow, and what the watchdog would say."""
 
+import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,7 @@ def rank_rows(watching: Watching) -> list[RankRow]:
     for seen in watching.hosts.values():
         if seen.samples:
             latest |= seen.samples[-1][1].get("ranks", {})
+    furthest = _furthest(watching)
     slow, ended = slow_now(watching.told), _last(watching.told) in ("end", "stopped")
     rows = []
     for key, says in latest.items():
@@ -54,7 +57,7 @@ def rank_rows(watching: Watching) -> list[RankRow]:
         row.state = "ended" if ended and state == "gone" else state
         row.waits, row.slow = says.get("waits"), slow.get(row.rank, "")
         if host and not host.problem:
-            row.behind = _is_behind(watching, host, key)
+            row.behind = _is_behind(furthest, host, key)
             row.tokens_per_second = _rate(host, key, "tokens")
             row.cpu = _percent(_rate(host, key, "cpu", "at_host"))
             row.memory = says.get("memory")
@@ -74,17 +77,27 @@ def _state(says: dict[str, Any], host: HostSeen | None, seconds: float) -> str:
     return "silent" if seconds > SILENT else "running"
 
 
-def _is_behind(watching: Watching, host: HostSeen, key: str) -> bool:
+def _furthest(watching: Watching) -> list[tuple[float, int]]:
+    """(when, the furthest step that any rank's file said until then), oldest first, by the clock of who watches."""
+    said = (
+        (when, max((int(says.get("step") or 0) for says in facts.get("ranks", {}).values()), default=0))
+        for seen in watching.hosts.values()
+        for when, facts in seen.samples
+    )
+    furthest = 0
+    return [(when, furthest := max(furthest, step)) for when, step in sorted(said)]
+
+
+def _is_behind(furthest: list[tuple[float, int]], host: HostSeen, key: str) -> bool:
     """Whether a rank was still at an earlier step when others had been more than a step further. Files are some seconds old, each
-    another number: so a rank's is compared with what the others' said before it was written, by the clock of who watches."""
+    another number: so a rank's is compared with what the others' said before it was written."""
     of_rank = [(when, facts["ranks"][key]) for when, facts in host.samples if key in facts.get("ranks", {})]
     newest = of_rank[-1][1] if of_rank else {}
     before = [when for when, says in of_rank if says.get("writings") != newest.get("writings")]
     if not before:
         return False
-    known = [facts for seen in watching.hosts.values() for when, facts in seen.samples if when <= before[-1]]
-    steps = [int(says.get("step") or 0) for facts in known for says in facts.get("ranks", {}).values()]
-    return int(newest.get("step") or 0) < max(steps) - 1
+    others = furthest[bisect.bisect(furthest, (before[-1], math.inf)) - 1][1]
+    return int(newest.get("step") or 0) < others - 1
 
 
 def _last(told: list[dict[str, Any]]) -> str:
