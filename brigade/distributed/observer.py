@@ -10,7 +10,7 @@ LOOK = 1.0  # seconds between two looks at a heartbeat
 TIMES, TIMES_A_STEP = (
     10,
     30,
-)  # the longest visit of a phase so far, or of any phase of a step, so many times, is no hang
+)  # so many times the longest visit of a phase so far, or of any phase of a step, are no hang
 FIRST_STEP = 900.0  # seconds of silence in a phase that has no first visit yet: kernels are compiled
 # phase -> seconds of silence that are no hang: before its first visit is over; at least, later on. What comes before the data is
 # known (packages, tokenising) may take hours, and the start has a limit of its own (launch's --start_timeout).

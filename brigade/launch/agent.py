@@ -183,10 +183,8 @@ class Agent(Probes):
             Path(self.folder.name, name).write_text(text)
         door = f"brigade-{run}-{os.getpid()}"
         await asyncio.start_unix_server(self._rank, path="\0" + door, limit=LINE)
-        ours = process_environment(environment, run) | {
-            "BRIGADE_DOOR": door,
-            "PET_RDZV_ID": run,
-        }  # torchrun's --rdzv_id
+        ours = process_environment(environment, run) | {"BRIGADE_DOOR": door}
+        ours["PET_RDZV_ID"] = run  # torchrun's --rdzv_id
         words = [places.get(word, word) for word in command]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         launcher = await asyncio.create_subprocess_exec(

@@ -19,9 +19,8 @@ class HeldPort:
 
     def __init__(self, wanted: int) -> None:
         """wanted: 0 for any. Raises OSError where it is taken."""
-        self._claim = socket.socket(
-            socket.AF_UNIX
-        )  # names of the abstract space belong to a network namespace, as ports do
+        # Names of the abstract space belong to a network namespace, as ports do.
+        self._claim = socket.socket(socket.AF_UNIX)
         self._bound: socket.socket | None = None
         both = socket.has_dualstack_ipv6()
         self._family = socket.AF_INET6 if both else socket.AF_INET
@@ -31,14 +30,16 @@ class HeldPort:
             try:
                 self._claim.bind(f"\0brigade-port-{self.number}")
                 return
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:  # a container without such names: the port alone has to do
+                    return
                 self.listening.close()
                 if wanted:
                     raise OSError(errno.EADDRINUSE, _ANOTHER) from None
 
     def release(self) -> None:
-        """Let rank 0 bind it, and nobody who asks for a free one: a socket that is bound and does not listen keeps those away
-        alone, as rank 0's and this one both reuse addresses."""
+        """Let rank 0 bind it, but nobody who asks for a free one: a socket that is bound and does not listen keeps only those
+        away, as rank 0's and this one both reuse addresses."""
         self.listening.close()
         self._bound = socket.socket(self._family)
         self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
