@@ -25,7 +25,9 @@ def add(directory: Path, event: str, **fields: Any) -> None:
 
 
 def append(file: Path, **fields: Any) -> None:
-    """Append one line, with its time."""
+    """Append one line, with its time, to a file in a run's directory."""
+    if not (file.parent / _RECORD).is_file():  # it is no run's, or none any more: nothing is made there
+        return
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
     with suppress(OSError), file.open("a") as lines:
         lines.write(json.dumps(line, default=str) + "\n")

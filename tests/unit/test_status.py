@@ -63,3 +63,10 @@ def test_all_runs_of_the_usual_place_a_line_each_or_as_json(run, capsys, monkeyp
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert main(["status", str(tmp_path)]) == 2 and "there is no run.yaml" in capsys.readouterr().err
+
+
+def test_nothing_is_written_where_there_is_no_run_any_more(tmp_path):
+    """A file system that is unmounted in mid-run leaves an empty directory of the host's own disk."""
+    events.add(tmp_path, "step", step=5)
+    events.append(tmp_path / "bad_steps.jsonl", step=5)
+    assert not [*tmp_path.iterdir()]
