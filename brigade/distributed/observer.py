@@ -82,6 +82,8 @@ def limit(phase: int) -> float:
     if phase in _RATES and (size := heartbeat.page[BYTES]):
         least, rate = _RATES[phase]
         first = later = max(least, 3 * heartbeat.page[LEAST], min(size / rate, _LONGEST))
+        if phase == heartbeat.EVALUATION:  # one before the first step has the run's first pass
+            first = max(first, FIRST_STEP)
     return max(later if longest else first, timeout, TIMES * longest)
 
 

@@ -180,9 +180,9 @@ def test_a_step_may_wait_for_a_trackers_server(trackers, elsewhere):
     "size, phase, seconds",
     [
         (16 * 50e6, heartbeat.CHECKPOINT, 300),  # a small model
-        (16 * 50e6, heartbeat.EVALUATION, 300),
+        (16 * 50e6, heartbeat.EVALUATION, 900),  # the untrained model's: the first pass of all, which compiles
         (16 * 8e9, heartbeat.CHECKPOINT, 2560),
-        (16 * 8e9, heartbeat.EVALUATION, 300),
+        (16 * 8e9, heartbeat.EVALUATION, 900),
         (4 * 405e9, heartbeat.CHECKPOINT, 3600),
         (4 * 405e9, heartbeat.EVALUATION, 3240),
     ],
@@ -192,6 +192,8 @@ def test_how_long_the_first_checkpoint_and_evaluation_may_stand_still_follows_fr
 ):
     heartbeat.page[heartbeat.BYTES] = size
     assert limit(phase) == seconds
+    heartbeat.page[heartbeat.LONGEST + phase] = 1.0
+    assert limit(phase) == (300 if phase == heartbeat.EVALUATION and seconds == 900 else seconds), "later on"
 
 
 def test_a_save_that_moves_is_no_hang_however_long_it_takes(clock, monkeypatch):
