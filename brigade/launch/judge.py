@@ -213,7 +213,8 @@ class Judge:
             asked = [one.rank for one in late[:8] if one.rank in channel.ranks and not one.stopped]
             channel.tell("stacks", ranks=asked)
         kept = f"stacks and collectives of all ranks: {self._records}" if self._records else ""
-        self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept)
+        said = None if late else "passing"  # the network's, say: nobody knows which host's
+        self._fail("hang", self._channel(first), hangs.sentence(seen), first, kept=kept, said=said)
 
     def check_end(self) -> None:
         """Name and end a rank or a launcher that hangs at its exit: it would hold a run for ever that has succeeded, or that all

@@ -150,6 +150,15 @@ def test_a_hang_is_judged_once_all_ranks_are_silent_and_have_said_where_they_wai
     assert told == [f"error: {said}", "  stacks and collectives of all ranks: /out/heartbeats"]
 
 
+def test_a_hang_in_which_all_wait_for_each_other_is_no_hosts_fault(judge):
+    for rank, channel in enumerate(judge.channels):
+        judge.on_rank(channel, rank, silent=SILENT, waits={"collective": "nccl:all_reduce", "number": 7, "group": "0"})
+    judge.check_hang()
+    fault = fault_of(judge.failures[0])
+    assert "ranks 0-1 have waited for each other in all-reduce" in fault.in_words
+    assert fault.hosts == () and fault.whose == "passing" and would_repeat([fault]) is None
+
+
 def test_a_rank_that_moves_again_takes_everything_back(judge):
     """As a launch reads it that was itself suspended: what came first, first."""
     for rank in (0, 1):
