@@ -243,3 +243,12 @@ def test_a_storm_of_signals_to_a_launcher_is_no_users_mistake(judge):
     assert failure.in_words() == "node0 failed first: torchrun was ended by SIGTERM, and its ranks with it"
     assert failure.exit_code == 1 and would_repeat([fault_of(failure)]) is None
     assert judge.were_asked() == ["ranks 0-1 had been asked to stop: SIGTERM (12 times)"]
+
+
+def test_that_launch_and_launchers_end_the_other_ranks_after_a_failure_is_no_wish_to_stop(judge):
+    first, second = judge.channels
+    judge.on_rank(second, 1, exit=-9)
+    judge.on_rank(first, 0, asked="SIGTERM")  # by its launcher
+    judge.stopping = True
+    judge.on_rank(first, 0, asked="SIGTERM (4 times)")  # by its agent, until it has ended
+    assert judge.were_asked() == []
