@@ -93,7 +93,8 @@ class Judge:
         elif "ended" in what and not (self.stopping or self.failures):
             self.stopped, self.stopping = f"when rank {rank} on {channel.host} was ended by {what['ended']}", True
             self._gone = True
-        if not (self.failures or self.stopping):  # else it is launchers and agents that end what is left
+        if not (self.stopping or any(failure.kind != "follows" for failure in self.failures)):
+            # Later it is launchers and agents that end what is left.
             one.asked = what.get("asked", one.asked)
         one.follows |= "follows" in what
         one.waits, self._records = what.get("waits", one.waits), what.get("records", self._records)
