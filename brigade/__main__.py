@@ -66,9 +66,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = _Parser(prog="python -m brigade", description="Tools around train.py.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     words = sys.argv[1:] if argv is None else argv
-    if not words:
-        print(_verbs())
-        return 0
     passes_on = False
     for verb, (module, about) in VERBS.items():
         description = f"{about[0].upper()}{about[1:]}."
@@ -81,6 +78,9 @@ def main(argv: list[str] | None = None) -> int:
                 added.usage = f"{added.format_usage().removeprefix('usage: ').strip()} [flags of train.py ...]"
                 added.epilog = _flags_of_train() if {"-h", "--help"} & set(words) else None
     try:
+        if not words:
+            print(_verbs(), flush=True)
+            return 0
         if words[0] not in VERBS and words[0] not in ("-h", "--help"):
             cure = _TRAINS if words[0] == "train" else did_you_mean(words[0], VERBS)
             raise UserError("command line", f"{words[0]!r} is no verb of python -m brigade", cure)
