@@ -22,6 +22,7 @@ def window(
     if whole:
         filler = padding(samples, training, batch, shuffled=True, squares=squares)
         words = [f"{facts['samples']:,} training samples, {tokens(facts)}", *shapes(facts, data, filler), *words]
+        words += [f"no row has a column {name!r}, which data.columns names" for name in facts.get("absent", ())]
         words += [f"not read: {names}" for names in [unread(facts)] if names]
     called = "first window" if facts["number"] == 0 else f"window {facts['number'] + 1}"
     return f"{called} of the stream: {', '.join(words)}" if words else ""

@@ -97,6 +97,7 @@ def build(
     cursors, samples = list(state["cursors"]), list(state["samples"])
     dropped: list[int] = []
     weights = [origin.weight or 1.0 for origin in found]
+    absent: dict[int, set[str]] = {}  # source -> names in its `columns` that none of its rows here has
     readers = [read(origin, machine, cursor) for origin, cursor in zip(found, cursors, strict=True)]
     while writer.samples < size:
         number = min(range(len(found)), key=lambda i: samples[i] / weights[i])  # who is furthest behind its share
@@ -109,6 +110,7 @@ def build(
             cursors[number] = state["begins"][number]
             break
         writer.add(part)
+        absent[number] = absent.get(number, set(part.absent)) & part.absent
         dropped += part.dropped[:, 1].tolist()
         cursors[number], samples[number] = part.after, samples[number] + len(part.samples)
     lengths = writer.table()["length"]
@@ -121,7 +123,8 @@ def build(
     following = state | {"number": number, "first_row": first_row, "cursors": cursors, "samples": samples}
     (folder / "window.json").write_text(json.dumps(state))
     facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
-    (folder / FACTS).write_text(json.dumps(facts | {"sequences": len(rows), "number": state["number"]}))
+    facts |= {"sequences": len(rows), "number": state["number"], "absent": sorted(set().union(*absent.values()))}
+    (folder / FACTS).write_text(json.dumps(facts))
     return following
 
 

@@ -69,3 +69,11 @@ def test_the_figures_of_a_window_as_they_are_told(streamed, uneven, load):
     assert said(padding_free=False, micro=1).count(" 0% padding") == 1
     facts |= {"cut": 0, "dropped": 0}
     assert said(3, whole=False) == "" and said(3).startswith("window 4 of the stream: 54 training samples")
+
+
+def test_a_column_that_no_row_of_the_first_window_has_is_told(streamed, source, load):
+    """What follows may have it: nothing is refused."""
+    ((samples, facts),) = streamed(source("a", 20) | {"columns": {"system": "sis"}}, size=10).entered(range(1))
+    recipe = load().recipe
+    said = report_window.window(samples, facts, recipe.data, recipe.training, Batch(32, 1, 32, 1, 1.0), True)
+    assert "no row has a column 'sis', which data.columns names" in said
