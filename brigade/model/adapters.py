@@ -1,12 +1,12 @@
 """LoRA (PEFT) and QLoRA (bitsandbytes): what a recipe's keys ask for, what a model has to offer, and the wrapping."""
 
-import copy
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import upstream
 from ..errors import UserError, first_line
 from ..errors.console import millions
 from ..recipe.flags import Settings
@@ -93,8 +93,7 @@ def _only_multiplies(layer: Any) -> bool:
     kind = type(layer)
     if not kind.__module__.startswith(("transformers.models.", "transformers_modules.")):
         return True
-    twin = copy.copy(layer)  # without its weights, which ZeRO-3 may have taken away
-    twin._parameters = dict.fromkeys(layer._parameters)
+    twin = upstream.without_parameters(layer)  # ZeRO-3 may have taken them away
     with torch.device("meta"), suppress(Exception):
         twin.weight = torch.nn.Parameter(torch.empty(layer.out_features, layer.in_features))
         result = twin(torch.empty(3, 5, layer.in_features))
@@ -117,12 +116,11 @@ def target_parameters(section: ModelSection, model: Any) -> list[str] | None:
 
 def fused_experts(model: Any) -> set[str]:
     """Names of the weights of experts, each with the module that it stands in: (experts, rows, columns), and no biases."""
-    from ..upstream import are_experts
 
     return {
         f"{_last(path.replace('.base_layer', ''))}.{name}"
         for path, module in model.named_modules()
-        if are_experts(module)
+        if upstream.are_experts(module)
         for name, parameter in module.named_parameters(recurse=False)
         if len(getattr(parameter, "ds_shape", parameter.shape)) == 3
     }

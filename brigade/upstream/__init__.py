@@ -7,6 +7,7 @@ training/evaluation.py; tests/unit/test_upstream.py says when one of them is gon
 Nothing of theirs is imported before it is asked for.
 """
 
+import copy
 import gc
 import json
 import os
@@ -108,6 +109,13 @@ def attention_of(config: Any) -> str:
 def layer_classes(model: Any) -> tuple[str, ...]:
     """Names of the classes of a model's layers (modeling_utils.py: _no_split_modules)."""
     return tuple(model._no_split_modules or ())
+
+
+def without_parameters(module: Any) -> Any:
+    """A copy of a module whose own parameters are None; buffers and submodules are shared (torch/nn/modules/module.py)."""
+    twin = copy.copy(module)
+    twin._parameters = dict.fromkeys(module._parameters)
+    return twin
 
 
 def are_experts(module: Any) -> bool:
