@@ -134,7 +134,8 @@ def come_back_without_output(attempt: Attempt) -> None:
 
 
 def mount_output_again(cluster: Cluster) -> None:
-    cluster["node2"].run(f"umount {cluster.shared}/fault-*/run")
+    # Earlier faults of this cluster have directories there too, and nothing mounted.
+    cluster["node2"].run(f"grep -o '{cluster.shared}/fault-[^ ]*/run' /proc/mounts | xargs umount")
 
 
 def own_data(cluster: Cluster) -> None:
