@@ -47,7 +47,7 @@ VARIANTS = {
     # At parity.py's rate one process at accumulation 4 is 1.2e-5 from itself at 1.
     "packing": ["--packing", "true", "--learning_rate", "0.3"],
     "lora": ["--use_peft", "--learning_rate", "10"],
-    "lora-norms": ["--use_peft", "--learning_rate", "1"],  # whose frozen norms of heads get no gradient to sum
+    "lora-norms": ["--use_peft", "--learning_rate", "0.5"],  # whose frozen norms of heads get no gradient to sum
     **{name: ["--use_peft", "--learning_rate", "1", *of_it] for name, of_it in ADAPTERS.items()},
     "ends": ["--use_peft", "--lora_target_modules", "q_proj,v_proj", "--lora_modules_to_save", "embed_tokens,lm_head"],
     "adamw": ["--optim", "adamw_torch_fused", "--learning_rate", "1e-3"],
