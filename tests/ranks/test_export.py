@@ -234,7 +234,7 @@ def test_mistakes_are_told(outputs, tmp_path, capsys):
     told("not empty", destination=tmp_path)
     told("no step 4", "3, 6", flags=["--step", "4"])
     told("--merge", "without adapters", flags=["--merge"])
-    told("run.yaml", source=tmp_path / "nowhere")
+    told("no such directory", "output directory of a run", source=tmp_path / "nowhere")
     (run / "checkpoint-3" / "trainer_state.json").unlink()
     told("checkpoint-3 is incomplete", "6", flags=["--step", "3"])
     next((run / "checkpoint-6" / "pytorch_model_fsdp_0").glob("*.distcp")).unlink()
