@@ -1,0 +1,135 @@
+"""Files among other users: written so that no link which others planted is followed, read only where they are regular files.
+
+Modes, one policy for all that Brigade writes: the umask decides, and what is `secret` (logs of commands, samples of the data,
+what the model answered, caches) is for its owner alone, 0600. A directory that is trusted on reading has been made 0700.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import UserError
+
+MOST = 256 * 2**20  # bytes of a file that is read whole
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def write(path: Path, content: str | bytes, secret: bool = False) -> None:
+    """Write a file so that whoever looks finds it whole, or what was there before. A link there is replaced. Raises OSError."""
+    with replacing(path, secret) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path, secret: bool = False) -> Iterator[IO[bytes]]:
+    """A new file in the same directory, of a name that nobody foresees, which takes the place of `path` at the end, unless an
+    exception leaves. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    file = os.fdopen(os.open(temporary, _NEW | os.O_EXCL, _mode(secret)), "wb")
+    try:
+        with file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def create(path: Path, secret: bool = False) -> IO[str]:
+    """Open a file that is not there yet, to write text. Raises OSError, FileExistsError for a link as well."""
+    return os.fdopen(os.open(path, _NEW | os.O_EXCL, _mode(secret)), "w", encoding="utf-8")
+
+
+def append(path: Path, secret: bool = False) -> IO[Any]:
+    """Open a regular file, made where it is missing, to append bytes without a buffer. Raises OSError for a link, hard or not."""
+    number = os.open(path, _NEW | os.O_APPEND | os.O_NONBLOCK, _mode(secret))
+    try:
+        _check_regular(number, path)
+        if os.fstat(number).st_nlink > 1:  # of a file elsewhere, perhaps
+            raise OSError(errno.EMLINK, "it is a hard link, and others may have made it", str(path))
+    except BaseException:
+        os.close(number)
+        raise
+    return os.fdopen(number, "ab", buffering=0)
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a regular file to read bytes. Raises OSError; never waits, as one would for the writer of a FIFO."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(number, path)
+    except BaseException:
+        os.close(number)
+        raise
+    return os.fdopen(number, "rb")
+
+
+def read(path: Path, most: int = MOST) -> bytes:
+    """The bytes of a regular file that has at most so many. Raises OSError."""
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EOVERFLOW, f"it is larger than {most:,} bytes", str(path))
+    return content
+
+
+def read_text(path: Path, most: int = MOST, errors: str = "strict") -> str:
+    """Likewise, as text in UTF-8. Raises OSError, UnicodeDecodeError where `errors` is strict."""
+    return read(path, most).decode(errors=errors).replace("\r\n", "\n")
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, made where it is missing, of files that are replaced. Raises OSError where it is a link, or a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, and others may have made it", str(folder))
+    return folder
+
+
+def private_folder(folder: Path, cure: str) -> Path:
+    """The folder, made with mode 0700 where it is missing, whose content may be trusted: nobody else could write it.
+
+    cure: which other folder may be named. Raises UserError where it is another user's or others may write to it; OSError.
+    """
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    check_private(folder, cure)
+    return folder
+
+
+def check_private(folder: Path, cure: str) -> None:
+    """Raises UserError where a folder is another user's, or its group or others may write to it; OSError."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new(folder):
+        problem = f"it belongs to user {found.st_uid}, who could put anything there, and this is user {os.geteuid()}"
+        raise UserError(str(folder), problem, cure)
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"its group or others may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise UserError(str(folder), problem, f"look through it, then `chmod -R go-w {folder}`; or {cure}")
+
+
+def _mode(secret: bool) -> int:
+    return 0o600 if secret else 0o666
+
+
+def _check_regular(number: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def _owner_of_new(folder: Path) -> int | None:
+    """Whose the files are that this process makes there: root's are nobody's on many network file systems."""
+    probe = folder / f".owner.{secrets.token_hex(6)}"
+    with suppress(OSError):
+        number = os.open(probe, _NEW | os.O_EXCL, 0o600)
+        try:
+            return os.fstat(number).st_uid
+        finally:
+            os.close(number)
+            probe.unlink()
+    return None

@@ -1,0 +1,111 @@
+"""Files are written and read as among other users: no link that others planted is followed, and nothing waits."""
+
+import os
+import stat
+
+import pytest
+
+from brigade import files
+from brigade.errors import UserError
+
+USER, STRANGER = os.geteuid(), 65534
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "mine"
+    path.write_text("mine\n")
+    return path
+
+
+@pytest.fixture
+def planted(tmp_path, victim):
+    """A name that others made a link to a file of this user."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "planted").symlink_to(victim)
+    return folder / "planted"
+
+
+def test_a_written_file_takes_a_links_place(planted, victim):
+    files.write(planted, "new\n")
+    assert (planted.read_text(), victim.read_text()) == ("new\n", "mine\n")
+    assert not planted.is_symlink() and [path.name for path in planted.parent.iterdir()] == ["planted"]
+
+
+def test_what_fails_leaves_the_file_that_was_there(tmp_path, victim):
+    with pytest.raises(ZeroDivisionError), files.replacing(victim) as file:
+        file.write(b"half")
+        1 / 0  # noqa: B018
+    assert victim.read_text() == "mine\n" and [*tmp_path.iterdir()] == [victim]
+
+
+@pytest.mark.parametrize("open_", [files.append, files.create])
+def test_no_link_is_opened(planted, victim, open_):
+    with pytest.raises(OSError):
+        open_(planted)
+    assert victim.read_text() == "mine\n"
+
+
+def test_lines_are_appended_to_regular_files_of_one_name(tmp_path, victim):
+    for line in b"one\n", b"two\n":
+        with files.append(tmp_path / "lines") as file:
+            file.write(line)
+    assert (tmp_path / "lines").read_text() == "one\ntwo\n"
+    os.link(victim, tmp_path / "hard")
+    os.mkfifo(tmp_path / "fifo")
+    for name in "hard", "fifo":
+        with pytest.raises(OSError):
+            files.append(tmp_path / name)
+
+
+def test_only_regular_files_of_a_fair_size_are_read(tmp_path, victim):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="no regular file"):
+        files.read(tmp_path / "fifo")
+    with pytest.raises(OSError, match="no regular file"):
+        files.read("/dev/zero")
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        files.read(victim, most=4)
+    assert files.read_text(victim, most=5) == "mine\n"
+
+
+def test_the_umask_decides_unless_it_is_a_secret(tmp_path):
+    before = os.umask(0o027)
+    try:
+        files.write(tmp_path / "plain", "")
+        files.write(tmp_path / "secret", "", secret=True)
+        files.append(tmp_path / "log", secret=True).close()
+    finally:
+        os.umask(before)
+    assert [mode(tmp_path / name) for name in ("plain", "secret", "log")] == [0o640, 0o600, 0o600]
+
+
+def test_no_folder_that_is_a_link_takes_files(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="it is a link"):
+        files.make_folder(tmp_path / "link")
+    assert files.make_folder(tmp_path / "new").is_dir()
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path):
+    folder = files.private_folder(tmp_path / "new/cache", "cure")
+    assert mode(folder) == 0o700
+    folder.chmod(0o775)
+    with pytest.raises(UserError, match="its group or others may write to it") as error:
+        files.private_folder(folder, "set BRIGADE_CACHE")
+    assert error.value.cure == f"look through it, then `chmod -R go-w {folder}`; or set BRIGADE_CACHE"
+
+
+@pytest.mark.skipif(USER != 0, reason="only root can be two users")
+def test_a_folder_of_another_user_is_not_trusted(tmp_path):
+    """Root is no exception, nor is a user whom root's folder would serve."""
+    (tmp_path / "cache").mkdir(0o755)
+    os.chown(tmp_path / "cache", STRANGER, STRANGER)
+    with pytest.raises(UserError, match=f"it belongs to user {STRANGER}"):
+        files.check_private(tmp_path / "cache", "cure")
+    assert [*(tmp_path / "cache").iterdir()] == []
