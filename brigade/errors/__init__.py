@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .console import printable
+
 Whose = Literal["user", "host", "run", "passing"]  # errors/whose.py says what each is
 
 
@@ -29,7 +31,9 @@ class UserError(Exception):
         super().__init__(self.place, self.problem, self.cure, self.whose, self.hosts)
 
     def __str__(self) -> str:
-        place, problem, cure = (" ".join(str(part).split()) for part in (self.place, self.problem, self.cure))
+        place, problem, cure = (
+            " ".join(printable(str(part)).split()) for part in (self.place, self.problem, self.cure)
+        )
         return f"error: {place}\n  {problem}\n  cure: {cure}"
 
 

@@ -3,10 +3,26 @@
 import io
 import math
 import os
+import re
 import select
 import sys
 from contextlib import suppress
 from typing import Any
+
+# What a terminal obeys, most of it with either way to begin it: ESC and a letter, or one byte of C1.
+_OBEYED = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor, erasing
+    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS: titles, links, the clipboard
+    r"|\x1b[ -/]+[0-~]"  # character sets
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # every other control character but tab and line feed
+    r"|[\u202a-\u202e\u2066-\u2069]"  # what reverses the letters that follow, so that they read as others
+)
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey: escape sequences, control characters but tab and line feed, and marks that turn
+    the direction of letters. For all that comes from a file, a model or another host."""
+    return _OBEYED.sub("", text)
 
 
 def write_what_it_can() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..errors.console import printable
 from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from . import ssh
 from .agent import MARK
 from .hearing import BEAT, SILENCE, Hearing
-from .messages import ANSWERS, KINDS, checked, printable
+from .messages import ANSWERS, KINDS, checked
 from .probing import LINE
 
 CURES = table(Path(__file__).with_name("cures.yaml"))

@@ -2,22 +2,13 @@
 character of it gets to a terminal or into a log. (The far end runs without pydantic: see agent.py.)"""
 
 import ipaddress
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from ..distributed.heartbeat import Phase
 from ..errors import Whose
-
-# Escape sequences (colours, titles, links), then every other control character but tab and line feed.
-_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\))|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def printable(text: str) -> str:
-    """`text` without what a terminal would obey."""
-    return _CONTROL.sub("", text)
-
+from ..errors.console import printable
 
 Text = Annotated[str, AfterValidator(printable)]
 

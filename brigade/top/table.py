@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed import hangs
-from ..launch.messages import printable
+from ..errors.console import printable
 from ..run import events
 from .watching import HostSeen, Watching
 
