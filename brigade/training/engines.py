@@ -133,6 +133,10 @@ class OneProcess:
         """The state dict to save, or None where the Trainer gathers it by itself."""
         return None
 
+    def gathers_weights(self, trainer: Any) -> bool:
+        """Whether a model that the Trainer saves has its weights in Hugging Face format."""
+        return True
+
 
 class DDP(OneProcess):
     def arguments(self) -> dict[str, Any]:
@@ -202,6 +206,11 @@ class DeepSpeed(OneProcess):
         from ..upstream import cpu_adam
 
         cpu_adam.repeat_steps(trainer.deepspeed.optimizer.optimizer)
+
+    def gathers_weights(self, trainer: Any) -> bool:
+        zero3 = trainer.deepspeed.zero_optimization_partition_weights()
+        adapters = self.run.settings.recipe.model.use_peft  # PEFT gathers them, whatever the file says
+        return adapters or not zero3 or trainer.deepspeed.zero_gather_16bit_weights_on_model_save()
 
 
 class FSDP2(OneProcess):

@@ -13,9 +13,8 @@ def check(trainer: Any, folder: Path) -> None:
     """Raises UserError where the files in `folder` lack a weight or a buffer of the model, or of its adapters. Tied weights are
     there once, and buffers that a model makes anew are in no file: Transformers knows both."""
     section = trainer.run.settings.recipe.model
-    sharded = (folder / "latest").exists() or any(folder.glob("pytorch_model_fsdp_*"))
-    if sharded and not section.use_peft and not any(folder.glob("*.safetensors")):
-        return  # as the strategy's file asks, its engine saved shards and no model in Hugging Face format: export makes one
+    if not trainer.engine.gathers_weights(trainer):
+        return  # shards lie there, and no model in Hugging Face format: `export` makes one
     try:
         if section.use_peft:
             _compare_adapters(trainer, folder)
