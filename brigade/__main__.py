@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from .errors import UserError, did_you_mean
-from .errors.console import write_what_it_can
+from .errors.console import guard_output
 
 # verb -> its module and what it does
 VERBS = {
@@ -157,5 +157,5 @@ def _unknown(rest: list[str], parser: argparse.ArgumentParser) -> UserError:
 
 
 if __name__ == "__main__":
-    write_what_it_can()
+    guard_output()
     raise SystemExit(main())

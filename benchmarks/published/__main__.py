@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from brigade.errors import UserError
-from brigade.errors.console import console, write_what_it_can
+from brigade.errors.console import console, guard_output
 
 from .table import predict_file, summary
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="where the rows go with their estimates")
     options = parser.parse_args(argv)
-    write_what_it_can()
+    guard_output()
     try:
         rows = predict_file(options.table, options.out)
     except UserError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, did_you_mean
+from ..errors.console import on_one_line
 
 if TYPE_CHECKING:
     from ..check.hosts import Wanted
@@ -169,8 +170,7 @@ def _check(
     outcome = asyncio.run(_until_stopped(run(wanted, size, told=_told, skip=skip)))
     if options.yes:
         outcome = _repaired(wanted, outcome)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
+    on_one_line("")
     code = exit_code(outcome.results)
     found = result_file.document(outcome, options.recipe, code, wanted.measured.get("network"))
     if options.json == "-":
@@ -251,8 +251,7 @@ async def _until_stopped(work: Coroutine[Any, Any, "Outcome"]) -> "Outcome":
 
 
 def _told(name: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[Kchecking: {name}", end="", file=sys.stderr, flush=True)
+    on_one_line(f"checking: {name}")
 
 
 def _show(outcome: "Outcome") -> None:

@@ -42,25 +42,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(done: Any, model: Any) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from ..errors.console import console
 
     table = Table("file", "MB", title=f"{done.directory}, from {done.source}")
     for path in sorted(done.directory.iterdir()):
         table.add_row(path.name, f"{path.stat().st_size / 1e6:,.3f}")
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
+    out = console(soft_wrap=True, highlight=False)
+    out.print(table)
     if done.base:
-        console.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
+        out.print(f"Adapters alone; from_pretrained takes their base from {done.base}.")
         if model.from_scratch:
             cure = "--merge gives a model that stands alone"
-            console.print(f"That base is random weights in this machine's cache: {cure}.")
+            out.print(f"That base is random weights in this machine's cache: {cure}.")
         if model.rope_parameters:
-            console.print("That base was stretched by YaRN (rope_parameters): --merge, or load it with the same.")
+            out.print("That base was stretched by YaRN (rope_parameters): --merge, or load it with the same.")
         if model.load_in_4bit:
             cure = "load it so, or --merge, to get the run's own losses"
-            console.print(f"They were trained on that base in 4 bits: {cure}.")
+            out.print(f"They were trained on that base in 4 bits: {cure}.")
     load = f'AutoModelForCausalLM.from_pretrained("{done.directory}")'
     if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
         load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{done.base}"), "{done.directory}")'
-    console.print(f"Load it: {load}", markup=False)
+    out.print(f"Load it: {load}")

@@ -36,21 +36,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(report: Report, notes: bool, seconds: float) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console, shown = Console(soft_wrap=True, highlight=False), report.shown(notes)
+    out, shown = console(soft_wrap=True, highlight=False), report.shown(notes)
     for finding in shown:
         problem, cure = (" ".join(text.split()) for text in (finding.problem, finding.cure))
         severity = (finding.severity, STYLES[finding.severity])
         where, rest = report.where(finding), f" {finding.rule}: {problem}\n  cure: {cure}"
         issues = rules()[finding.rule].issues
         see = f"\n  see: {', '.join(issues)}" if issues else ""
-        console.print(Text.assemble(where, "\n  ", severity, rest, (see, "dim")))
+        out.print(Text.assemble(where, "\n  ", severity, rest, (see, "dim")))
     counts, hidden = report.counts(), len(report.findings) - len(shown)
     numbers = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES)
     more = f" ({hidden} not shown: --notes)" if hidden else ""
-    console.print(f"{counted(len(report.files.read), 'file')}: {numbers}{more}, in {seconds:.2f} s")
+    out.print(f"{counted(len(report.files.read), 'file')}: {numbers}{more}, in {seconds:.2f} s")
 
 
 def _explain(name: str) -> int:
@@ -65,9 +64,10 @@ def _explain(name: str) -> int:
 
 def _table() -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("rule", "severity", "file", "why", "source", title="Lint's rules")
     for rule in rules().values():
-        severity = f"[{STYLES[rule.severity]}]{rule.severity}[/]"
-        table.add_row(rule.name, severity, rule.about, rule.says.replace("[", "\\["), "\n".join(rule.issues))
+        severity = Text(rule.severity, STYLES[rule.severity])
+        table.add_row(rule.name, severity, rule.about, rule.says, "\n".join(rule.issues))
     console().print(table)

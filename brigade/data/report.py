@@ -106,7 +106,7 @@ def first(prepared: Prepared) -> Any:
 def show_sample(prepared: Prepared, tokenizer: object) -> None:
     """Print the first sample under a heading, its lines as they are: a terminal folds those that are too long."""
     out = console()
-    out.print(f"one sample, its supervised part {marking(out)}:", markup=False)
+    out.print(f"one sample, its supervised part {marking(out)}:")
     out.print(sample(prepared, tokenizer, brackets=out.color_system is None), soft_wrap=True)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ..cluster import World, world_from_environment
 from ..errors import exit_code, first_line, whose
-from ..errors.console import write_what_it_can
+from ..errors.console import guard_output
 from . import stop, supervised
 
 peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
@@ -169,7 +169,7 @@ def run_to_the_end(main: Callable[[], Any]) -> NoReturn:
     C++ threads that the engines leave behind abort a process while the interpreter tears itself down ("terminate called
     without an active exception", exit -6), and a finished run or a reported mistake then looks like a crash.
     """
-    write_what_it_can()
+    guard_output()
     world = world_from_environment()
     if world.launcher != "python":
         from . import launched

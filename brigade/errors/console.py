@@ -1,11 +1,13 @@
 """Where tables and lines go, and how numbers stand in them."""
 
+import functools
 import io
 import math
 import os
 import re
 import select
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -25,11 +27,49 @@ def printable(text: str) -> str:
     return _OBEYED.sub("", text)
 
 
-def write_what_it_can() -> None:
-    """Let no answer or sample end a run because the terminal's encoding lacks a letter (PYTHONIOENCODING=ascii, LANG=C)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+class _Shown:
+    """A stream that hands on printable text alone. On a terminal's stderr libraries may draw their bars: a return to the
+    line's begin first, or nothing but line feeds and lines up."""
+
+    _OF_A_BAR = re.compile(r"\r|(?:\n|\x1b\[A)+$")
+
+    def __init__(self, stream: Any, bars: bool) -> None:
+        self.beneath, self._bars = stream, bars
+
+    def write(self, text: str) -> int:
+        begin = self._OF_A_BAR.match(text) if self._bars else None
+        first = begin[0] if begin else ""
+        self.beneath.write(first + printable(text[len(first) :]))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.beneath, name)
+
+
+def beneath(stream: Any) -> Any:
+    """The stream itself, for whoever writes sequences of our own: every other part of the text passes through printable()."""
+    return getattr(stream, "beneath", stream)
+
+
+def guard_output(errors: str = "backslashreplace") -> None:
+    """Let nothing that this process prints control a terminal, and no letter end it that the terminal's encoding lacks
+    (PYTHONIOENCODING=ascii, LANG=C). errors: what is shown of such a letter"""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(own := beneath(stream), io.TextIOWrapper):
+            own.reconfigure(errors=errors)
+            if own is stream:
+                setattr(sys, name, _Shown(own, name == "stderr" and own.isatty()))
+
+
+def on_one_line(text: str) -> None:
+    """Show it on stderr, where that is a terminal, in place of what this showed before; "" leaves the line empty."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{printable(text)}", end="", file=beneath(sys.stderr), flush=True)
 
 
 class _Unfailing(io.FileIO):
@@ -62,11 +102,12 @@ def never_end_by_writing() -> None:
     """Let nothing that this process says end it: a terminal may die, a pipe's reader end, and a log's disk be full. The run that
     it watches over counts for more than its words."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+        stream = beneath(getattr(sys, name))
         if isinstance(stream, io.TextIOWrapper):
             buffer = io.BufferedWriter(_Unfailing(stream.fileno(), "w", closefd=False))
             how = stream.encoding, "backslashreplace", "\n", True  # errors, line's end, line by line
             setattr(sys, name, io.TextIOWrapper(buffer, *how))
+    guard_output()
 
 
 def figure(value: float, digits: int) -> str:
@@ -82,10 +123,26 @@ def has_width() -> bool:
 
 
 def console(**options: Any) -> Any:
-    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe."""
-    from rich.console import Console  # not at the top: most commands print no table
+    """A rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe. Its colours are its own: brackets in
+    a text are no markup, and what a terminal would obey is left out."""
+    unset = {"width": None if has_width() else 160, "file": beneath(sys.stdout), "markup": False, "emoji": False}
+    return _console_class()(**unset | options)
 
-    return Console(width=None if has_width() else 160, **options)
+
+@functools.cache
+def _console_class() -> Any:
+    from rich.console import Console  # not at the top: most commands print no table
+    from rich.segment import Segment
+
+    class Printable(Console):
+        def render_str(self, text: str, **how: Any) -> Any:  # before columns are measured
+            return super().render_str(printable(text), **how)
+
+        def render(self, *what: Any, **how: Any) -> Any:
+            for part in super().render(*what, **how):
+                yield part if part.control else Segment(printable(part.text), part.style)
+
+    return Printable
 
 
 def marking(out: Any) -> str:

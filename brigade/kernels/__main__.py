@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from ..errors import UserError
+from ..errors.console import guard_output
 from ..recipe import flags
 from . import paths
 
@@ -86,4 +87,5 @@ def show(proof: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    guard_output()
     raise SystemExit(main())

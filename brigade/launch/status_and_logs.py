@@ -9,12 +9,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..errors.console import counted, say_what_is_lost
+from ..errors.console import console, counted, guard_output, say_what_is_lost
 from ..errors.disk import exists
 
 LIMIT = 64  # MiB of a log, then a new one is begun
@@ -53,14 +52,14 @@ class Output:
             else:
                 problem = f"no log can be written there: {error.strerror}"
                 raise UserError(str(self.directory), problem, "name another --log_dir") from None
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
+        guard_output(errors="replace")  # a rank may print what this terminal cannot show
         self._without_terminal = exists(self.directory / LAUNCH_LOG)
         if sys.stdout.isatty():
             from rich.live import Live
 
-            self._live = Live(self._text(), refresh_per_second=4, redirect_stdout=True, redirect_stderr=True)
+            self._live = Live(
+                self._text(), console=console(), refresh_per_second=4, redirect_stdout=True, redirect_stderr=True
+            )
             self._live.start()
         self._writer.start()
         return self

@@ -89,7 +89,7 @@ def test_an_encoding_that_lacks_a_letter_ends_nothing(monkeypatch):
     """PYTHONIOENCODING=ascii: an answer in another script, a table's frame."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    console.write_what_it_can()
+    console.guard_output()
     print("A: Grüße")
     console.console().print("┃ é", markup=False)
     sys.stdout.flush()

@@ -1,11 +1,18 @@
 """Nothing that comes from a file, a model or another host controls the user's terminal."""
 
+import io
+import json
+import re
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from brigade.errors import UserError
+from brigade.__main__ import main
+from brigade.errors import UserError, console
 from brigade.errors.console import printable
+from brigade.launch import background
 
 TITLE = "\x1b]0;a title\x07"
 CLIPBOARD = "\x1b]52;c;ZWNobyBoaQ==\x1b\\"
@@ -59,3 +66,112 @@ def test_long_texts_take_no_time():
 def test_a_mistake_is_told_without_escapes():
     said = str(UserError(f"a{TITLE}b.yaml", f"{ERASE}is wrong", f"do {CLIPBOARD}this\u202e"))
     assert said == "error: ab.yaml\n  is wrong\n  cure: do this"
+
+
+@pytest.fixture
+def said_by(monkeypatch):
+    """Calls something, and returns what a terminal gets of what it prints."""
+
+    def said(work):
+        written = {name: io.BytesIO() for name in ("stdout", "stderr")}
+        for name, stream in written.items():
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
+        console.guard_output()
+        work()
+        return b"".join(stream.getvalue() for stream in written.values()).decode()
+
+    return said
+
+
+ALL = "".join(OBEYED)
+
+
+def test_prints_pass_through(said_by):
+    def work():
+        print(f"a{ALL}b", f"c{ALL}d")
+        print(f"e{ALL}f", file=sys.stderr)
+        sys.stdout.writelines([f"g{ALL}h\n"])
+
+    text, left = said_by(work), printable(ALL)
+    assert text == f"a{left}b c{left}d\ng{left}h\ne{left}f\n" and "\x1b" not in text
+
+
+def test_only_a_librarys_bar_returns_to_its_line():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    drawn = console._Shown(Terminal(), bars=True)
+    for text in ("\r 50%", "\n", "\x1b[A", f"a{TITLE}b", "\x1b[A\x1b[2Jx"):
+        drawn.write(text)
+    assert drawn.beneath.getvalue() == "\r 50%\n\x1b[Aabx"
+
+
+def test_tables_pass_through_and_keep_their_own_colours(monkeypatch):
+    from rich.table import Table
+    from rich.text import Text
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = console.console(file=io.StringIO(), force_terminal=True, highlight=False)
+    table = Table(f"head{ALL}", title=f"title{ALL}")
+    table.add_row(f"cell{ALL}[/red][link=https://example.org]")
+    table.add_row(Text(f"red{ALL}", "red"))
+    out.print(table)
+    out.print(f"line{ALL} :smile:", soft_wrap=True)
+    text = out.file.getvalue()
+    assert "\x1b[31m" in text and ":smile:" in text and "[/red][link=" in text
+    assert set(re.findall(r"\x1b(?!\[[\d;]*m)|[\x00-\x09\x0b-\x1a\x7f-\x9f\u202e\u2066]", text)) == set()
+    assert "\x1b[8m" not in text
+
+
+def test_every_table_goes_by_the_one_console():
+    """A Console of rich's own would show what it is given."""
+    homes = {path.name for path in Path("brigade").rglob("*.py") if re.search(r"import Console\b", path.read_text())}
+    assert homes == {"console.py"}
+
+
+def _run(directory):
+    """A run that another user wrote."""
+    directory.mkdir(parents=True)
+    words = ALL + "words"
+    run = {"run": {"hosts": [words], "started": words, "strategy": {"name": words}, "ranks": 1}}
+    (directory / "run.yaml").write_text(json.dumps(run))
+    event = {"event": words, "time": words, "text": words, "step": words}
+    (directory / "events.jsonl").write_text(f"{json.dumps(event)}\n")
+    (directory / "stopped.json").write_text(json.dumps({"by": words, "time": words}))
+    return directory
+
+
+def is_harmless(text):
+    return not set("\x1b\x07\x9b\x9d\r\u202e") & set(text)
+
+
+@pytest.mark.parametrize("in_full", [True, False])
+def test_status_of_a_strangers_run(in_full, tmp_path, said_by, monkeypatch):
+    run = _run(tmp_path / "outputs" / f"run{TITLE.replace('/', '')}")
+    monkeypatch.chdir(tmp_path)
+    text = said_by(lambda: main(["status", *([str(run)] if in_full else [])]))
+    assert "words" in text and is_harmless(text)
+
+
+def test_attach_to_a_strangers_launch(tmp_path, said_by):
+    (tmp_path / "launch.log").write_text(f"{ALL}loss\n")
+    record = {"output": str(tmp_path), "logs": str(tmp_path), "host": "elsewhere", "pid": 1, "code": 0}
+    text = said_by(lambda: background.follow(record))
+    assert "loss" in text and is_harmless(text)
+
+
+def test_lint_of_a_strangers_file(tmp_path, said_by):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"model:\n  {json.dumps(f'{ALL}[red]')}: {json.dumps(ALL)}\ntraining: {{}}\n")
+    text = said_by(lambda: main(["lint", str(recipe)]))
+    assert "[red]" in text and is_harmless(text)
+
+
+def test_an_answer_and_a_sample_of_a_strangers_model(said_by):
+    from brigade.training.sample_answers import show
+
+    entry = {"source": "a", "question": f"q{ALL}", "reference": f"r{ALL}", "answer": f"a{ALL} [bold]b"}
+    text = said_by(lambda: show([entry]))
+    assert "[bold]b" in text and is_harmless(text)
