@@ -26,7 +26,8 @@ _BLOCK = 4096
 def check(same: dict[str, Any], world: World) -> None:
     """Ends all ranks with one message that names the first key in which a host differs from the first rank's, both values
     and both hosts. same: {what: {key: value}}, JSON-able, in the order in which differences are looked for."""
-    digest = _digest(json.dumps(same, sort_keys=True, default=str).encode())
+    same = json.loads(json.dumps(same, default=str))
+    digest = _digest(json.dumps(same, sort_keys=True).encode())
     if len(set(ranks.gather(digest))) == 1:  # as ever: what follows would send it all to all
         return
     from ..recipe.difference import difference

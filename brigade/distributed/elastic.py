@@ -4,11 +4,9 @@ What is small goes over the coordinator, weights over gloo between the replicas.
 others. Who is lost is left out: a mean in which it took part is made again by the others.
 """
 
-import base64
 import datetime
 import json
 import os
-import pickle
 import socket
 import threading
 import time
@@ -22,7 +20,7 @@ from torch import Tensor
 from ..cluster import ELASTIC, World
 from ..errors import UserError
 from ..upstream import gloo
-from . import process_group, ranks
+from . import exchange, process_group, ranks
 from .replicas import Peers
 
 TRY_AGAIN = 0.5  # seconds between two tries to reach the coordinator
@@ -168,10 +166,11 @@ class ElasticPeers(Peers):
         return [int(number) for number in result["joined"]]
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` (any picklable object) of each that is there, on all ranks of them."""
-        result = self._say({"payload": base64.b64encode(pickle.dumps(ranks.gather(value))).decode()})
-        said = sorted((int(number), packed) for number, packed in result["said"].items())
-        return [pickle.loads(base64.b64decode(packed))[self.world.rank] for _, packed in said]
+        """`value` of each that is there, on all ranks of them. exchange.py says what may be sent, and what is raised."""
+        result = self._say({"payload": exchange.encode(ranks.gather(value)).decode()})
+        said = sorted((int(number), payload) for number, payload in result["said"].items())
+        of_ranks = [exchange.decode(payload, f"replica {number}") for number, payload in said]
+        return [values[self.world.rank] for values in of_ranks]
 
     def leave(self, finished: bool) -> None:
         if self.line:
@@ -183,10 +182,10 @@ class ElasticPeers(Peers):
             try:
                 answer = self.line.say(what if "join" in what else what | {"seq": self.seq + 1})
             except UserError as error:
-                answer = error
+                answer = {"refused": error.args}
         answer = ranks.gather(answer)[0]
-        if isinstance(answer, UserError):
-            raise answer
+        if "refused" in answer:
+            raise UserError(*answer["refused"])
         self.seq, self.members = answer["seq"], answer["members"]
         return answer
 

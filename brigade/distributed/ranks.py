@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ..cluster import World, world_from_environment
 from ..errors import exit_code, first_line, whose
 from ..errors.console import guard_output
-from . import stop, supervised
+from . import exchange, stop, supervised
 
 peers: Any = None  # replicas.Peers, while each replica of the run is a world of its own
 on_failure: Callable[[str], None] = lambda reason: None  # noqa: E731  # of a run that trains, on the rank that failed first
@@ -35,13 +35,10 @@ def start(world: World, alone: bool = False) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """`value` (any picklable object) of every rank, in rank order, on every rank."""
-    dist = _group()
-    if dist is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    """`value` of every rank, in rank order, on every rank. exchange.py says what may be sent, and what is raised."""
+    if _group() is None:
+        return [exchange.decode(exchange.encode(value), "rank 0")]  # what a rank alone may not send, none may
+    return exchange.of_group(value)
 
 
 def gather_all(value: Any) -> list[Any]:

@@ -6,7 +6,6 @@ it: for them the world is the replica.
 
 import itertools
 import os
-import pickle
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ..cluster import World
 from ..upstream import world as engines
-from . import process_group, ranks
+from . import exchange, process_group, ranks
 
 _divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
 _before: dict[str, str] = {}  # of the environment, what the launcher wrote
@@ -37,14 +36,8 @@ class Peers:
         ]
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` (any picklable object) of each, on all of them."""
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self._all(torch.tensor([data.numel()]))
-        most = max(int(size) for size in sizes)
-        padded = torch.zeros(most, dtype=torch.uint8)
-        padded[: data.numel()] = data
-        pairs = zip(self._all(padded), sizes, strict=True)
-        return [pickle.loads(row[: int(size)].numpy().tobytes()) for row, size in pairs]
+        """`value` of each, on all of them. exchange.py says what may be sent, and what is raised."""
+        return exchange.gather(value, self._all, [f"replica {number}" for number in range(self.count)])
 
     def wait(self, work: Any) -> None:
         """For a transfer."""

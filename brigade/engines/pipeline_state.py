@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..distributed import exchange
 from .pipeline import Pipeline
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # as accelerate names FSDP2's: whoever reads those reads these
@@ -26,18 +27,23 @@ def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[st
     parts = (pipeline.groups.tensor, pipeline.groups.experts and pipeline.groups.experts.experts.get_group())
     for those in filter(None, parts):  # they put their parts together
         dist.all_reduce(asked, group=those)
-    said: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(said, {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}, group=group)
+    own = {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in state.items()}
+    said = exchange.of_group(own, group)
     found: dict[str, Any] = {}
     for name in names if asked else ():
         owner = next(number for number, has in enumerate(said) if name in has)
         shape, dtype = said[owner][name]
         mine = owner == pipeline.rank
-        tensor = _whole(state[name]) if mine else torch.empty(shape, dtype=dtype, device=pipeline.device)
+        tensor = _whole(state[name]) if mine else torch.empty(shape, dtype=dtype_of(dtype), device=pipeline.device)
         dist.broadcast(tensor, ranks[owner], group=group)
         if wanted:
             found[name] = tensor.cpu()
     return found
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch.float32 of "torch.float32"."""
+    return {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}[name]
 
 
 def _whole(tensor: Any) -> Tensor:

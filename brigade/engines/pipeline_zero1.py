@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ..distributed import exchange
 from .pipeline import in_buckets, local, spread_
+from .pipeline_state import dtype_of
 
 
 class Slice(NamedTuple):
@@ -88,14 +90,14 @@ class Zero1:
             shares = [each for line, _ in self.lines for each in line if each.parameter is parameter]
             ranks, rank = dist.get_world_size(group), dist.get_rank(group)
             mine = next((self.optimizer.state.get(self.pieces[each]) for each in shares if each in self.pieces), None)
-            told: list[Any] = [None] * ranks
-            plain = {key: (v.dtype if _is_share(v) else v) for key, v in mine.items()} if mine else None
-            dist.all_gather_object(told, plain, group=group)
+            told = exchange.of_group({key: _said(value) for key, value in mine.items()} if mine else None, group)
             state = dict(next(filter(None, told), {}))
-            for key, dtype in state.items():
-                if isinstance(dtype, torch.dtype):
+            for key, (dtype, value) in state.items():
+                if value is not None or not dtype:
+                    state[key] = torch.tensor(value, dtype=dtype_of(dtype)) if dtype else value
+                else:
                     here = local(parameter)
-                    whole = torch.empty(here.numel(), dtype=dtype, device=here.device)
+                    whole = torch.empty(here.numel(), dtype=dtype_of(dtype), device=here.device)
                     for each in shares:
                         if mine and each in self.pieces:
                             each.of(whole).copy_(mine[key])
@@ -112,6 +114,13 @@ def _as_divided(state: Tensor, parameter: Any) -> Tensor:
         return state.cpu()
     mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(state, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+
+
+def _said(value: Any) -> tuple[str, Any]:
+    """(dtype, "" for no tensor; value, None for a share, which is sent as a tensor)."""
+    if not torch.is_tensor(value):
+        return "", value
+    return str(value.dtype), None if _is_share(value) else value.item()
 
 
 def _is_share(value: Any) -> bool:

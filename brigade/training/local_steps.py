@@ -158,7 +158,7 @@ class LocalSteps(TrainerCallback):
         self.waiting = set()
         with heartbeat.within(heartbeat.SYNCHRONISING):
             tokens = self.trainer.meter.tokens_ever - self.told
-            said = self.peers.gather((wishes, stopping.by, stopping.number, tokens))
+            said = self.peers.gather((sorted(wishes), stopping.by, stopping.number, tokens))
         heard = [(wishes, by, number) for wishes, by, number, _ in said if self._is_for_all(by, number, said)]
         for wish in wishes.union(*(theirs for theirs, *_ in heard)):
             setattr(control, wish, True)

@@ -42,7 +42,8 @@ def check(run: Run, config: Any) -> None:
         training = run.settings.recipe.training
         run.kernels = {"attention": attention.choose(run.settings, config)[0]}
         run.kernels |= {key: getattr(training, key) for key in BY_PROOF} | {"use_liger_kernel": liger(run.settings)[0]}
-    run.batch = min(ranks.gather(batch), key=lambda batch: batch.micro)  # GPUs may differ
+    batches = [Batch(**values) for values in ranks.gather(vars(batch))]
+    run.batch = min(batches, key=lambda batch: batch.micro)  # GPUs may differ
 
 
 def _check(run: Run, config: Any) -> Batch:
@@ -86,7 +87,7 @@ def _settle_kernels(run: Run, config: Any) -> None:
         from ..kernels import auto  # not at the top: a run on a CPU proves nothing
 
         closed = auto.closed(run.settings.recipe.training, run.strategy, compiler=_compiler(gpu=True))
-        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(closed)))
+        auto.settle(run.settings, config, run.world, set().union(*ranks.gather(sorted(closed))))
 
 
 def _compiler(gpu: bool) -> bool:

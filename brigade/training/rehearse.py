@@ -73,7 +73,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         _prepare(settings, strategy, folder, config, world)
     ranks.barrier()
 
-    from .measured_states import StateBytes
+    from .measured_states import StateBytes, States
 
     states = StateBytes()
     command = ["--recipe", str(folder / REHEARSAL), "--output_dir", str(folder / "run")]
@@ -84,7 +84,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None
         print(f"Interrupted after checkpoint-{SAVE_STEPS}; the same command again:")
     ranks.barrier()
     second = _losses(main(command))
-    held = ranks.gather(states.states)
+    held = [States(**values) for values in ranks.gather(vars(states.states))]
     if groups:
         strategy = replace(strategy, replicate=1)  # of one group, as `held`
     ranks.whole_again()

@@ -1,0 +1,163 @@
+"""What ranks tell each other: every type that is sent arrives as it was, and forged bytes run nothing."""
+
+import collections
+import math
+import pathlib
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from brigade.distributed import exchange, ranks
+from brigade.distributed.replicas import Peers
+from brigade.errors import UserError
+from brigade.recipe.batch import Batch
+from brigade.training.measured_states import States
+
+SENT = {
+    "nothing": None,
+    "truth": [True, False],
+    "numbers": [0, -1, 2**80, 0.1, -0.0, 1e-320, math.inf, -math.inf],
+    "text": ["", "Zürich \0 \x1b[2J \ud800", "a" * 10_000],
+    "what a host found": (("node1", 4711), ["checkpoint-3", None]),
+    "token ids of answers": {0: [1, 2], 7: []},
+    "files and sizes": ("node1", {"model.safetensors": 2**40}),
+    "nested keys": {("a", 1): {None: ()}, "dict": [["tuple", 1]], "tuple": {}},
+}
+REFUSED = {
+    "path": pathlib.Path("/"),
+    "set": {1},
+    "bytes": b"",
+    "tensor": torch.ones(1),
+    "numpy's integer": np.int64(1),
+    "object": UserError("a", "b", "c"),
+    "class": {"key": [int]},
+}
+
+
+class Marker:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.file,)
+
+
+def same(one, other):
+    """Equal, and of equal types all the way down."""
+    if type(one) is not type(other) or (hasattr(one, "__len__") and len(one) != len(other)):
+        return False
+    if isinstance(one, dict):
+        return same([*one.items()], [*other.items()])
+    return all(map(same, one, other)) if isinstance(one, list | tuple) else repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_is_sent_arrives_as_it_was(name):
+    assert same(exchange.decode(exchange.encode(SENT[name]), "rank 1"), SENT[name])
+    assert same(ranks.gather(SENT[name]), [SENT[name]]), "of one rank, too"
+
+
+def test_what_derives_from_a_builtin_type_arrives_as_that():
+    value = {"loss": np.float64(0.1), "options": collections.OrderedDict(a=1), "shape": torch.Size([2, 3])}
+    expected = {"loss": 0.1, "options": {"a": 1}, "shape": (2, 3)}
+    assert same(exchange.decode(exchange.encode(value), "rank 1"), expected)
+
+
+def test_not_a_number_arrives():
+    assert math.isnan(exchange.decode(exchange.encode(math.nan), "rank 1"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Batch(8, 2, 4, 1, 1e-5, "why"), States(1, 2, 3, shapes=((2, 3), ()), frozen=(((4,), 1),))],
+    ids=lambda value: type(value).__name__,
+)
+def test_records_are_sent_as_their_values(value):
+    (arrived,) = ranks.gather(vars(value))
+    assert type(value)(**arrived) == value
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_types_are_refused_where_they_are_sent(name):
+    with pytest.raises(TypeError, match="ranks do not send each other a"):
+        ranks.gather({"here": [REFUSED[name]]})
+
+
+FORGED = {
+    "half a message": b'{"dict":[',
+    "no text": b"\xff\xfe\0",
+    "another kind": b'{"object":["os.system"]}',
+    "two kinds": b'{"tuple":[],"dict":[]}',
+    "no pairs": b'{"dict":[1]}',
+    "a list as a key": b'{"dict":[[[],1]]}',
+    "not a list": b'{"tuple":7}',
+    "depth": b"[" * 10_000_000,
+    "digits": b"1" * 100_000,
+    "nothing": b"",
+}
+
+
+def forged(name, tmp_path):
+    return pickle.dumps(Marker(tmp_path / "marker")) if name == "pickle" else FORGED[name]
+
+
+@pytest.mark.parametrize("name", ["pickle", *FORGED])
+def test_forged_bytes_run_nothing_and_name_their_sender(name, tmp_path):
+    with pytest.raises(UserError) as caught:
+        exchange.decode(forged(name, tmp_path), "rank 3")
+    assert "rank 3" in caught.value.place and "docs/security.md" in caught.value.cure
+    assert not (tmp_path / "marker").exists()
+
+
+# ---- over collectives ----------------------------------------------------------------------------------------------
+@pytest.fixture
+def peers():
+    """Two replicas of one rank each, in threads."""
+    store = torch.distributed.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda number: Peers(store, number, 2), range(2)))
+
+
+def beside(act):
+    """act() on the other one meanwhile."""
+    other = threading.Thread(target=act, daemon=True)
+    other.start()
+    return other
+
+
+def test_messages_of_different_lengths(peers):
+    told = []
+    values = ["a" * 1000, {"b": 1}]
+    other = beside(lambda: told.append(peers[1].gather(values[1])))
+    assert peers[0].gather(values[0]) == values
+    other.join(10)
+    assert told == [values]
+
+
+def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path):
+    """Anybody can who reaches torch's store."""
+    data = pickle.dumps(Marker(tmp_path / "marker"))
+
+    def forger():
+        peers[1]._all(torch.tensor([len(data)]))
+        peers[1]._all(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    other = beside(forger)
+    with pytest.raises(UserError, match="replica 1"):
+        peers[0].gather(None)
+    other.join(10)
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("size", [2**62, 0, -1])
+def test_sizes_that_no_message_has(peers, size):
+    other = beside(lambda: peers[1]._all(torch.tensor([size])))
+    with pytest.raises(UserError, match="replica 1"):
+        peers[0].gather(None)
+    other.join(10)
