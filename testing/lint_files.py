@@ -119,6 +119,7 @@ EXAMPLES = {
         "r.yaml:1: cluster"),
     "recipe-batch": ({"r.yaml": recipe(), "hosts": "node1 slots=33\n"}, "r.yaml:8: training.global_batch_size"),
     "recipe-filler": ({"r.yaml": recipe(), "hosts": "node1 slots=5\n"}, "r.yaml:8: training.global_batch_size"),
+    "recipe-code": ({"r.yaml": recipe(model={"trust_remote_code": True})}, "r.yaml:7: model.trust_remote_code"),
     "recipe-sizes": (
         {"r.yaml": recipe(cluster={"ds_config": "ds_configs/zero3_sp2.json"}), "config.json": {"num_attention_heads": 7}},
         "r.yaml:7: model.model_name_or_path"),

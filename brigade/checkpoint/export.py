@@ -168,5 +168,5 @@ def _tokenizer(settings: Settings, config: Any, source: Path, output: Path) -> A
 
     for folder in (source, output):
         if (folder / "tokenizer_config.json").is_file():
-            return AutoTokenizer.from_pretrained(folder)
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.recipe.model.trust_remote_code)
     return load_tokenizer(settings, config.get_text_config().vocab_size)

@@ -123,7 +123,9 @@ def _fused(folder: Path, names: set[str]) -> dict[str, Tensor]:
     from ..upstream import without_zero3
 
     with without_zero3():
-        state = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cpu").state_dict()
+        state = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", device_map="cpu", trust_remote_code=False
+        ).state_dict()
     return {name: state[name] for name in names & state.keys()}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..recipe import remote_code
 from .numbers import numeric
 
 FULL, HALF = 1e-4, 2e-2  # relative: of a run in fp32, and of one whose loss came from bf16 or fp16
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
     add("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
     add("--answers", type=numeric("answers", 0), default=3, metavar="N", help="held-out questions to answer")
+    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,10 +48,12 @@ def run(options: argparse.Namespace) -> int:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    settings = flags.load(["--recipe", str(options.output / "run.yaml")])
+    settings = flags.of_run(options.output, options.trust_remote_code)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with loading_from_run(options.output):
-        tokenizer = AutoTokenizer.from_pretrained(options.output)
+        tokenizer = AutoTokenizer.from_pretrained(
+            options.output, trust_remote_code=settings.recipe.model.trust_remote_code
+        )
         model = load_trained(settings, options.output).eval().to(device)
     heldout = [row for rows in prepare(settings, tokenizer).heldout.values() for row in rows]
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..recipe import remote_code
 from .numbers import numeric
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=numeric("step", 1), metavar="N", help=step)
     merge = "merge adapters into their base, to one whole model; 4-bit weights are dequantised to the values trained on"
     add("--merge", action="store_true", help=merge)
+    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
     add(
         "--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: as they were saved)"
     )
@@ -27,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from ..recipe import flags
 
     reading.check_run(options.output)
-    settings = flags.load(["--recipe", str(options.output / "run.yaml")])
+    settings = flags.of_run(options.output, options.trust_remote_code)
 
     import torch
     from transformers.utils import logging

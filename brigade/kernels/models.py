@@ -116,16 +116,22 @@ def build(config: Row, how: str, dtype: Any, device: Any, exact: bool = True) ->
     attention.register()
     if not exact:
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(described(config), attn_implementation=how, dtype=dtype).train()
+            return AutoModelForCausalLM.from_config(
+                described(config), trust_remote_code=False, attn_implementation=how, dtype=dtype
+            ).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        weights = AutoModelForCausalLM.from_config(described(config), attn_implementation="eager", dtype=torch.float32)
+        weights = AutoModelForCausalLM.from_config(
+            described(config), trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
+        )
         # Norms begin as ones, and hide what they do.
         drawn = {
             name: (value + 0.05 * torch.randn_like(value)).bfloat16() if value.is_floating_point() else value
             for name, value in weights.state_dict().items()
         }
-    model = AutoModelForCausalLM.from_config(described(config), attn_implementation=how, dtype=dtype)
+    model = AutoModelForCausalLM.from_config(
+        described(config), trust_remote_code=False, attn_implementation=how, dtype=dtype
+    )
     model.load_state_dict(drawn)
     return model.to(device).train()
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import yaml
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
 from ..hostfile import parse_hostfile
-from ..recipe import flags
+from ..recipe import flags, remote_code
 from ..recipe.files import TWICE, find, is_directory, read_yaml
 from ..recipe.schema import SECTIONS
 from ..strategy import accelerate_config, deepspeed_config
@@ -177,11 +178,20 @@ def _check(file: File, path: Path, text: str) -> None:
         file.findings = list(launcher.findings(file.content, file.name))
     elif file.kind == "recipe":
         try:
-            file.content = flags.load([f"--recipe={path}"])
+            file.content = flags.load([f"--recipe={path}"], loads_model=False)
+            file.findings = list(_own_code(file, path))
         except UserError as error:
             rule = "recipe-invalid" if file.lines else "file-syntax"
             file.findings = [of_error(rule, error, file.name, path)]
     file.findings += strategy_findings(file)
+
+
+def _own_code(file: File, path: Path) -> Iterator[Finding]:
+    """A recipe that asks for the model's own code, with the files that would run."""
+    if file.content.needs_code:
+        model = file.content.recipe.model
+        files = remote_code.files_of(remote_code.names_of(model, path), model.revision)
+        yield Finding.of("recipe-code", file.name, "model.trust_remote_code", files=files, flag=remote_code.FLAG)
 
 
 def strategy_findings(file: File) -> list[Finding]:

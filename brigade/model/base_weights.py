@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
+from ..recipe import remote_code
 from ..shape.config_json import published_quantization
 from .finite import AGAIN
 
@@ -27,6 +28,7 @@ def check(source: str, trust_remote_code: bool) -> None:
     import torch
     from transformers import AutoModelForCausalLM, Mxfp4Config
 
+    remote_code.check_kernels(source, source, None, trust_remote_code)
     folder = Path(source)
     files = _files(folder)
     types = {name: kind for file in files for name, kind in _types(file).items()}

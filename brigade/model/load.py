@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     """Where load_model takes the weights from. Call it before TrainingArguments exist: see materialise."""
     if settings.recipe.model.from_scratch:
-        return materialise(config, settings.recipe.training.seed)
+        return materialise(config, settings.recipe.training.seed, settings.recipe.model.trust_remote_code)
     source = location(settings)
     if not Path(source).is_dir():
         from .download import download
@@ -43,7 +43,7 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
     return source
 
 
-def materialise(config: "PreTrainedConfig", seed: int) -> str:
+def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool = False) -> str:
     """A directory in the cache with random weights for `config`, the same for the same seed.
 
     Random weights go through a directory so that every strategy loads them as it would load a real model: built in
@@ -67,7 +67,9 @@ def materialise(config: "PreTrainedConfig", seed: int) -> str:
             if not file.exists():
                 torch.manual_seed(seed)
                 config = copy.deepcopy(config)  # the model writes its dtype there
-                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=torch.float32, trust_remote_code=trust_remote_code
+                )
                 model.config.save_pretrained(folder)
                 # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
                 save_model(model, str(folder / "partial"), metadata={"format": "pt"})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, first_line
 from ..errors.disk import of_disk
+from ..recipe import remote_code
 from ..recipe.flags import Settings
 from . import base_weights
 from .finite import AGAIN
@@ -46,5 +47,7 @@ def loading_from_run(folder: Path) -> Iterator[None]:
     except UserError as error:
         raise UserError(error.place, error.problem, cure if error.cure.startswith(AGAIN) else error.cure) from None
     except Exception as error:
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(str(folder), [str(folder)]) from None
         problem = f"what is saved there cannot be loaded: {type(error).__name__}: {first_line(error)}"
         raise of_disk(error) or UserError(str(folder), problem, cure) from None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError, first_line
 from ..hub import hub_is_away, refusal
-from ..recipe.files import REPOSITORY
+from ..recipe import remote_code
 from ..recipe.flags import Settings
 from ..shape.config_json import ALIASES, check_causal, read_config
 
@@ -23,7 +23,7 @@ def location(settings: Settings) -> str:
     Raises UserError for a revision of a directory.
     """
     name, revision = settings.recipe.model.model_name_or_path, settings.recipe.model.revision
-    folder = next((path for path in (Path(name).expanduser(), REPOSITORY / name) if path.is_dir()), None)
+    folder = remote_code.folder_of(name)
     if folder and revision is not None:
         problem = f"{revision!r} is a version of a model on the Hub, but {name!r} is a directory"
         cure = "leave revision out (--revision null), or name the model on the Hub"
@@ -41,9 +41,12 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     try:
         config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(place, [name], model.revision) from None
         why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=model.revision)
         problem = f"{model.model_name_or_path!r} has no usable config: {why}"
         raise UserError(place, problem, cure or "give a name on the Hub or a directory with a config.json") from None
+    remote_code.check_kernels(place, name, model.revision, model.trust_remote_code)
     check_causal(config, place)
     if model.rope_parameters:
         from .rope import stretch

@@ -8,6 +8,7 @@ from ..data import builtin
 from ..data.builtin import BUILT_IN
 from ..errors import UserError, first_line
 from ..hub import hub_is_away, refusal
+from ..recipe import remote_code
 from ..recipe.flags import Settings
 from .location import location
 
@@ -30,6 +31,8 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:
+        if remote_code.is_refused(error):
+            raise remote_code.refusal(place, [name], revision) from None
         why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=revision)
         cure = cure or f"name a tokenizer, or `{BUILT_IN}` for the built-in one"
         raise UserError(place, f"no tokenizer at {name!r}: {why}", cure) from None

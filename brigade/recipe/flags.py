@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..errors import UserError, shortened
+from . import remote_code
 from .files import DEFAULT_RECIPE, find, read_yaml
 from .schedules import check_schedule
 from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
@@ -30,6 +31,7 @@ class Settings:
     proven: attention that agrees with eager on every device of this run -> milliseconds, the fastest first (set by
         kernels/auto.py before the model is built; empty: nothing is known, or no GPU)
     argv: the flags as they were given, without what a launcher puts between them
+    needs_code: whether the recipe's own trust_remote_code is true, which only the flag permits
     """
 
     recipe: Recipe
@@ -44,6 +46,7 @@ class Settings:
     rows_in_parts: bool = False
     by_proof: tuple[str, ...] = ()
     proven: dict[str, float] = field(default_factory=dict)
+    needs_code: bool = False
 
     def take(self, **values: Any) -> None:
         """Set keys of the recipe's training section."""
@@ -110,8 +113,16 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load(argv: list[str]) -> Settings:
+def of_run(output: Path, trust_remote_code: bool) -> Settings:
+    """The settings of the run in `output`. trust_remote_code: whether the flag was given. Raises UserError as load() does."""
+    return load(["--recipe", str(output / "run.yaml"), *([remote_code.FLAG] if trust_remote_code else [])])
+
+
+def load(argv: list[str], loads_model: bool = True) -> Settings:
     """The settings that a command line of train.py asks for.
+
+    loads_model: whether the command goes on to load the model or its tokenizer. Where it does not, a recipe whose key alone
+        asks for the model's code is read as if it did not ask.
 
     Raises UserError, naming file or flag, key, value and cure.
     """
@@ -156,6 +167,14 @@ def load(argv: list[str]) -> Settings:
 
         raise explain(error, settings.sources, path, document) from None
     check_schedule(settings.recipe.training, settings.place)
+    model = settings.recipe.model
+    settings.needs_code = model.trust_remote_code
+    if settings.needs_code and "trust_remote_code" not in flags:
+        if loads_model:
+            names = remote_code.names_of(model, path)
+            raise remote_code.refusal(settings.place("trust_remote_code"), names, model.revision)
+        model = model.model_copy(update={"trust_remote_code": False})
+        settings.recipe = settings.recipe.model_copy(update={"model": model})
     return settings
 
 

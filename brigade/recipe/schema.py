@@ -124,7 +124,7 @@ class ModelSection(Section):
     """auto: varlen on a CPU; on a GPU the fastest that is proven there (docs/kernels.md), else FlashAttention 2 where it is
     installed, else sdpa. varlen: scaled dot products sample by sample, so that packed samples cost no attention to each other."""
     trust_remote_code: bool = False
-    """Run the Python files that come with the model."""
+    """Run the Python files that come with the model. In a file it says that the model needs them; only the flag permits it."""
     rope_parameters: Annotated[Table, AfterValidator(_yarn)] | None = None
     """`{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}` stretches positions to the product."""
     use_peft: bool = False

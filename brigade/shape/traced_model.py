@@ -92,7 +92,9 @@ def build(config: Mapping[str, Any], attention: str | None = None, **options: An
             model_class = upstream.model_class(parsed)
             if attention == FLASH and not upstream.supports(model_class, "attention_backend"):
                 attention = "sdpa" if upstream.supports(model_class, "sdpa") else "eager"
-            model = AutoModelForCausalLM.from_config(parsed, attn_implementation=attention, **options)
+            model = AutoModelForCausalLM.from_config(
+                parsed, attn_implementation=attention, trust_remote_code=False, **options
+            )
         model.tie_weights()  # which is not done with weights that are not initialised
         return model
     except UserError:

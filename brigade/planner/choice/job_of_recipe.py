@@ -173,7 +173,7 @@ class RecipePlan:
 
 
 def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> RecipePlan:
-    return RecipePlan(flags.load(["--recipe", str(path)]), link, goes_to)
+    return RecipePlan(flags.load(["--recipe", str(path)], loads_model=False), link, goes_to)
 
 
 def here(path: Path) -> str:

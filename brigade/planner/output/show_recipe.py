@@ -46,7 +46,7 @@ def show_recipe(
     cluster: hostfile and gpu in place of the recipe's own; hosts: network, memory and disks, where they are not the usual ones
     """
     words = [word for key, value in cluster.items() for word in (f"--{key}", str(value))]
-    plan = RecipePlan(flags.load(["--recipe", path, *words]), hosts.link)
+    plan = RecipePlan(flags.load(["--recipe", path, *words], loads_model=False), hosts.link)
     result, recipe = plan.estimate, plan.settings.recipe
     if recipe.training.bf16 and not result.gpu.bf16:
         raise UserError(plan.settings.place("bf16"), f"the {result.gpu.kind} has no bf16", "use fp16")
