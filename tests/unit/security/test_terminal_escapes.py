@@ -164,7 +164,9 @@ def test_attach_to_a_strangers_launch(tmp_path, said_by):
 
 def test_lint_of_a_strangers_file(tmp_path, said_by):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"model:\n  {json.dumps(f'{ALL}[red]')}: {json.dumps(ALL)}\ntraining: {{}}\n")
+    recipe.write_text(
+        f"model:\n  model_name_or_path: {json.dumps(ALL)}\n  {json.dumps(f'{ALL}[red]')}: 1\ntraining: {{}}\n"
+    )
     text = said_by(lambda: main(["lint", str(recipe)]))
     assert "[red]" in text and is_harmless(text)
 
