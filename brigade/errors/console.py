@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     return _OBEYED.sub("", text)
 
 
+def one_line(text: str) -> str:
+    """`text` as a comment of a file can hold it: a space for each line's end, control character and letter that nobody sees."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 class _Shown:
     """A stream that hands on printable text alone. On a terminal's stderr libraries may draw their bars: a return to the
     line's begin first, or nothing but line feeds and lines up."""

@@ -14,7 +14,7 @@ import yaml
 
 from ..data.sources import BUILT_IN
 from ..errors import UserError
-from ..errors.console import counted
+from ..errors.console import counted, one_line
 from ..errors.tables import table
 from ..recipe.files import REPOSITORY
 from ..run import events
@@ -83,16 +83,16 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
     engine = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote}
+    engine.filters |= {"yaml": _yaml, "script": _script, "quote": shlex.quote, "comment": one_line}
     file = file or name(job) + SUFFIXES[kind]
     suffix = "sh" if kind == "sbatch" else "yaml"
     written = ["python", "-m", "brigade", "launch", job.recipe]
     written += [*(["--hostfile", job.hostfile] if job.hostfile else []), "--write", kind, *restarts, *job.flags]
     hosts = f"{counted(len(job.hosts), 'host')} of {slots(job)}: {counted(job.world_size, 'rank')}"
     values = {
-        "title": _comment(f"{job.settings.name}, {job.strategy.name}, {hosts}."),
-        "written": _comment(f"Written by: {shlex.join(written)}"),
-        "file": _comment(shlex.quote(file)),
+        "title": f"{job.settings.name}, {job.strategy.name}, {hosts}.",
+        "written": f"Written by: {shlex.join(written)}",
+        "file": shlex.quote(file),
         "name": name(job),
         "label": dns_name(job),
         "job": job,
@@ -102,7 +102,7 @@ def text(kind: str, job: Job, launched: bool = False, restarts: tuple[str, ...] 
         "slots": slots(job),
         "gpu": job.settings.recipe.cluster.gpu,
         "notice": notice(job)[0],
-        "notice_says": _comment(notice(job)[1]),
+        "notice_says": notice(job)[1],
         "torchrun_options": shlex.join(torchrun_options(job)),
         "secrets": secrets(job),
         "restarts": shlex.join([*restarts, job.recipe, *train_words(job)[3:]]) if restarts else "",
@@ -137,7 +137,7 @@ def _of_accelerate(job: Job, launched: bool, file: str) -> dict[str, Any]:
     options = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True} | (strategy.fsdp or {})
     return {
         "launched": launched,
-        "start": _comment(shlex.join([*start, "train.py", *job.named_again(start[3]), *job.train_arguments])),
+        "start": shlex.join([*start, "train.py", *job.named_again(start[3]), *job.train_arguments]),
         "distributed_type": kind if job.world_size > 1 or kind != "MULTI_GPU" else "NO",
         "ds_config": _ds_config_file(job) if strategy.is_deepspeed else None,
         "fsdp": {accelerate_config.FSDP_KEYS[key]: value for key, value in options.items()},
@@ -235,11 +235,6 @@ def _is_here(source: str | None) -> bool:
     with suppress(OSError, ValueError):  # a name that no file can have
         return source is not None and any((base / source).exists() for base in (Path(), REPOSITORY))
     return False
-
-
-def _comment(line: str) -> str:
-    """A flag may hold anything, but the line must stay a comment, and YAML takes no control characters in it."""
-    return "".join(letter if letter.isprintable() else " " for letter in line)
 
 
 def _yaml(value: Any) -> str:

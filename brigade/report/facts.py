@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from ..errors.console import one_line
 from ..run.page import FILE
 from ..run.status import ranks_of
 from .reading import Record, attempts, number, of_kind
@@ -16,6 +17,7 @@ ANSWERED = 20  # evaluations whose answers a page shows, the newest ones
 ROWS = 24  # of the table beside a chart
 _STARTS = {"torchrun": "torchrun --standalone --nproc_per_node {}", "deepspeed": "deepspeed --num_gpus {}",
            "accelerate": "accelerate launch --num_processes {}"}  # fmt: skip
+_COMMIT = re.compile(r"([0-9a-f]{7,64})(\+?)")  # "+": with changes that were not committed
 
 
 def shown(value: Any) -> str:
@@ -108,24 +110,25 @@ def surroundings(record: Record) -> Table:
 
 
 def repeat(record: Record) -> list[str]:
-    """The commands that make this run once more, into another directory."""
+    """The commands that make this run once more, into another directory. Somebody pastes them into a shell, and the words in them
+    may be a stranger's."""
     if not record.settings:
         return []
     run, path = record.run, shlex.quote(str(record.directory.absolute()))
     hosts, ranks = run.get("hosts") or [""], ranks_of(run) or 1
-    words = f"{path}/run.yaml --output_dir {path}-again"
+    again = f"--output_dir {path}-again"
     lines = []
-    if commit := run.get("commit"):
-        changed = "   # and the changes that were not committed then" if str(commit).endswith("+") else ""
-        lines.append(f"git checkout {str(commit).rstrip('+')}{changed}")
+    if commit := _COMMIT.fullmatch(str(run.get("commit"))):
+        changed = "   # and the changes that were not committed then" if commit[2] else ""
+        lines.append(f"git checkout {commit[1]}{changed}")
     if len(hosts) > 1:
-        slots = "\\n".join(f"{host} slots={ranks // len(hosts)}" for host in hosts)
-        lines += [f"printf {shlex.quote(slots + chr(92) + 'n')} > hostfile"]
-        lines += [f"python -m brigade launch {words.replace(' --', ' --hostfile hostfile --', 1)}"]
+        slots = shlex.join(f"{host} slots={ranks // len(hosts)}" for host in hosts)
+        lines += [f"printf '%s\\n' {slots} > hostfile"]
+        lines += [f"python -m brigade launch {path}/run.yaml --hostfile hostfile {again}"]
     else:
         launcher = _STARTS.get(str(run.get("launcher")), "python" if ranks == 1 else _STARTS["torchrun"]).format(ranks)
-        lines.append(f"{launcher} train.py --recipe {words}")
-    return lines
+        lines.append(f"{launcher} train.py --recipe {path}/run.yaml {again}")
+    return list(map(one_line, lines))
 
 
 def starts(record: Record) -> Table:

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import UserError
+from ..errors.console import one_line
 from ..run.directory import now, write_whole
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
@@ -20,6 +21,7 @@ from .thinning import kept
 
 HERE = Path(__file__).parent
 MARK = "<!-- made by python -m brigade report -->"  # what may be written over
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a cell begins with of which a spreadsheet computes something
 
 
 def write(records: list[Record], path: Path) -> None:
@@ -96,7 +98,7 @@ def write_files(records: list[Record], folder: Path) -> list[Path]:
             picture.write_bytes(library.picture(charts.chart(figure), figure.title))
             head, rows = figures.rows(figure)
             with table.open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows([head, *map(_cells, rows)])
+                csv.writer(file, lineterminator="\n").writerows(map(_cells, [head, *rows]))
             written += [picture, table]
     except OSError as error:
         problem = f"the figures cannot be written: {error.strerror}"
@@ -105,4 +107,7 @@ def write_files(records: list[Record], folder: Path) -> list[Path]:
 
 
 def _cells(row: list[Any]) -> list[Any]:
-    return ["" if isinstance(value, float) and math.isnan(value) else value for value in row]
+    """As a spreadsheet takes them: a formula, which may fetch and run things, gets an apostrophe, and a text is one line."""
+    texts = [one_line(value) if isinstance(value, str) else value for value in row]
+    texts = [f"'{t}" if isinstance(t, str) and t.lstrip().startswith(_FORMULA) else t for t in texts]
+    return ["" if isinstance(value, float) and math.isnan(value) else value for value in texts]

@@ -43,7 +43,8 @@ def of(directory: Path) -> dict[str, Any]:
 
 def ranks_of(record: dict[str, Any]) -> int:
     """Of a run, by run.yaml's `run`, whose `ranks` are those of each replica; 0 where it says none."""
-    return (record.get("ranks") or 0) * (record.get("replicas") or 1)
+    ranks, replicas = record.get("ranks"), record.get("replicas") or 1
+    return ranks * replicas if type(ranks) is type(replicas) is int and 0 <= ranks * replicas < 10**9 else 0
 
 
 def lines(known: dict[str, Any], in_full: bool) -> list[str]:

@@ -261,10 +261,10 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     )
     record.run["hosts"] = ["node1", "node2"]
     _, hosts, start = facts.repeat(record)
-    assert hosts == r"printf 'node1 slots=1\nnode2 slots=1\n' > hostfile"
+    assert hosts == r"printf '%s\n' 'node1 slots=1' 'node2 slots=1' > hostfile"
     assert start.startswith(f"python -m brigade launch {run}/run.yaml --hostfile hostfile --output_dir ")
     record.run["replicas"] = 2  # of two ranks each
-    assert r"printf 'node1 slots=2\nnode2 slots=2\n' > hostfile" in facts.repeat(record)
+    assert r"printf '%s\n' 'node1 slots=2' 'node2 slots=2' > hostfile" in facts.repeat(record)
     assert facts.of_run(record)["ranks"].startswith("4 on node1, node2")
     assert ["ranks", "4"] in facts.surroundings(record)[1]
 

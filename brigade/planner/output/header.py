@@ -2,6 +2,7 @@
 
 import shlex
 
+from ...errors.console import one_line
 from ..choice.job_of_recipe import RecipePlan
 
 
@@ -39,7 +40,7 @@ def header(plan: RecipePlan) -> str:
         f"          The planner's estimates, not measured. All of them: python -m brigade plan {shlex.quote(plan.path)}",
     ]
     lines += [f"Access:   accept {model.licence} on the model's page, and set HF_TOKEN."] if model.licence else []
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(f"# {one_line(line)}\n" for line in lines)
 
 
 def replaced(text: str, comment: str) -> str:
