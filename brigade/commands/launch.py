@@ -108,14 +108,14 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run(job: "Job", launcher: str, options: argparse.Namespace, names: list[str]) -> str:
     """Each host's exact command, as a person would type it there."""
-    from ..errors.console import counted
+    from ..errors.console import counted, one_line
     from ..launch import launchers
 
     address = options.master_addr or ("127.0.0.1" if len(job.hosts) == 1 else next(iter(job.hosts)))
     port = options.master_port or launchers.DEFAULT_PORT
     size = f"{counted(job.world_size, 'rank')} on {counted(len(job.hosts), 'host')}"
     lines = [
-        f"# {size}, strategy {job.strategy.name}, launcher {launcher}, in {Path.cwd()}",
+        one_line(f"# {size}, strategy {job.strategy.name}, launcher {launcher}, in {Path.cwd()}"),
         f"# Handed on: {', '.join(names)}",
         "# When the hosts have answered, launch settles the address, the port, and GLOO_/NCCL_SOCKET_IFNAME.",
     ]
@@ -177,7 +177,7 @@ def _launch_elastic(job: "Job", options: argparse.Namespace) -> int:
     async def work() -> int:
         return await elastic.Elastic(job, words, directory, restarts, options.restart_pause, how).run()
 
-    return background.run(lambda: asyncio.run(work()), directory, job.output_dir, options.detach)
+    return background.run(lambda: asyncio.run(work()), directory, job.output_dir, options.detach, job.hosts)
 
 
 def _log_directory(job: "Job", named: Path | None) -> Path:
@@ -219,4 +219,4 @@ def _launch(
     work = lambda: asyncio.run(Restarts(job, how, directory, restarts, remake).run())  # noqa: E731
     if ELASTIC in os.environ:  # of one replica: the launch of all has the record
         return work()
-    return background.run(work, directory, job.output_dir, options.detach)
+    return background.run(work, directory, job.output_dir, options.detach, job.hosts)

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUTPUT",
         help="a run's output directory (default: the newest in outputs/)",
     )
-    add("--hostfile", metavar="FILE", help="hosts to ask (default: those of the run)")
+    add("--hostfile", metavar="FILE", help="hosts to ask (default: those of the run that a launch of yours went to)")
+    add(
+        "--ask_all",
+        action="store_true",
+        help="ask, by ssh, every host that the run's files name: whoever wrote them chose it",
+    )
     add(
         "--every",
         type=numeric("every", 0.2, float),
@@ -43,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if directory is None and options.hostfile is None:
         directory = _newest()
     hosts = list(read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))) if options.hostfile else []
-    hosts = hosts or _hosts_of(directory)
+    hosts = hosts or _trusted(_hosts_of(directory), options.ask_all)
     once = options.once or not (sys.stdout.isatty() and sys.stdin.isatty())
     return asyncio.run(_watch(hosts, directory, options.every, once))
 
@@ -70,6 +76,20 @@ def _hosts_of(directory: Path) -> list[str]:
         problem = f"it is not the output directory of a run: neither {RECORD} nor heartbeats/ names a host"
         raise UserError(str(directory), problem, "name the output directory of a run, or --hostfile FILE")
     return list(dict.fromkeys(map(str, hosts)))
+
+
+def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:
+    """Those to connect to: a run's files may be a stranger's, and name what he likes. Says which are left out."""
+    from ..launch import background
+    from ..launch.connection import is_here
+
+    known = background.hosts()
+    asked = [host for host in hosts if all_of_them or host in known or is_here(host) or "SLURM_JOB_ID" in os.environ]
+    if left := [host for host in hosts if host not in asked]:
+        cure = "--hostfile FILE names yours, --ask_all asks them all"
+        names = f"{', '.join(left[:5])}{' ...' * (len(left) > 5)}"
+        print(f"Not asked, for only the run's files name them: {names}; {cure}.", file=sys.stderr)
+    return asked
 
 
 async def _watch(hosts: list[str], directory: Path | None, every: float, once: bool) -> int:
@@ -112,7 +132,6 @@ async def _live(watching: Any, screen: Any, every: float) -> None:
 @contextmanager
 def _keys(left: asyncio.Event) -> Iterator[None]:
     """While this lasts, a q on the terminal sets `left`; so does the terminal's end."""
-    import os
     import termios
     import tty
 

@@ -1,8 +1,8 @@
 """Launches that go on without a terminal (`launch --detach`), which launches there are, and how to follow one (`attach`).
 
 Of each launch the cache keeps a record, one for each output directory and launching host:
-{"output", "logs", "host", "pid", "born" (when that process began, in ticks since its host's start), "started", "code" once it
-has ended}. Records of directories that are gone are removed.
+{"output", "logs", "host", "hosts" (of the run), "pid", "born" (when that process began, in ticks since its host's start),
+"started", "code" once it has ended}. Records of directories that are gone are removed.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from .status_and_logs import LAUNCH_LOG
 TAIL = 2**16  # bytes that `attach` shows of what was there before
 
 
-def run(work: Callable[[], int], logs: Path, output: Path, detach: bool) -> int:
+def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: Iterable[str] = ()) -> int:
     """Do the work of a launch under a record; with `detach` in a process of its own, while this one says how to follow it."""
     output, logs = output.resolve(), logs.resolve()
     record: dict[str, Any] = {"output": str(output), "logs": str(logs), "host": socket.gethostname(), "started": now()}
+    record["hosts"] = list(hosts)
     path = _path(output)
     for other in _records():
         if other["host"] == record["host"] and other["output"] == record["output"] and alive(other):
@@ -82,6 +83,11 @@ def find(named: Path) -> dict[str, Any]:
         return max(found, key=lambda record: (alive(record), record["started"]))
     problem = "no launch of it is known here"
     raise UserError(str(named), problem, "name the output or log directory of a `launch`, on the host that launched")
+
+
+def hosts() -> set[str]:
+    """All that launches of this user went to from here, as far as records tell."""
+    return {str(host) for record in _records() for host in record.get("hosts", ())}
 
 
 def alive(record: dict[str, Any]) -> bool:

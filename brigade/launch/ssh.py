@@ -10,6 +10,8 @@ from pathlib import Path
 # What ~/.ssh/config may say of a host for logins by hand, and no line to an agent works with. How long a line may be silent is
 # ours to say: ServerAliveInterval would cut it before.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=0", "RemoteCommand=none")
+# What a host could use that is not the user's alone: his agent, his display, his ports.
+_NOT_LENT = ("ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes")
 _SINCE_8_7 = ("StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default")  # an older ssh would refuse them
 
 
@@ -22,8 +24,8 @@ def version() -> tuple[int, int]:
 
 def options() -> list[str]:
     """The flags of every ssh that is started."""
-    named = _OPTIONS + (_SINCE_8_7 if version() >= (8, 7) else ())
-    return ["-T", *(word for option in named for word in ("-o", option))]
+    named = _OPTIONS + _NOT_LENT + (_SINCE_8_7 if version() >= (8, 7) else ())
+    return ["-T", "-a", "-x", *(word for option in named for word in ("-o", option))]
 
 
 @cache

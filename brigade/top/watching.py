@@ -48,6 +48,7 @@ class Watching:
         self.directory, self.every = directory and directory.absolute(), every
         self.read: dict[str, dict[str, Any]] = {}
         self.told: list[dict[str, Any]] = []
+        self._looked = directory is None  # at the files, once
         self._tasks: list[asyncio.Task[None]] = []
         self._channels: list[Channel] = []
 
@@ -62,8 +63,10 @@ class Watching:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     def ready(self) -> bool:
-        """Whether each host has answered twice, or cannot."""
-        return all(len(host.samples) > 1 or host.problem not in ("", "connecting") for host in self.hosts.values())
+        """Whether the files were read, and each host has answered twice, or cannot."""
+        return self._looked and all(
+            len(host.samples) > 1 or host.problem not in ("", "connecting") for host in self.hosts.values()
+        )
 
     async def _follow(self, host: HostSeen) -> None:
         """Ask one host until this is cancelled."""
@@ -89,6 +92,7 @@ class Watching:
             with suppress(OSError):
                 self.read = await asyncio.to_thread(heartbeats, self.directory)
                 self.told = await asyncio.to_thread(_newest, self.directory / events.FILE)
+            self._looked = True
             await asyncio.sleep(self.every)
 
 

@@ -266,3 +266,25 @@ def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
     assert main(["top", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_hosts_that_only_a_strangers_files_name_are_not_asked(tmp_path, capsys, monkeypatch):
+    from brigade.commands import top
+    from brigade.launch import background
+
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(background, "hosts", lambda: {"mine"})
+    named = [HOST, "mine", "evil.example.org", "user@evil"]
+    assert top._trusted(named, False) == [HOST, "mine"]
+    said = capsys.readouterr().err
+    assert "evil.example.org, user@evil" in said and "--ask_all" in said
+    assert top._trusted(named, True) == named and capsys.readouterr().err == ""
+
+
+def test_hosts_of_ones_own_launches_are_known(tmp_path, monkeypatch):
+    from brigade.launch import background
+
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "logs").mkdir()
+    assert background.run(lambda: 0, tmp_path / "logs", tmp_path / "run", False, ["node1", "node2"]) == 0
+    assert background.hosts() == {"node1", "node2"}
