@@ -63,12 +63,24 @@ def problem_together(run: runs.Run, folder: Path | None, folders: list[str | Non
     oldest = min(map(Path, filter(None, folders)), key=runs.step_of).name
     if folder.name != oldest:
         return folder.name, f"not all hosts have it whole; {oldest} is the newest that they all have"
-    together = run.strategy.writes_in_parts
-    here = run.replica
-    size, rank = (here.size, here.rank) if together else (here.local_size, here.local_rank)
+    size, rank = _readers(run)
     names = shares(sizes(recorded(folder)), size)[rank]
     problem = damage(folder, names)
     return (folder.name, problem) if problem else None
+
+
+def check_pickles(run: runs.Run, folder: Path | None) -> None:
+    """Look at this rank's share of the files that an engine unpickles. Raises UserError as unpickling.check() does."""
+    from ..upstream import unpickling
+
+    size, rank = _readers(run)
+    unpickling.check(unpickling.pickled(folder)[rank::size] if folder else ())
+
+
+def _readers(run: runs.Run) -> tuple[int, int]:
+    """(how many ranks read a checkpoint together, which of them this one is)."""
+    here = run.replica
+    return (here.size, here.rank) if run.strategy.writes_in_parts else (here.local_size, here.local_rank)
 
 
 def how_to_continue(run: runs.Run, state: Any) -> str:

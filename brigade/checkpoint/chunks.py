@@ -10,11 +10,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from ..upstream import unpickling
+
 
 class Chunks:
     """shapes: of every tensor, by its path in the state dict that was saved: ("optimizer", "state", NAME, "exp_avg")."""
 
     def __init__(self, folder: Path) -> None:
+        unpickling.data_only()
         self._reader = FileSystemReader(folder)
         metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)

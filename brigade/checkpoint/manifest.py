@@ -1,13 +1,21 @@
-"""What belongs to a checkpoint, written down when it is whole, and what of it is missing or damaged."""
+"""What belongs to a checkpoint, written down when it is whole, and what of it is missing or damaged.
+
+Checksums find what disks and copies have done to a file. They are no signature: who changes a file can change the record too.
+What a stranger has put into a file is upstream/unpickling.py's to find.
+"""
 
 import json
+import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from ..run import directory as runs
+from ..strategy.ds_keys import value_at
+from ..upstream.unpickling import is_inside
 
 RECORD = "brigade.json"  # the last file of a checkpoint; write() says what is in it
 FORMAT = 2  # 1: sizes without checksums, {"run": run.yaml, "base": digests, "files": {name: bytes}}
@@ -20,6 +28,20 @@ _PARTS = {
     ONE: ("*model*.safetensors", "optimizer.pt"),
 }
 _PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
+# What others take for granted of a record, where it is there.
+_KINDS: dict[str, type] = {
+    "base": dict,
+    "files": dict,
+    "tokens": int,
+    "run": dict,
+    "run.run": dict,
+    "run.run.ranks": int,
+    "run.run.strategy": dict,
+    "run.run.versions": dict,
+    "run.cluster": dict,
+    "run.cluster.accelerate_config.parallelism_config": dict,
+    "run.cluster.ds_config.zero_optimization": dict,
+}
 _NO_DIGEST = "0" * 32
 _BLOCK = 16 * 2**20
 
@@ -42,15 +64,18 @@ def flaw(folder: Path) -> str | None:
     if not finished(folder):
         return "it was not written to its end"
     try:
+        if odd := odd_file(folder):
+            return f"{odd.name} is a pipe, a socket or a device, and no file"
         read = _whole_record(folder)
         if found := missing(folder, sizes(read)):
             return " ".join(found)
+        tag_of(folder)
         parts = () if read else (*_PARTS_OF_ALL, *_PARTS[engine_of(folder)])
         if absent := next((pattern for pattern in parts if not any(folder.glob(pattern))), None):
             return f"{absent} is missing"
         if read.get("format", 1) < 2:
             _open_what_has_no_checksum(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"it cannot be read: {error}"
     return None
 
@@ -59,9 +84,11 @@ def missing(folder: Path, files: Mapping[str, int]) -> tuple[str, str] | None:
     """(name, what is wrong) of the first of these files (name -> bytes) that is not there with its size; None: all are."""
     for name, size in files.items():
         try:
-            there = (folder / name).stat().st_size
+            there = (folder / name).stat().st_size if is_inside(name) else None
         except FileNotFoundError:
             return name, "is missing"
+        if there is None:
+            return repr(name), "is no file's name within a checkpoint"
         if there != size:
             return name, f"has {there:,} bytes of {size:,}"
     return None
@@ -76,9 +103,30 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
             written = files[name]
             if isinstance(written, dict) and checksum(folder / name) != written["checksum"]:
                 return f"{name} is not what was written: its checksum is another"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"it cannot be read: {error}"
     return None
+
+
+def odd_file(folder: Path) -> Path | None:
+    """The first thing in a checkpoint that is neither file nor directory. To open a pipe is to wait for whoever writes to it."""
+    deeper = (path for sign, *_ in _PARTS.values() for path in folder.glob(f"{sign}/*"))
+    for path in (*folder.iterdir(), *deeper):
+        with suppress(FileNotFoundError):  # a link to nowhere
+            mode = path.stat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                return path
+    return None
+
+
+def tag_of(folder: Path) -> Path:
+    """The directory in which DeepSpeed has its part of a checkpoint; the checkpoint itself where it has none. Raises ValueError
+    where `latest` names one that is elsewhere."""
+    latest = folder / "latest"
+    tag = latest.read_text().strip() if latest.is_file() else "."
+    if tag != "." and not (is_inside(tag) and (folder / tag).is_dir()):
+        raise ValueError(f"latest names {tag!r}, and that is no directory in the checkpoint")
+    return folder / tag
 
 
 def checksum(path: Path) -> str:
@@ -134,14 +182,25 @@ def _whole_record(folder: Path) -> dict[str, Any]:
         return {}
     text = path.read_bytes().decode()  # read_text would take one kind of line's end for another
     record = json.loads(text)
+    kinds = {key: value_at(record, key) for key in _KINDS}
+    wrong = [key for key, value in kinds.items() if value is not None and not isinstance(value, _KINDS[key])]
+    if not isinstance(record, dict) or wrong:
+        raise ValueError(f"{RECORD} is not what was written: {', '.join(wrong) or 'it is no table'}")
     if (version := record.get("format", 1)) not in range(1, FORMAT + 1):
         raise ValueError(f"{RECORD} has format {version}, and this version of Brigade knows {FORMAT}")
     files = record.get("files")
     plain = isinstance(files, dict) and all(isinstance(size, int) for size in files.values())
+    if not all(map(_is_entry, (files or {}).values())):
+        raise ValueError(f"{RECORD} is not what was written: files")
     itself = str(record.get("itself"))
     if not plain and (len(itself) != len(_NO_DIGEST) or _digest(text.replace(itself, _NO_DIGEST, 1)) != itself):
         raise ValueError(f"{RECORD} is not what was written: its checksum is another")
     return record
+
+
+def _is_entry(entry: Any) -> bool:
+    known = isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("checksum"), str)
+    return known or isinstance(entry, int)
 
 
 def _digest(text: str) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 from ..errors import UserError, first_line
 from ..run.directory import RECORD, SUCCESS, check_exists, whole_checkpoints
+from ..upstream import unpickling
+from .manifest import odd_file, tag_of
 
 FULL, ADAPTER = "model*.safetensors", "adapter_model.safetensors"
 OTHER_STEP = "name another step: --step N"
@@ -55,6 +57,8 @@ def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
+    if odd := odd_file(folder):
+        raise UserError(str(odd), "it is a pipe, a socket or a device, and no file", "remove it")
     reader = _reader(folder)
     if reader is None:
         problem = "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "
@@ -65,6 +69,8 @@ def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
             whole = tensor.contiguous()  # of ZeRO: put together from all ranks' slices only now
             state[name] = whole.to(dtype) if dtype and whole.is_floating_point() else whole
         return state
+    except UserError:
+        raise
     except (Exception, CheckpointException) as error:  # torch's is no Exception
         problem = f"it cannot be read: {type(error).__name__}: {first_line(error)}"
         raise UserError(str(folder), problem, OTHER_STEP) from None
@@ -91,6 +97,8 @@ def _safetensors(folder: Path) -> dict[str, Any]:
 
 def _deepspeed(folder: Path) -> dict[str, Any]:
     """ZeRO-1, 2 and 3: the fp32 masters from each rank's slices."""
+    unpickling.data_only()
+    unpickling.check(unpickling.pickled(tag_of(folder)))
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     return get_fp32_state_dict_from_zero_checkpoint(str(folder), lazy_mode=True)
@@ -102,6 +110,8 @@ def _fsdp(folder: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+    unpickling.data_only()
+    unpickling.check(unpickling.pickled(folder / "pytorch_model_fsdp_0"))
     state: dict[str, Any] = {}
     reader = FileSystemReader(folder / "pytorch_model_fsdp_0")
     _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)

@@ -25,7 +25,7 @@ def agree(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
     """choose(), of which every byte is what was written: all ranks together read it. A collective.
 
     Where hosts have output directories of their own: the newest that is whole on all of them.
-    Ends all ranks with one message where choose() raises UserError on any.
+    Ends all ranks with one message where choose() raises UserError on any, and where a file could run code when it is loaded.
     """
     while True:
         with ranks.agreed(run.world):
@@ -36,6 +36,8 @@ def agree(run: runs.Run, fingerprint: str, base: dict[str, str]) -> Path | None:
 
         problems = ranks.gather(choosing.problem_together(run, folder, folders))
         if not any(problems):
+            with ranks.agreed(run.world):
+                choosing.check_pickles(run, folder)
             return folder
         run.damaged |= dict(filter(None, problems))
 

@@ -6,6 +6,7 @@ its own share, whatever the shares were when the checkpoint was written. Files a
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -15,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UserError, first_line
+from ..errors.disk import of_disk
+from ..upstream import unpickling
 from . import reading
-from .manifest import ONE, engine_of
+from .manifest import ONE, engine_of, tag_of
 
 WEIGHT = "weight"  # beside the names that the optimizer gives its own: exp_avg, exp_avg_sq, momentum_buffer
 
@@ -49,15 +53,30 @@ def of(folder: Path, order: Sequence[str], saved_as: Mapping[str, str]) -> State
 
     order: names of the trained parameters as an unsharded optimizer numbers them
     saved_as: a parameter's name -> its name among saved weights, where that differs (adapters)
+
+    Raises UserError where they cannot be read, and where a file could run code when it is loaded.
     """
     engine = engine_of(folder)
-    if engine == "DeepSpeed":
-        return _zero(folder, saved_as)
-    return _Whole(folder, order, saved_as) if engine == ONE else _Sharded(folder, saved_as)
+    with telling(folder):
+        if engine == "DeepSpeed":
+            return _zero(folder, saved_as)
+        return _Whole(folder, order, saved_as) if engine == ONE else _Sharded(folder, saved_as)
+
+
+@contextmanager
+def telling(folder: Path) -> Iterator[None]:
+    """States are read from a checkpoint here. Raises UserError where they are not what an engine writes."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"what training keeps cannot be read from it: {type(error).__name__}: {first_line(error)}"
+        raise of_disk(error) or UserError(str(folder), problem, "continue from another checkpoint") from None
 
 
 def _zero(folder: Path, saved_as: Mapping[str, str]) -> States:
-    tag = folder / (folder / "latest").read_text().strip()
+    tag = tag_of(folder)
     names = " ".join(file.name for file in tag.iterdir())
     parts = [_Zero(tag, part) for part in range(len(set(re.findall(r"mp_rank_(\d+)", names))))]
     if len(parts) == 1:
@@ -89,7 +108,7 @@ class _Whole(States):
             and not (folder / reading.ADAPTER).is_file()
         ):
             self._fused = _fused(folder, set(order) - set(self._file))
-        kept = torch.load(folder / "optimizer.pt", map_location="cpu", mmap=True, weights_only=True)
+        kept = unpickling.load(folder / "optimizer.pt", map_location="cpu", mmap=True)
         self._group = kept["param_groups"][0]
         self._state = {order[number]: state for number, state in kept["state"].items()}
         names = [name for name in order if name in self._fused or saved_as.get(name, name) in self._file]
@@ -253,8 +272,7 @@ def _whole_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _mapped(file: Path) -> Any:
-    # DeepSpeed keeps objects of its own in it (loss scaler, addresses of slices).
-    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+    return unpickling.load(file, map_location="cpu", mmap=True)
 
 
 class _Sharded(States):

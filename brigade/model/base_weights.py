@@ -5,6 +5,7 @@ under ZeRO-3 says nothing of either (modeling_utils.py: _load_pretrained_model a
 """
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from ..errors import UserError, first_line
 from ..recipe import remote_code
 from ..shape.config_json import published_quantization
+from ..upstream import unpickling
 from .finite import AGAIN
 
 _INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
@@ -45,6 +47,8 @@ def check(source: str, trust_remote_code: bool) -> None:
             ignore_mismatched_sizes=True,
             quantization_config=Mxfp4Config(dequantize=True) if quantised else None,
         )
+    except pickle.UnpicklingError as error:  # of pytorch_model.bin, where there are no *.safetensors
+        raise unpickling.refusal(source, error) from None
     except RuntimeError as error:
         of_experts = "weights of its experts are missing or of another shape"
         problem = of_experts if "conversion" in str(error) else first_line(error)
@@ -104,17 +108,26 @@ def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     """The safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    named = {index.name: _named(index) for index in sorted(folder.glob("*.index.json"))}
+    of_safetensors = "model.safetensors.index.json"
+    files = named.get(of_safetensors)
+    if files is None:
         return sorted(folder.glob("model.safetensors"))
-    try:
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(str(index), f"it is damaged: {first_line(error)}", AGAIN) from None
     if gone := [name for name in files if not (folder / name).is_file()]:
         problem = f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}"
-        raise UserError(str(index), problem, AGAIN)
+        raise UserError(str(folder / of_safetensors), problem, AGAIN)
     return [folder / name for name in files]
+
+
+def _named(index: Path) -> list[str]:
+    """The files that an index names. Raises UserError where it is damaged, or names one that is not in its directory."""
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError(str(index), f"it is damaged: {first_line(error)}", AGAIN) from None
+    if outside := [str(name) for name in files if not unpickling.is_inside(name)]:
+        raise UserError(str(index), f"it names files that are not in its directory: {_some(outside)}", AGAIN)
+    return files
 
 
 def _types(file: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from ..checkpoint import layout, states
 from ..errors import UserError
 from ..recipe.schema import OWN_OPTIMIZERS
+from ..upstream import unpickling
 
 # Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -44,12 +45,14 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
     found: dict[int, dict[str, Any]] = {}
     for parameter, start, stop, owner, offset, columns in shares(trainer):
         name, values = names[parameter], flat(owner)
-        _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
+        with states.telling(checkpoint):
+            _copy(source, name, states.WEIGHT, (start, stop, columns), values[offset:], parameter)
         if not moments:
             continue
         kept = found.setdefault(id(owner), {key: torch.zeros_like(values) for key in source.moments})
-        for key in source.moments:
-            _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
+        with states.telling(checkpoint):
+            for key in source.moments:
+                _copy(source, name, key, (start, stop, columns), kept[key][offset:], parameter)
         if (step := source.step(name)) is not None:
             kept["step"] = step
     for name, buffer in trainer.model.named_buffers():
@@ -57,7 +60,7 @@ def carry(trainer: Any, checkpoint: Path, moments: bool = True) -> None:
             buffer.copy_(saved)
     if moments:
         load_moments(trainer, found)
-        own, schedule = trainer.lr_scheduler.state_dict(), torch.load(checkpoint / "scheduler.pt", weights_only=True)
+        own, schedule = trainer.lr_scheduler.state_dict(), unpickling.load(checkpoint / "scheduler.pt")
         # One of each for a parameter group, and ZeRO leaves out empty ones. All have the same schedule.
         schedule |= {key: own[key] for key in ("lr_lambdas", "base_lrs", "_last_lr")}
         trainer.lr_scheduler.load_state_dict(schedule)
@@ -200,7 +203,7 @@ def load_moments(trainer: Any, found: Mapping[int, dict[str, Any]]) -> None:
 def _carry_loss_scale(trainer: Any, checkpoint: Path, source: states.States) -> None:
     """fp16's. Only the scale: engines count differently for how long it has held."""
     kept, scaler = checkpoint / "scaler.pt", trainer.accelerator.scaler
-    scale = torch.load(kept, weights_only=True).get("scale") if kept.is_file() else source.loss_scale()
+    scale = unpickling.load(kept).get("scale") if kept.is_file() else source.loss_scale()
     if scale is None:
         return
     if trainer.is_deepspeed_enabled:

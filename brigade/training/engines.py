@@ -18,6 +18,7 @@ from ..model import load
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter, parameter_count
 from ..run.directory import Run, add_to_record
+from ..upstream import unpickling
 from .norms import clip_
 
 
@@ -28,6 +29,7 @@ class OneProcess:
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
 
     def __init__(self, run: Run) -> None:
+        unpickling.data_only()
         self.run, self.training, self.cpu = run, run.settings.recipe.training, not torch.cuda.is_available()
         # A loss is multiplied by it: gradients are means over so many ranks. A replica has a part of the step's tokens alone, and
         # the mean over replicas is the whole step's.
@@ -188,6 +190,7 @@ class DeepSpeed(OneProcess):
         nvme = Path(named).expanduser() if named else self.run.directory.resolve() / "nvme_offload"
         swaps = swaps_to_nvme(config)
         shard = -(-largest_parameter(settings, load_config(settings)) // world.size) if swaps else 0
+        unpickling.allow(unpickling.DEEPSPEED)
         filled = fill(config, world.local_size, nvme, self.training.optim, shard)
         return super().arguments() | {"deepspeed": filled}
 

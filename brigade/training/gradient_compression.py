@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from ..cluster import World
 from ..errors import UserError
+from ..upstream import unpickling
 
 # PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends a matrix of n x m as n x r and r x m, and adds what that left out
 # to the next step's gradient (error feedback). torch's documentation calls r = 1 to 4 typical, and advises plain
@@ -96,7 +97,7 @@ def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     mean: dict[int, torch.Tensor] = {}
     for file in wanted:
-        saved = torch.load(file, map_location=device, weights_only=True)
+        saved = unpickling.load(file, map_location=device)
         for bucket, error in saved["error_dict"].items():
             mean[bucket] = mean[bucket] + error / size if bucket in mean else error / size
     for key, value in (saved | {"error_dict": mean}).items():

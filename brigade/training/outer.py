@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..upstream import unpickling
 from . import carrying
 
 Range = tuple[str, int, int]  # a parameter's name, and elements start..stop of it, flattened
@@ -113,7 +114,7 @@ class Outer:
         """Take the momentum from a checkpoint of any number of replicas and ranks; return this replica's own weights, where
         they were not the averaged ones, or None. with_local: the checkpoint is this replica's own"""
         files = sorted(folder.glob("local_steps_*.pt"))
-        saved = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+        saved = [unpickling.load(file, map_location="cpu") for file in files]
         if not saved:
             return None
         if self._nesterov and all(momentum is not None for each in saved for momentum in each["momentum"]):

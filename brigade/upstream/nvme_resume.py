@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from . import unpickling
+
 
 def restore(engine: Any, checkpoint: str) -> None:
     """Complete what engine.load_checkpoint(checkpoint) restored of an optimizer whose states lie on NVMe.
@@ -17,7 +19,7 @@ def restore(engine: Any, checkpoint: str) -> None:
     optimizer = engine.optimizer
     tag = (Path(checkpoint) / "latest").read_text().strip()
     file = engine._get_zero_ckpt_name(checkpoint, tag)
-    saved = torch.load(file, map_location="cpu", weights_only=False)["optimizer_state_dict"]
+    saved = unpickling.load(Path(file), map_location="cpu")["optimizer_state_dict"]
     states, masters = saved["optimizer_state_dict"]["state"], saved["fp32_flat_groups"]
 
     # The checkpoint numbers the master partitions as the optimizer's parameter groups list them.

@@ -1,0 +1,277 @@
+"""Checkpoints and models of strangers: what they have pickled runs no code, and what they name lies in their own directory."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+from brigade.checkpoint import choosing, manifest, reading, states
+from brigade.errors import UserError
+from brigade.model import base_weights
+from brigade.upstream import nvme_resume, unpickling
+
+RUN = SimpleNamespace(
+    replica=SimpleNamespace(size=1, rank=0, local_size=1, local_rank=0), strategy=SimpleNamespace(writes_in_parts=True)
+)
+ENGINE = SimpleNamespace(optimizer=None, _get_zero_ckpt_name=lambda folder, tag: f"{folder}/{tag}/{OPTIM}")
+OPTIM, MODEL = "zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"
+WEIGHTS, MOMENTS = "pytorch_model_fsdp_0", "optimizer_0"
+
+
+class Forged:
+    """An object whose pickle makes a directory where it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.fixture
+def marker(tmp_path):
+    marker = tmp_path / "marker"
+    yield marker
+    assert not marker.exists(), "a stranger's code has run"
+
+
+def save_whole(folder: Path) -> None:
+    folder.mkdir()
+    save_file({"weight": torch.ones(4)}, folder / "model.safetensors")
+    moments = {0: {"exp_avg": torch.zeros(4), "step": torch.tensor(2.0)}}
+    torch.save({"state": moments, "param_groups": [{"params": [0]}]}, folder / "optimizer.pt")
+
+
+def save_zero3(folder: Path) -> None:
+    """As DeepSpeed lays it out, for one rank, without classes of its own."""
+    (tag := folder / "global_step2").mkdir(parents=True)
+    (folder / "latest").write_text(tag.name)
+    moments = {"state": {0: {"exp_avg": torch.zeros(4)}}}
+    kept = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [torch.ones(4)], "optimizer_state_dict": moments}
+    torch.save({"optimizer_state_dict": kept}, tag / OPTIM)
+    model = {"param_shapes": [{"weight": torch.Size([4])}], "buffer_names": [], "module": {}, "shared_params": {}}
+    torch.save(model, tag / MODEL)
+
+
+def save_fsdp2(folder: Path, **besides: object) -> None:
+    moments = {"state": {"weight": {"exp_avg": torch.zeros(4), "step": torch.tensor(2.0)}}}
+    for name, state in ((WEIGHTS, {"model": {"weight": torch.ones(4)} | besides}), (MOMENTS, {"optimizer": moments})):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
+
+
+SAVE = {"one process": save_whole, "ZeRO-3": save_zero3, "FSDP2": save_fsdp2}
+HOLDERS = {
+    "ZeRO-3": (f"global_step2/{OPTIM}", f"global_step2/{MODEL}"),
+    "FSDP2": (f"{WEIGHTS}/.metadata", f"{MOMENTS}/.metadata"),
+    "one process": ("optimizer.pt",),
+}
+EACH = [(engine, name) for engine, names in HOLDERS.items() for name in names]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """checkpoint("ZeRO-3"): a small one of that engine."""
+
+    def save(engine: str) -> Path:
+        SAVE[engine](tmp_path / "checkpoint-2")
+        return tmp_path / "checkpoint-2"
+
+    return save
+
+
+def states_of(folder: Path) -> states.States:
+    return states.of(folder, ["weight"], {})
+
+
+def forge(path: Path, marker: Path, form: str) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    forged = {"optimizer_state_dict": Forged(marker)}
+    if path.name == ".metadata" or form == "a bare pickle":
+        path.write_bytes(pickle.dumps(forged))
+    elif form == "before torch 1.6":
+        torch.save(forged, path, _use_new_zipfile_serialization=False)
+    else:
+        torch.save(forged, path, pickle_protocol=4 if form == "protocol 4" else 2)
+
+
+@pytest.mark.parametrize("form", ["torch.save", "protocol 4", "before torch 1.6", "a bare pickle"])
+@pytest.mark.parametrize(("engine", "name"), EACH)
+def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint, marker):
+    """It is refused with the file's name, and in the form that torch writes today with that of the class."""
+    folder = checkpoint(engine)
+    forge(folder / name, marker, form)
+    readers = [lambda folder: choosing.check_pickles(RUN, folder), states_of]
+    readers += [reading.load] if engine != "one process" and not name.startswith(MOMENTS) else []
+    readers += [lambda folder: nvme_resume.restore(ENGINE, str(folder))] if name.endswith(OPTIM) else []
+    for read in readers:
+        with pytest.raises(UserError) as error:
+            read(folder)
+        assert (error.value.place, "safetensors" in error.value.cure) == (str(folder / name), True)
+        if form == "torch.save" or name.endswith(".metadata"):
+            assert "it holds posix.mkdir, which no checkpoint needs" in error.value.problem
+
+
+@pytest.mark.parametrize(
+    "name", ["scheduler.pt", "scaler.pt", "rng_state_0.pth", "local_steps_0.pt", "power_sgd_0_of_1.pt"]
+)
+def test_what_every_engine_keeps_is_looked_at_before_it_is_loaded(name, checkpoint, marker):
+    folder = checkpoint("one process")
+    forge(folder / name, marker, "torch.save")
+    for read in (lambda: choosing.check_pickles(RUN, folder), lambda: unpickling.load(folder / name)):
+        with pytest.raises(UserError, match=f"(?s){name}.*posix.mkdir"):
+            read()
+
+
+def test_what_changes_between_the_look_and_the_load_runs_nothing_either(checkpoint, marker, monkeypatch):
+    """DeepSpeed and torch ask for weights_only=False, and torch for pickle."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    unpickling.data_only()
+    folder = checkpoint("ZeRO-3")
+    forge(folder / OPTIM, marker, "torch.save")
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir"):
+        torch.load(folder / OPTIM, weights_only=False)
+    forge(folder / ".metadata", marker, "torch.save")
+    with pytest.raises(UserError, match=r"posix\.mkdir"):
+        dcp.FileSystemReader(folder).read_metadata()
+
+
+def test_objects_among_the_shards_of_fsdp2_are_not_built(tmp_path, marker):
+    save_fsdp2(tmp_path / "checkpoint-2", object=Forged(marker))
+    with pytest.raises(UserError, match=r"cannot be read"):
+        reading.load(tmp_path / "checkpoint-2")
+
+
+@pytest.mark.parametrize("engine", SAVE)
+def test_what_engines_write_is_read(engine, checkpoint):
+    folder = checkpoint(engine)
+    choosing.check_pickles(RUN, folder)
+    source = states_of(folder)
+    assert source.read("weight", states.WEIGHT, 1, 4).tolist() == [1, 1, 1]
+    assert source.read("weight", "exp_avg", 0, 4).tolist() == [0] * 4
+    assert "training_args.bin" not in {path.name for path in unpickling.pickled(folder)}, "nobody loads it"
+
+
+def test_the_classes_that_deepspeed_writes_are_there():
+    """Those of the pinned version, by their text: to import it takes seconds."""
+    import importlib.util
+
+    (folder,) = importlib.util.find_spec("deepspeed").submodule_search_locations
+    for module, _, name in (full.rpartition(".") for full in unpickling.DEEPSPEED):
+        file = Path(folder, *module.split(".")[1:]).with_suffix(".py")
+        assert f"class {name}" in file.read_text()
+
+
+@pytest.mark.parametrize("outside", ["../secret.distcp", "/etc/hostname"])
+def test_shards_of_fsdp2_lie_in_their_own_directory(outside, checkpoint):
+    file = checkpoint("FSDP2") / WEIGHTS / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    for kept in metadata.storage_data.values():
+        kept.relative_path = outside
+    file.write_bytes(pickle.dumps(metadata))
+    for read in (states_of, reading.load):
+        with pytest.raises(UserError, match=f"file of another directory: '{outside}'"):
+            read(file.parents[1])
+
+
+@pytest.mark.parametrize("outside", ["..", "../checkpoint-1/global_step1", "/tmp", "global_step9", ""])
+def test_latest_names_a_directory_of_the_checkpoint(outside, checkpoint):
+    folder = checkpoint("ZeRO-3")
+    (folder / "latest").write_text(outside)
+    for name in ("trainer_state.json", "scheduler.pt"):
+        (folder / name).write_text("{}")
+    assert "latest names" in manifest.flaw(folder)
+    for read in (states_of, reading.load):
+        with pytest.raises(UserError, match="latest names"):
+            read(folder)
+
+
+@pytest.mark.parametrize("outside", ["../model.safetensors", "/etc/hostname", "a/../../b", "", 7])
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_an_index_names_files_of_its_own_directory(outside, kind, tmp_path):
+    (folder := tmp_path / "model").mkdir()
+    save_file({"weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": {"weight": outside}}))
+    with pytest.raises(UserError, match="names files that are not in its directory"):
+        base_weights.check(str(folder), False)
+
+
+@pytest.mark.parametrize("form", ["torch.save", "before torch 1.6", "a bare pickle"])
+def test_weights_in_pytorch_model_bin_run_nothing(form, tmp_path, marker):
+    from brigade.recipe.files import REPOSITORY
+
+    shutil.copy(REPOSITORY / "recipes/tiny/config.json", tmp_path)
+    forge(tmp_path / "pytorch_model.bin", marker, form)
+    with pytest.raises(UserError, match="safetensors"):
+        base_weights.check(str(tmp_path), False)
+
+
+@pytest.mark.slow  # to import PEFT takes seconds
+@pytest.mark.parametrize("form", ["torch.save", "before torch 1.6"])
+def test_adapters_in_adapter_model_bin_run_nothing(form, tmp_path, marker):
+    from peft.utils import load_peft_weights
+
+    forge(tmp_path / "adapter_model.bin", marker, form)
+    with pytest.raises(pickle.UnpicklingError, match="eights only load failed"):
+        load_peft_weights(str(tmp_path), device="cpu")
+
+
+# ---- what a manifest says --------------------------------------------------------------------------------------------
+def recorded(folder: Path, **files: int) -> Path:
+    """A checkpoint with a record whose checksums are right, as a forger writes it."""
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    manifest.write(folder, {"step": 2}, {name: {"bytes": size, "checksum": "0" * 32} for name, size in files.items()})
+    return folder
+
+
+@pytest.mark.parametrize("name", ["../secret", "/dev/zero", "/etc/hostname"])
+def test_a_manifest_names_files_of_its_own_checkpoint(name, tmp_path):
+    assert (
+        manifest.flaw(recorded(tmp_path / "checkpoint-2", **{name: 0}))
+        == f"{name!r} is no file's name within a checkpoint"
+    )
+
+
+@pytest.mark.parametrize("place", ["pipe", "global_step2/pipe", "a link to a device"])
+def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path):
+    folder = recorded(tmp_path / "checkpoint-2", **{place: 0})
+    (folder / "global_step2").mkdir()
+    if place.endswith("pipe"):
+        os.mkfifo(folder / place)
+    else:
+        (folder / place).symlink_to("/dev/zero")
+    assert "is a pipe, a socket or a device, and no file" in manifest.flaw(folder)
+    with pytest.raises(UserError, match="is a pipe, a socket or a device"):
+        reading.load(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": 7},
+        {"run": {"run": []}},
+        {"run": {"cluster": "no"}},
+        {"tokens": "many"},
+        {"files": []},
+        {"files": {"a": {}}},
+    ],
+    ids=str,
+)
+def test_a_forged_manifest_is_none(change, tmp_path):
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    (folder / manifest.RECORD).write_text(json.dumps({"format": 1, "files": {}} | change))
+    assert "brigade.json is not what was written" in manifest.flaw(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "[" * 100_000])
+def test_a_record_that_is_no_table_is_none(text, tmp_path):
+    (tmp_path / manifest.RECORD).write_text(text)
+    assert "it cannot be read" in manifest.flaw(tmp_path)
