@@ -1,12 +1,12 @@
 """Where the replicas of an elastic run meet: who is there, and what each of them says to all others.
 
-    python -m brigade.distributed.coordinator      reads {"replicas", "port", "token", "patience", "start_timeout"} from stdin,
-                                                   says "port N", and ends when stdin ends
+    python -m brigade.distributed.coordinator      reads {"replicas", "address", "port", "token", "patience", "start_timeout"}
+                                                   from stdin, says "port N", and ends when stdin ends
 
 It keeps nothing that the replicas do not know as well: killed and started again, it learns from them who belongs together and
-what was said last. Lines of JSON, each way:
+what was said last. Lines of JSON, each way, by which both sides know each other (entrance.py, sealed.py):
 
-    from a replica   hello (token, replica, runs, members, last), join, say (seq, payload, admits), leave (finished), beat
+    from a replica   hello (replica), what it is (runs, members, last), join, say (seq, payload, admits), leave (finished), beat
     to a replica     result (seq, members, said, joined), lost (replicas), refused (why, cure), beat
 
 An exchange is complete when every member has said something under its number `seq`; then all get the same result. With `admits`
@@ -23,10 +23,10 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import shown
+from .entrance import FIRST, WAITING, Entrance, Line
 
 BEAT = 1.0  # seconds
 BACK = 3.0  # seconds that a member whose line has broken may take to come back: who is killed does not
-LIMIT = 2**24  # bytes of a line
 COMMIT = "commit"  # of what a replica runs
 CURE = "give its host the same commit, packages and files; `launch --elastic` starts it again while the run goes on"
 
@@ -36,8 +36,9 @@ class Coordinator:
     the last at the start"""
 
     def __init__(self, replicas: int, token: str, patience: float, start_timeout: float) -> None:
-        self.replicas, self.token, self.patience, self.start_timeout = replicas, token, patience, start_timeout
-        self.lines: dict[int, asyncio.StreamWriter] = {}
+        self.replicas, self.patience, self.start_timeout = replicas, patience, start_timeout
+        self.entrance = Entrance(replicas, token)
+        self.lines: dict[int, Line] = {}  # one of each
         self.heard: dict[int, float] = {}
         self.members: list[int] = []
         self.gone: dict[int, float] = {}  # members without a line -> until when they may come back
@@ -49,36 +50,33 @@ class Coordinator:
         self.finished = False
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One replica's line."""
-        replica = None
-        with suppress(OSError, ValueError, KeyError, asyncio.IncompleteReadError):
-            while line := await reader.readline():
-                what = json.loads(line)
-                if replica is None:
-                    if what["hello"] != self.token:
-                        break
-                    replica = what["replica"]
-                    self._greet(replica, what, writer)
-                if self.lines.get(replica) is not writer:
-                    break
-                self.heard[replica] = time.monotonic()
-                self._take(replica, what)
+        """One replica's line; a stranger's is closed."""
+        line = None
+        with suppress(OSError, EOFError, ValueError, KeyError, TypeError):
+            line = await self.entrance.admit(reader, writer)
+            async with asyncio.timeout(self.patience):
+                what = await line.read()
+            self._greet(line.replica, what, line)
+            while self.lines.get(line.replica) is line:
+                self.heard[line.replica] = time.monotonic()
+                self._take(line.replica, what)
                 self.settle()
-        if replica is not None and self.lines.get(replica) is writer:
-            self._lose_line(replica, BACK)
+                what = await line.read()
+        if line and self.lines.get(line.replica) is line:
+            self._lose_line(line.replica, BACK)
             self.settle()
         writer.close()
 
-    def _greet(self, replica: int, what: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    def _greet(self, replica: int, what: dict[str, Any], line: Line) -> None:
         theirs = what.get("last") or {"seq": -1}
         left_behind = replica not in self.members or theirs["seq"] < self.last["seq"] - 1
         if what["members"] and left_behind and theirs["seq"] <= self.last["seq"]:
             # Its place may be another process's by now, whose line stays.
-            writer.write(
-                json.dumps({"refused": "the others went on without it, as nothing was heard of it"}).encode() + b"\n"
-            )
+            line.write(json.dumps({"refused": "the others went on without it, as nothing was heard of it"}).encode())
             return
-        self.lines[replica], self.runs[replica] = writer, what.get("runs", {})
+        if (before := self.lines.get(replica)) and before is not line:
+            before.close()
+        self.lines[replica], self.runs[replica] = line, what.get("runs", {})
         self.gone.pop(replica, None)
         self.said.pop(replica, None)
         self.joining.pop(replica, None)
@@ -168,9 +166,9 @@ class Coordinator:
             self._send(member, {"lost": lost})
 
     def _send(self, replica: int, what: dict[str, Any]) -> None:
-        if writer := self.lines.get(replica):
+        if line := self.lines.get(replica):
             with suppress(OSError, RuntimeError):
-                writer.write(json.dumps(what).encode() + b"\n")
+                line.write(json.dumps(what).encode())
 
     async def tick(self) -> None:
         before = time.monotonic()
@@ -194,12 +192,13 @@ def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return f"{name} is {shown(ours.get(name))} here and {shown(theirs.get(name))} there{at}"
 
 
-async def serve(replicas: int, port: int, token: str, patience: float, start_timeout: float) -> None:
+async def serve(replicas: int, port: int, token: str, patience: float, start_timeout: float, address: str = "") -> None:
+    """address: where it listens, "" for all of this host's"""
     coordinator = Coordinator(replicas, token, patience, start_timeout)
-    both = socket.has_dualstack_ipv6()
+    both = socket.has_dualstack_ipv6() and not address
     family = socket.AF_INET6 if both else socket.AF_INET
-    listening = socket.create_server(("", port), family=family, dualstack_ipv6=both)
-    server = await asyncio.start_server(coordinator.meet, sock=listening, limit=LIMIT)
+    listening = socket.create_server((address, port), family=family, dualstack_ipv6=both)
+    server = await asyncio.start_server(coordinator.meet, sock=listening, limit=FIRST, backlog=2 * WAITING)
     print(f"port {listening.getsockname()[1]}", flush=True)
     ticking = asyncio.ensure_future(coordinator.tick())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

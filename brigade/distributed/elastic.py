@@ -20,7 +20,8 @@ from torch import Tensor
 from ..cluster import ELASTIC, World
 from ..errors import UserError
 from ..upstream import gloo
-from . import exchange, process_group, ranks
+from . import exchange, process_group, ranks, sealed
+from .entrance import GREETING, SAID, longest
 from .replicas import Peers
 
 TRY_AGAIN = 0.5  # seconds between two tries to reach the coordinator
@@ -45,11 +46,17 @@ class Line:
         self.refused: UserError | None = None
         self.address = ""  # ours, as the others reach it
         self.socket: socket.socket | None = None
+        self.seal: sealed.Seal | None = None  # of what is sent over it
         threading.Thread(target=self._serve, daemon=True).start()
 
     def say(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Its result. Raises UserError where the others went on without this replica, or the coordinator stays away."""
+        """Its result. Raises UserError where the others went on without this replica, the coordinator stays away, or does not
+        take so much."""
         with self.news:
+            if (size := len(json.dumps(what))) > SAID:
+                self._refuse(
+                    f"it has {size:,} bytes to say at once, of at most {SAID:,}", "train with fewer ranks a host"
+                )
             self.pending = what
             self._send(what)
             while self.pending is not None and not self.refused:
@@ -64,19 +71,20 @@ class Line:
             self._send({"leave": finished})
 
     def _send(self, what: dict[str, Any]) -> None:
-        if self.socket:
+        if self.socket and self.seal:
             with suppress(OSError):  # whoever reads notices
-                self.socket.sendall(json.dumps(what).encode() + b"\n")
+                self.socket.sendall(self.seal.seal(json.dumps(what).encode()))
 
     def _serve(self) -> None:
-        away = time.monotonic()
+        away, most = time.monotonic(), longest(self.world.replicas)
         while not self.refused:
             try:
                 with self._connected() as line, line.makefile("rb") as lines:
-                    away = time.monotonic()
-                    for each in lines:
-                        away = time.monotonic()
-                        self._hear(json.loads(each))
+                    seal = self._greet(line, lines)
+                    while each := lines.readline(most):
+                        what = json.loads(seal.open(each))
+                        away = time.monotonic()  # whoever else answers there is no coordinator
+                        self._hear(what)
             except (OSError, ValueError):
                 pass
             self.socket = None
@@ -87,16 +95,23 @@ class Line:
     def _connected(self) -> socket.socket:
         for address in self.where["meet"]:
             with suppress(OSError):
-                line = socket.create_connection((address, self.where["port"]), timeout=5)
-                line.settimeout(self.where["patience"])
-                with self.news:
-                    self.address, self.socket = line.getsockname()[0].removeprefix("::ffff:"), line
-                    hello = {"hello": self.where["token"], "replica": self.world.replica, "runs": self.runs}
-                    self._send(hello | {"members": self.members, "last": self.last})
-                    if self.pending:
-                        self._send(self.pending)
-                return line
+                return socket.create_connection((address, self.where["port"]), timeout=GREETING)
         raise OSError("no address of the coordinator answers")
+
+    def _greet(self, line: socket.socket, lines: Any) -> sealed.Seal:
+        """Say hello; the seal by which the two know each other. lines: what is read from the line"""
+        ours = sealed.nonce()
+        line.sendall(ours)
+        seal = sealed.Seal(self.where["token"], "replica", (lines.readline(len(ours)), ours))
+        line.settimeout(self.where["patience"])
+        with self.news:
+            self.address = line.getsockname()[0].removeprefix("::ffff:")
+            self.socket, self.seal = line, seal
+            self._send({"hello": self.world.replica})
+            self._send({"runs": self.runs, "members": self.members, "last": self.last})
+            if self.pending:
+                self._send(self.pending)
+        return seal
 
     def _hear(self, what: dict[str, Any]) -> None:
         with self.news:
@@ -241,10 +256,10 @@ class ElasticPeers(Peers):
         """(address, port) of this replica's store, in which groups are made."""
         found: Any = None
         if self.line:
-            if not self.store:
-                self.store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
             while not self.line.address:
                 time.sleep(0.01)
+            if not self.store:
+                self.store = _store_at(self.line.address)
             found = self.line.address, self.store.port
         found = ranks.gather(found)[0]
         self.address = self.address or found[0]
@@ -276,3 +291,11 @@ class ElasticPeers(Peers):
             store.set(key, "1")
             return True
         return bool(store.check([key]))
+
+
+def _store_at(address: str) -> Any:
+    """A store that listens at this address of the host alone: torch's own socket listens at all."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family)
+    port = listening.getsockname()[1]
+    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())

@@ -196,7 +196,8 @@ class Elastic:
             assert child.stdin and child.stdout
             try:
                 asked = {key: self.meeting[key] for key in ("port", "token", "patience", "start_timeout")}
-                child.stdin.write(json.dumps(asked | {"replicas": self.count}).encode() + b"\n")
+                only = self.meeting["meet"][0] if self.meeting["meet"] == ["127.0.0.1"] else ""
+                child.stdin.write(json.dumps(asked | {"replicas": self.count, "address": only}).encode() + b"\n")
                 if line := (await child.stdout.readline()).decode():
                     self.meeting["port"] = int(line.split()[1])
                     self.up.set()

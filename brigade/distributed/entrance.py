@@ -1,0 +1,70 @@
+"""Who may speak to the coordinator of an elastic run: who shows soon, and in few bytes, that it knows the run's token."""
+
+import asyncio
+import json
+from typing import Any
+
+from . import sealed
+
+GREETING = 5.0  # seconds until `hello`
+FIRST = 2**12  # bytes of a line until then
+WAITING = 64  # connections without `hello`: of more the oldest is dropped, and an honest replica tries again
+SAID = 2**20  # bytes that a replica says at once: a few hundred a rank, and when it comes digests of all files of code
+
+
+def longest(replicas: int) -> int:
+    """Bytes of the longest line: what all replicas have said, which who comes back repeats beside what it runs."""
+    return SAID * (replicas + 2)
+
+
+class Line:
+    """A replica's connection, once it is known to be one. write() and close() as a StreamWriter has them."""
+
+    def __init__(
+        self, replica: int, seal: sealed.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int
+    ) -> None:
+        self.replica, self.most, self.close = replica, most, writer.close
+        self._seal, self._reader, self._writer = seal, reader, writer
+
+    def write(self, message: bytes) -> None:
+        self._writer.write(self._seal.seal(message))
+
+    async def read(self) -> dict[str, Any]:
+        """The next message. Raises ValueError for one that is not the replica's or too long, EOFError at the end."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            try:
+                line += await self._reader.readuntil(b"\n")
+            except asyncio.LimitOverrunError as over:  # the reader keeps no more than FIRST
+                line += await self._reader.readexactly(over.consumed)
+            if len(line) > self.most:
+                raise ValueError("a line without an end")
+        return json.loads(self._seal.open(bytes(line)))
+
+
+class Entrance:
+    """replicas: that the run may have"""
+
+    def __init__(self, replicas: int, token: str) -> None:
+        self.replicas, self.token = replicas, token
+        self.waiting: list[asyncio.StreamWriter] = []
+
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Line:
+        """Raises ValueError, KeyError, TypeError, OSError or EOFError for who is no replica."""
+        self.waiting.append(writer)
+        for oldest in self.waiting[:-WAITING]:
+            self.waiting.remove(oldest)
+            oldest.transport.abort()
+        try:
+            async with asyncio.timeout(GREETING):
+                ours = sealed.nonce()
+                writer.write(ours)
+                theirs = await reader.readexactly(len(ours))
+                seal = sealed.Seal(self.token, "coordinator", (ours, theirs))
+                replica = json.loads(seal.open(await reader.readline()))["hello"]
+        finally:
+            if writer in self.waiting:
+                self.waiting.remove(writer)
+        if replica not in range(self.replicas):
+            raise ValueError(replica)
+        return Line(replica, seal, reader, writer, longest(self.replicas))
