@@ -14,9 +14,13 @@ SELDOM = {
     "tensor 2 x sequence 2-zero1-k2-plain",
     "tensor 2 x sequence 2-zero2-k2-plain",
     "tensor 2 x sequence 2-fsdp2-k1-packed",
+    "tensor 2 x sequence 2-fsdp2-k2-plain",
+    "tensor 2 x sequence 2-zero3-k2-plain",
     "tensor 2 x sequence 2-zero3-k4-lora",
     "sequence 2 x pipeline 2-ddp-k2-plain",
     "sequence 2 x pipeline 2-zero1-k4-plain",
+    "sequence 2 x pipeline 2-zero1-k2-plain",
+    "sequence 2 x pipeline 2-ddp-k4-plain",
 }
 STOPPED = {"tensor-fsdp2": (axes_pairs.TENSOR, "fsdp2"), "pipeline-zero1": (axes_pairs.PIPELINE, "zero1")}
 DAMAGED = axes_pairs.case(axes_pairs.PIPELINE, "zero1", 2, name="damaged", damage=True)

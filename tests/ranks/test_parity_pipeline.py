@@ -33,6 +33,9 @@ SELDOM = {
     "ddp-p4-w4-k2",
     "untied-p2-t2-w4-k2",
     "packed-p2-t2-w4-k2",
+    "1f1b-p2-w4-k2",
+    "untied-p2-w4-k2",
+    "tied-p2-t2-w4-k2",
     *(f"{kind}-p2-w4-k2" for kind in axes.ADAPTERS),
 }
 

@@ -39,23 +39,10 @@ def often(name):
     """Each strategy on four ranks with accumulation; each model and variant under ZeRO-3 on two or FSDP2 on four, what
     touches the engines' own code under both; QDoRA for DoRA and QLoRA."""
     under = {
-        "zero3": {"qwen2", "phi", "gemma3_text", "lora", "clip"},
+        "zero3": {"phi", "gemma3_text", "lora", "clip"},
         "zero1": {"phi-norms", "phi3", "lora-norms"},
         "ddp": {"qwen3_5_text"},
-        "fsdp2": {
-            "qwen3",
-            "apertus",
-            "phi-norms",
-            "olmo3",
-            "tiled",
-            "tiled-tied",
-            "ends",
-            "lora",
-            "packing",
-            "clip",
-            "adamw",
-            "qdora",
-        },
+        "fsdp2": {"qwen3", "apertus", "tiled-tied", "ends", "lora", "packing", "clip", "adamw", "qdora"},
     }
     return "w4-k4" in name or variant(name) in under.get(name.partition("_")[0], ())
 

@@ -69,12 +69,12 @@ if not HAS_LIBAIO:
 
 
 def new_in(recipes):
-    """Those that bring something which none before them has: a model with its method, a method or axes with their strategy, tied
-    embeddings with a method. The others differ in what these have too, and are rehearsed in `make test-matrix`."""
+    """Those that bring something which none before them has: a model, a method with its strategy, an axis, a schedule. The others
+    differ in what these have too, and are rehearsed in `make test-matrix`."""
     known, found = set(), set()
     for path in sorted(recipes, key=lambda path: -len(rehearsed(path))):
-        model, tied, method, *rest, strategy, _, _ = rehearsed(path)
-        facts = {(model, method), (tied, method), (method, strategy), *(one for one in rest if isinstance(one, str))}
+        model, _, method, *rest, strategy, _, _ = rehearsed(path)
+        facts = {model, (method, strategy), *(one for one in rest if isinstance(one, str))}
         found |= set() if facts <= known else {path}
         known |= facts
     return found

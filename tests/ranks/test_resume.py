@@ -31,8 +31,8 @@ ONCE = {"full, zero2 on 2 to zero3 on 3", "full, fsdp2 on 2 to fsdp2 on 3"}
 FULL = [case.name for case in CARRIED if case.method == "full"]
 OFTEN = {FULL[3 * pair + pair % 3] for pair in range(len(FULL) // 3)} | {c.name for c in CARRIED} - set(FULL)
 OFTEN -= {"LoRA, fsdp2 on 2 to ddp on 3", "QLoRA, zero2 on 2 to fsdp2 on 3"}
+OFTEN -= {"full, zero1 on 2 to zero2 on 1", "full, ddp on 2 to ddp on 4", "full, zero3 on 2 to zero3 on 1"}
 OFTEN |= {
-    "full, zero1_tp2_pp2 on 8 to zero1_pp2 on 4",
     "full, zero1_tp2_pp2 on 8 to fsdp2 on 4",
     "full, zero1_sp2_pp2 on 8 to zero1_sp2_pp2 on 4",
     "full, ddp_tp2 on 4 to ddp_tp2 on 2",
@@ -56,6 +56,9 @@ SELDOM = {
     "zero2_tp2",
     "zero3_tp2+lora",
     "fsdp2_tp2+best",
+    "fsdp2_tp2",
+    "fsdp2+lora",
+    "zero1",
 }
 
 
@@ -106,8 +109,7 @@ def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_r
     assert resume.worst(further[carry], reference) <= resume.TOLERANCE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("strategy", marked(["zero2", "zero3", "fsdp2"], (), {"zero3", "fsdp2"}))
 def test_the_same_command_on_other_ranks_goes_on_and_takes_the_best_checkpoint_of_the_first_ones(strategy, tmp_path):
     """Its directory and early stopping are the same; the best checkpoint was written by two ranks, and four load it."""
     flags = resume.exact(f"{strategy}+best")[0]["flags"]

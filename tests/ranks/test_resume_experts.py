@@ -21,6 +21,11 @@ SELDOM = {
     "experts over 2 to DDP on stages",
     "stages with tensor groups to experts over 4",
     "DDP with experts over 2 to ZeRO-3",
+    "FSDP2 to experts over 2",
+    "HSDP to itself",
+    "adapters, experts over 4 to FSDP2",
+    "experts over 2 to DDP",
+    "experts over 4 to 2 ranks",
 }
 
 
