@@ -26,6 +26,7 @@ from .replicas import Peers
 
 TRY_AGAIN = 0.5  # seconds between two tries to reach the coordinator
 BUILD = datetime.timedelta(seconds=60)  # for the connections of a group
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this host
 CURE = "nothing to mend here: `launch --elastic` starts it again while the run goes on"
 
 
@@ -227,8 +228,11 @@ class ElasticPeers(Peers):
         self.wait(self.groups[0].send([flat], there, 1))
 
     def receive(self, of: int) -> bytes:
+        """What another replica sends. Raises UserError where that cannot be, and RuntimeError where it is lost."""
         size, there = torch.zeros(1, dtype=torch.int64), self.built.index(of)
         self.wait(self.groups[0].recv([size], there, 0))
+        if not 0 < int(size) <= MEMORY:
+            raise exchange.refused(f"replica {of}", f"it announces {int(size):,} bytes, and this host has {MEMORY:,}")
         flat = torch.zeros(int(size), dtype=torch.uint8)
         self.wait(self.groups[0].recv([flat], there, 1))
         return flat.numpy().tobytes()

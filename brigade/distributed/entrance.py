@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 from . import sealed
 
 GREETING = 5.0  # seconds until `hello`
 FIRST = 2**12  # bytes of a line until then
-WAITING = 64  # connections without `hello`: of more the oldest is dropped, and an honest replica tries again
+WAITING = 64  # connections without `hello`; of more one is dropped, and an honest replica tries again
 SAID = 2**20  # bytes that a replica says at once: a few hundred a rank, and when it comes digests of all files of code
 
 
@@ -47,14 +48,13 @@ class Entrance:
 
     def __init__(self, replicas: int, token: str) -> None:
         self.replicas, self.token = replicas, token
-        self.waiting: list[asyncio.StreamWriter] = []
+        self.waiting: dict[asyncio.StreamWriter, str] = {}  # until `hello`, the oldest first: from where
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Line:
         """Raises ValueError, KeyError, TypeError, OSError or EOFError for who is no replica."""
-        self.waiting.append(writer)
-        for oldest in self.waiting[:-WAITING]:
-            self.waiting.remove(oldest)
-            oldest.transport.abort()
+        self.waiting[writer] = (writer.get_extra_info("peername") or ("",))[0]
+        if len(self.waiting) > WAITING:
+            self._drop_one()
         try:
             async with asyncio.timeout(GREETING):
                 ours = sealed.nonce()
@@ -63,8 +63,14 @@ class Entrance:
                 seal = sealed.Seal(self.token, "coordinator", (ours, theirs))
                 replica = json.loads(seal.open(await reader.readline()))["hello"]
         finally:
-            if writer in self.waiting:
-                self.waiting.remove(writer)
+            self.waiting.pop(writer, None)
         if replica not in range(self.replicas):
             raise ValueError(replica)
         return Line(replica, seal, reader, writer, longest(self.replicas))
+
+    def _drop_one(self) -> None:
+        """The oldest of the host that has the most: who floods drops his own."""
+        ((crowd, _),) = Counter(self.waiting.values()).most_common(1)
+        oldest = next(writer for writer, host in self.waiting.items() if host == crowd)
+        del self.waiting[oldest]
+        oldest.transport.abort()

@@ -121,7 +121,8 @@ class ElasticSteps(LocalSteps):
             for each in to:
                 self.peers.send(each, data)
         elif self.peers.replica in to:
-            counts = hand_over.unpack(self.trainer, self.outer, self.peers.receive(source))
+            data = self.peers.receive(source)
+            counts = hand_over.unpack(self.trainer, self.outer, data, f"replica {source}")
             self.trainer.tokens_before = counts["tokens"]
             self.shares.load(counts["shares"])
 

@@ -1,11 +1,13 @@
 """What a replica that joins an elastic run takes over from one that is in it: all that training keeps, out of its memory."""
 
 import io
+import pickle
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..distributed import exchange
 from ..recipe.schema import OWN_OPTIMIZERS
 from . import carrying
 
@@ -41,9 +43,12 @@ def pack(trainer: Any, outer: Any, counts: dict[str, Any]) -> bytes:
 
 
 @torch.no_grad()
-def unpack(trainer: Any, outer: Any, data: bytes) -> dict[str, Any]:
-    """Take it over; returns the counts. A collective of the replica."""
-    kept = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+def unpack(trainer: Any, outer: Any, data: bytes, sender: str) -> dict[str, Any]:
+    """Take it over; returns the counts. A collective of the replica. Raises UserError, at `sender`, for what is none."""
+    try:
+        kept = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
+        raise exchange.refused(sender, "what it hands over cannot be read as weights and states") from None
     outer.last, outer.momentum = kept["last"], kept["momentum"]
     for key, value in kept["state"].items():
         setattr(trainer.state, key, value)

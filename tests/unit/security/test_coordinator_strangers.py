@@ -89,6 +89,20 @@ def test_idle_connections_do_not_silence_it(coordinator):
         assert len([*Path(f"/proc/{process.pid}/fd").iterdir()]) <= entrance.WAITING + 10
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there all of 127.0.0.0/8 is this host")
+def test_who_floods_it_drops_his_own(coordinator):
+    port, _ = coordinator
+    with ExitStack() as open_ones:
+        with stranger(port) as honest, honest.makefile("rb") as lines:
+            assert lines.readline()
+            for _ in range(2 * entrance.WAITING):
+                flood = socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0))
+                open_ones.enter_context(flood)
+            honest.settimeout(0.2)
+            with pytest.raises(TimeoutError):  # it is still there
+                honest.recv(1)
+
+
 def test_lines_without_an_end_take_no_memory(coordinator):
     port, process = coordinator
     with ExitStack() as open_ones:
@@ -179,7 +193,7 @@ def test_who_takes_the_coordinator_s_place_tells_a_replica_nothing(says, monkeyp
     with socket.create_server(("127.0.0.1", 0)) as place:
         where = {"meet": ["127.0.0.1"], "port": place.getsockname()[1], "token": TOKEN}
         world = World(0, 0, 1, 1, "here", "launch", replicas=1)
-        line = elastic.Line(world, where | {"patience": 0.2, "start_timeout": 0.2}, {})
+        line = elastic.Line(world, where | {"patience": 0.1, "start_timeout": 0.1}, {})
         for _ in range(2):
             answered, _ = place.accept()
             with answered:

@@ -1,5 +1,6 @@
 """What ranks tell each other: every type that is sent arrives as it was, and forged bytes run nothing."""
 
+import base64
 import collections
 import math
 import pathlib
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from brigade.cluster import World
 from brigade.distributed import exchange, ranks
+from brigade.distributed.elastic import ElasticPeers
 from brigade.distributed.replicas import Peers
 from brigade.errors import UserError
 from brigade.recipe.batch import Batch
+from brigade.training import hand_over
 from brigade.training.measured_states import States
 
 SENT = {
@@ -152,6 +156,24 @@ def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path):
     with pytest.raises(UserError, match="replica 1"):
         peers[0].gather(None)
     other.join(10)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_replica_of_an_elastic_run_runs_nothing_of_another(tmp_path):
+    forged = base64.b64encode(pickle.dumps([Marker(tmp_path / "marker")])).decode()
+    peers = object.__new__(ElasticPeers)
+    peers.world = World(0, 0, 1, 1, "here", "launch")
+    peers._say = lambda what: {"said": {"0": what["payload"], "1": forged}}
+    with pytest.raises(UserError, match="replica 1"):
+        peers.gather(None)
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"no weights", b"PK\x03\x04", pickle.dumps(Marker("marker"))])
+def test_what_is_handed_over_to_a_replica_runs_nothing(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="replica 1"):
+        hand_over.unpack(None, None, data, "replica 1")
     assert not (tmp_path / "marker").exists()
 
 
