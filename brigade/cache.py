@@ -1,23 +1,72 @@
-"""The cache of derived files: each made once per host and content, whole or not at all."""
+"""The cache of derived files: each made once per host and content, whole or not at all.
+
+What lies there is believed (tokens are trained, launches are known), so it is one user's: made with mode 0700, and refused where
+it is another's or others may write to it. Hosts of one user may share it.
+"""
 
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from . import files
+from .errors import UserError
 
-def cache_directory() -> Path:
-    """Where derived files lie: $BRIGADE_CACHE, or ~/.cache/brigade."""
-    return Path(os.environ.get("BRIGADE_CACHE", "~/.cache/brigade")).expanduser()
+ROOT = 0
+CURE = "export BRIGADE_CACHE with a directory of your own"
+
+
+def cache_directory(*inside: str) -> Path:
+    """Where derived files lie: $BRIGADE_CACHE, or ~/.cache/brigade; or a folder in it. Raises UserError where others could have
+    written what is there."""
+    folder = Path(os.environ.get("BRIGADE_CACHE", "~/.cache/brigade")).expanduser()
+    for part in ("", *inside):
+        folder = folder / part
+        _check(folder)
+    return folder
+
+
+def private_folder(folder: Path) -> Path:
+    """A folder of the cache, made with mode 0700 where it is missing. Raises UserError where others could have written what is
+    there; OSError."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    for part in reversed(missing):  # mkdir(parents=True) makes those between by the umask
+        part.mkdir(0o700, exist_ok=True)
+    _check(folder)
+    return folder
+
+
+def _check(folder: Path) -> None:
+    """Raises UserError where a folder is another user's, root's excepted, or its group or others may write to it."""
+    try:
+        found = folder.stat()
+    except OSError:  # it is made when something is kept there, and else nothing is read
+        return
+    if found.st_uid not in (ROOT, os.geteuid()) and found.st_uid != _owner_of_new(folder):
+        problem = f"it belongs to user {found.st_uid}, who could put anything there, and this is user {os.geteuid()}"
+        raise UserError(str(folder), problem, CURE)
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"its group or others may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise UserError(str(folder), problem, f"look through it, then `chmod -R go-w {folder}`; or {CURE}")
+
+
+def _owner_of_new(folder: Path) -> int | None:
+    """Whose the files are that this process makes there: root's are nobody's on many network file systems."""
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+    return None
 
 
 def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None]) -> Path:
     """`folder`, built aside and moved into place unless it is there and whole. One process of the host builds, the
     others wait; what a killed one left behind is removed."""
+    _check(folder.parent)
+    _check(folder)
     if is_whole(folder):
         return folder
     from filelock import FileLock
@@ -25,7 +74,7 @@ def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path],
     from .errors.disk import writing
 
     with writing(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.parent)
         with FileLock(f"{folder}.lock"):
             if is_whole(folder):
                 return folder
@@ -35,7 +84,6 @@ def once(folder: Path, is_whole: Callable[[Path], bool], build: Callable[[Path],
             try:
                 with writing(folder.parent):  # said before what lies aside is removed: so few bytes were free
                     build(aside)
-                aside.chmod(0o755)
                 shutil.rmtree(folder, ignore_errors=True)
                 aside.rename(folder)
             finally:
@@ -62,14 +110,12 @@ def stamp(path: Path) -> tuple[Any, ...]:
 def remembered(key: Any, find: Callable[[], str], holds: Callable[[str], bool] = bool) -> str:
     """The text that was found for a key, which is told by its repr; found anew where there is none for which `holds`."""
     name = hashlib.sha256(repr(key).encode()).hexdigest()
-    known = cache_directory() / "digests" / name
+    known = cache_directory("digests") / name
     with suppress(OSError):
-        if (text := known.read_text()) and holds(text):  # empty after a crash of the host
+        if (text := files.read_text(known)) and holds(text):  # empty after a crash of the host
             return text
     text = find()
     with suppress(OSError):  # then it is found again
-        known.parent.mkdir(parents=True, exist_ok=True)
-        partial = known.with_name(f".{name}-{os.getpid()}")
-        partial.write_text(text)
-        partial.replace(known)
+        private_folder(known.parent)
+        files.write(known, text, secret=True)
     return text

@@ -1,7 +1,7 @@
 """Files among other users: written so that no link which others planted is followed, read only where they are regular files.
 
 Modes, one policy for all that Brigade writes: the umask decides, and what is `secret` (logs of commands, samples of the data,
-what the model answered, caches) is for its owner alone, 0600. A directory that is trusted on reading has been made 0700.
+what the model answered, caches) is for its owner alone, 0600. Directories of logs and the cache (cache.py) are 0700.
 """
 
 import errno
@@ -13,9 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import UserError
-
 MOST = 256 * 2**20  # bytes of a file that is read whole
+LINE = 4096  # bytes that are read of a file which holds one line
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -46,17 +45,23 @@ def create(path: Path, secret: bool = False) -> IO[str]:
     return os.fdopen(os.open(path, _NEW | os.O_EXCL, _mode(secret)), "w", encoding="utf-8")
 
 
-def append(path: Path, secret: bool = False) -> IO[Any]:
+def append(path: Path, secret: bool = False, also_read: bool = False) -> IO[Any]:
     """Open a regular file, made where it is missing, to append bytes without a buffer. Raises OSError for a link, hard or not."""
-    number = os.open(path, _NEW | os.O_APPEND | os.O_NONBLOCK, _mode(secret))
+    flags = _NEW & ~os.O_WRONLY | os.O_RDWR if also_read else _NEW
+    try:
+        number = os.open(path, flags | os.O_APPEND | os.O_NONBLOCK, _mode(secret))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _linked(path) from None
+        raise
     try:
         _check_regular(number, path)
         if os.fstat(number).st_nlink > 1:  # of a file elsewhere, perhaps
-            raise OSError(errno.EMLINK, "it is a hard link, and others may have made it", str(path))
+            raise _linked(path)
     except BaseException:
         os.close(number)
         raise
-    return os.fdopen(number, "ab", buffering=0)
+    return os.fdopen(number, "ab+" if also_read else "ab", buffering=0)
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -75,7 +80,7 @@ def read(path: Path, most: int = MOST) -> bytes:
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EOVERFLOW, f"it is larger than {most:,} bytes", str(path))
+        raise OSError(errno.EOVERFLOW, f"{path.name} is larger than {most:,} bytes", str(path))
     return content
 
 
@@ -85,32 +90,11 @@ def read_text(path: Path, most: int = MOST, errors: str = "strict") -> str:
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made where it is missing, of files that are replaced. Raises OSError where it is a link, or a file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The folder, made where it is missing; a link there gives way to it. Raises OSError."""
     if folder.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, and others may have made it", str(folder))
+        folder.unlink()
+    folder.mkdir(exist_ok=True)
     return folder
-
-
-def private_folder(folder: Path, cure: str) -> Path:
-    """The folder, made with mode 0700 where it is missing, whose content may be trusted: nobody else could write it.
-
-    cure: which other folder may be named. Raises UserError where it is another user's or others may write to it; OSError.
-    """
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    check_private(folder, cure)
-    return folder
-
-
-def check_private(folder: Path, cure: str) -> None:
-    """Raises UserError where a folder is another user's, or its group or others may write to it; OSError."""
-    found = folder.stat()
-    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new(folder):
-        problem = f"it belongs to user {found.st_uid}, who could put anything there, and this is user {os.geteuid()}"
-        raise UserError(str(folder), problem, cure)
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        problem = f"its group or others may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
-        raise UserError(str(folder), problem, f"look through it, then `chmod -R go-w {folder}`; or {cure}")
 
 
 def _mode(secret: bool) -> int:
@@ -119,17 +103,8 @@ def _mode(secret: bool) -> int:
 
 def _check_regular(number: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(number).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
 
 
-def _owner_of_new(folder: Path) -> int | None:
-    """Whose the files are that this process makes there: root's are nobody's on many network file systems."""
-    probe = folder / f".owner.{secrets.token_hex(6)}"
-    with suppress(OSError):
-        number = os.open(probe, _NEW | os.O_EXCL, 0o600)
-        try:
-            return os.fstat(number).st_uid
-        finally:
-            os.close(number)
-            probe.unlink()
-    return None
+def _linked(path: Path) -> OSError:
+    return OSError(errno.ELOOP, f"{path.name} is a link, and others may have made it", str(path))

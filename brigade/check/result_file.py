@@ -1,12 +1,14 @@
 """`check --json FILE` and `--baseline FILE`: what was found, for programs and for the next time."""
 
 import json
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .. import files
 from ..errors import UserError
 from ..errors.console import counted
 from .bandwidth import Sweep
@@ -118,9 +120,7 @@ def schema() -> dict[str, Any]:
 
 def write(found: Document, path: Path) -> None:
     """Whole or not at all. Raises OSError."""
-    part = _part(path)
-    part.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    files.write(path, found.model_dump_json(indent=1) + "\n")
 
 
 def check_target(path: Path) -> None:
@@ -131,20 +131,15 @@ def check_target(path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(place, f"{path.parent} is no directory", cure)
     try:
-        _part(path).touch()
-        _part(path).unlink()
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UserError(place, f"{path.parent} cannot be written: {error.strerror}", cure) from None
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
 
 
 def is_ours(path: Path) -> bool:
     """Whether a file that is there is an earlier result, which a newer one may replace."""
     try:
-        return "checks" in json.loads(path.read_text(encoding="utf-8"))
+        return "checks" in json.loads(files.read(path))
     except (OSError, ValueError, TypeError):
         return False
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from ..files import write as write_file
 from ..run import directory as runs
 from ..strategy.ds_keys import value_at
 from ..upstream.unpickling import is_inside
@@ -55,7 +56,7 @@ def write(folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping
     """
     head = {"format": FORMAT, "checksum": CHECKSUM, "itself": _NO_DIGEST}
     text = json.dumps({**head, **document, "files": dict(sorted(files.items()))}, indent=1, default=str)
-    runs.write_whole(folder / RECORD, text.replace(_NO_DIGEST, _digest(text), 1))
+    write_file(folder / RECORD, text.replace(_NO_DIGEST, _digest(text), 1))
 
 
 def flaw(folder: Path) -> str | None:

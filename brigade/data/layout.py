@@ -44,7 +44,7 @@ class ChatFormat:
 
 
 def folder_of(fingerprint: str) -> Path:
-    return cache.cache_directory() / "prepared" / fingerprint
+    return cache.cache_directory("prepared") / fingerprint
 
 
 def is_whole(folder: Path) -> bool:

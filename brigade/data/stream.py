@@ -231,14 +231,14 @@ class Stream:
         """Start this host's windows at the checkpoint's, in a folder of this launch; `token` tells launches apart."""
         state = json.loads((checkpoint / STATE).read_text()) if checkpoint else self.start
         run = hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]
-        home = cache.cache_directory() / "streams"
+        home = cache.cache_directory("streams")
         self.folder, self.local_rank = home / f"{run}-{world.host}-{token}", world.local_rank
         if world.local_rank:
             return
         for old in home.glob(f"{run}-{world.host}-*"):
             shutil.rmtree(old, ignore_errors=True)
         with writing(home):
-            self.folder.mkdir(parents=True)
+            cache.private_folder(self.folder)
             for rank in range(world.local_size):
                 (self.folder / f"position-{rank}").write_text(str(state["first_row"]))
         # Spawned: a fork would take along the engines' threads and the GPU's context.

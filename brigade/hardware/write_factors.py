@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from .. import files
 from ..errors import UserError
 from . import calibration, gpu
 from .network import links
@@ -53,11 +54,9 @@ def write(file: Path, factors: dict[str, Any]) -> None:
             kept.append(line)
     text = "".join(kept) or "# Measured on this cluster; brigade/hardware/calibration.py says what belongs here.\n"
     section = yaml.safe_dump({"factors": factors}, sort_keys=False, width=120)
-    temporary = file.with_name(f".{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text.rstrip("\n") + "\n" + section, encoding="utf-8")
-        temporary.replace(file)
+        files.write(file, text.rstrip("\n") + "\n" + section)
     except OSError as error:
         problem = f"it cannot be written: {error.strerror}"
         raise UserError(str(file), problem, "name another file: --calibration FILE") from None

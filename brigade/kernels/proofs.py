@@ -5,7 +5,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import subprocess
@@ -13,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..cache import cache_directory
+from .. import files
+from ..cache import cache_directory, private_folder
 from ..errors import first_line
 from . import judging, models
 
@@ -28,7 +28,7 @@ OURS = ("attention.py", "cpu_attention.py", "packed_samples.py")
 
 
 def folder() -> Path:
-    return cache_directory() / "kernels"
+    return cache_directory("kernels")
 
 
 def device(index: int = 0) -> Row:
@@ -106,7 +106,7 @@ def read(key: Row) -> tuple[Row | None, str]:
     """(the proof for this key or None; what a user has to know of a file that is not used, or "")."""
     file = path_of(key)
     try:
-        proof = json.loads(file.read_text(encoding="utf-8"))
+        proof = json.loads(files.read(file))
     except FileNotFoundError:
         return None, _other(key)
     except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -125,14 +125,10 @@ def write(proof: Row) -> Path | None:
     file = path_of(proof["key"])
     if file.exists() and (old := read(proof["key"])[0]):
         proof = judging.merged(old, proof)
-    aside = file.with_name(f".{file.name}-{platform.node()}-{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
-        aside.replace(file)
+        private_folder(file.parent)
+        files.write(file, json.dumps(proof, indent=1) + "\n")
     except OSError:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
         return None
     return file
 
@@ -150,7 +146,7 @@ def _other(key: Row) -> str:
     same = ("attention", "layers", "shapes")
     for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
         with suppress(OSError, ValueError):
-            proof = json.loads(file.read_text(encoding="utf-8"))
+            proof = json.loads(files.read(file))
             if _is_whole(proof) and all(proof["key"].get(name) == key[name] for name in same):
                 return f"the proof in {file} is of other things ({_difference(proof['key'], key)}) and is not used"
     return ""

@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..cache import cache_directory
+from .. import files
+from ..cache import cache_directory, private_folder
 from ..errors import UserError
-from ..run.directory import now, write_whole
+from ..run.directory import now
 from .status_and_logs import LAUNCH_LOG
 
 TAIL = 2**16  # bytes that `attach` shows of what was there before
@@ -45,9 +46,9 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
             return 0
         _leave_the_terminal(logs / LAUNCH_LOG)
     with suppress(OSError):  # without a record it can be followed by its logs alone
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         record |= {"pid": os.getpid(), "born": _born(os.getpid())}
-        write_whole(path, json.dumps(record))
+        files.write(path, json.dumps(record))
     code = 1
     try:
         code = work()
@@ -58,20 +59,17 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
         print(error, file=sys.stderr)
     finally:
         with suppress(OSError, ValueError):  # a later launch may have its own record by now
-            if json.loads(path.read_text()).get("pid") == os.getpid():
-                write_whole(path, json.dumps(record | {"code": code}))
+            if json.loads(files.read(path)).get("pid") == os.getpid():
+                files.write(path, json.dumps(record | {"code": code}))
     return code
 
 
 def _leave_the_terminal(log: Path) -> None:
     """From here on this process has no terminal and belongs to no shell; what it prints goes to the log."""
     os.setsid()
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, source in ((0, nothing), (1, file), (2, file)):
-        os.dup2(source, number)
-    for source in (nothing, file):
-        os.close(source)
+    with files.append(log, secret=True) as file, Path(os.devnull).open("rb") as nothing:
+        for number, source in enumerate((nothing, file, file)):
+            os.dup2(source.fileno(), number)
 
 
 def find(named: Path) -> dict[str, Any]:
@@ -110,7 +108,7 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
     while True:
         going = alive(record)
         if log := _log(logs):
-            with log.open("rb") as file:
+            with files.opened(log) as file:
                 number, size = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
                 if number != shown or size < position:  # a new part was begun
                     position = max(0, size - TAIL) if shown is None else 0
@@ -126,7 +124,7 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
             return int(record.get("code", 1))
         time.sleep(seconds)
         with suppress(UserError, OSError, ValueError):
-            record = json.loads(_path(Path(record["output"])).read_text())
+            record = json.loads(files.read(_path(Path(record["output"]))))
 
 
 def _log(logs: Path) -> Path | None:
@@ -137,15 +135,15 @@ def _log(logs: Path) -> Path | None:
 
 def _path(output: Path) -> Path:
     name = f"{socket.gethostname()} {output}"  # the cache may be one for several hosts
-    return cache_directory() / "launches" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    return cache_directory("launches") / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def _records() -> list[dict[str, Any]]:
     """Of all launches whose logs are still there."""
     found = []
-    for path in sorted((cache_directory() / "launches").glob("*.json")):
+    for path in sorted(cache_directory("launches").glob("*.json")):
         with suppress(OSError, ValueError, KeyError):
-            record = json.loads(path.read_text())
+            record = json.loads(files.read(path))
             if Path(record["logs"]).exists() or alive(record):
                 found.append(record)
             else:

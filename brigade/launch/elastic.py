@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..checkpoint.layout import BY_ELEMENT
 from ..cluster import ELASTIC
 from ..distributed import stop
@@ -137,7 +138,7 @@ class Elastic:
     def _all_stopped(self, number: int) -> bool:
         """Whether this one's end was the end of all: they were stopped, or whoever wrote the file `stop` wants that."""
         with suppress(OSError, ValueError):
-            by = json.loads((self._output(number) / STOPPED).read_text())["by"]
+            by = json.loads(files.read(self._output(number) / STOPPED))["by"]
             if self.codes[number] == TRY_LATER and by.startswith(stop.name(0)):
                 return True
         codes = [self.codes.get(each) for each in range(self.count)]
@@ -147,12 +148,12 @@ class Elastic:
         """A launch of this replica; its exit code."""
         folder = self.directory / f"replica-{number}"
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        (folder / "hostfile").write_text(f"{host} slots={self.job.hosts[host]}\n")
+        files.write(folder / "hostfile", f"{host} slots={self.job.hosts[host]}\n")
         logs, told = folder / f"attempt-{attempt}", {"replica": number, "replicas": self.count, **self.meeting}
         words = [sys.executable, "-m", "brigade", "launch", self.job.recipe, "--hostfile", str(folder / "hostfile")]
         words += ["--log_dir", str(logs), "--env", ELASTIC, *self.words, "--output_dir", str(self._output(number))]
         shown: Any = None  # the first replica's goes where ours goes
-        with (folder / LAUNCH_LOG).open("ab") as log:
+        with files.append(folder / LAUNCH_LOG, secret=True) as log:
             if number:
                 shown = log
             child = await asyncio.create_subprocess_exec(
@@ -226,7 +227,7 @@ class Elastic:
         if 0 in self.codes.values():
             for number in (number for number, code in self.codes.items() if code == 0):
                 with suppress(OSError, ValueError):
-                    saved = json.loads((self._output(number) / SUCCESS).read_text()).get("saved_by_replica")
+                    saved = json.loads(files.read(self._output(number) / SUCCESS)).get("saved_by_replica")
                     if saved is not None:
                         where = self._output(saved)
                         print(f"replica {saved} saved the model, on {list(self.job.hosts)[saved]}: {where}", flush=True)

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..distributed.supervised import RUN
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "peft")
@@ -113,7 +114,7 @@ def progress(directory: Path) -> dict[str, Any]:
     numbers = [path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json")]
     if steps := [int(number) for number in numbers if number.isdigit()]:
         found["checkpoint"] = max(steps)
-    with suppress(OSError), (directory / "events.jsonl").open("rb") as file:
+    with suppress(OSError), files.opened(directory / "events.jsonl") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
         for line in file.read().splitlines():
             with suppress(ValueError, TypeError, KeyError):
@@ -122,7 +123,7 @@ def progress(directory: Path) -> dict[str, Any]:
                 if event["event"] == "started":
                     found |= {"started": str(event["time"]), "first": found["step"]}
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found["stopped"] = str(json.loads((directory / "stopped.json").read_text())["by"])
+        found["stopped"] = str(json.loads(files.read(directory / "stopped.json"))["by"])
     with suppress(OSError):
         status = (directory / "success.json").stat()
         found["finished"] = f"{status.st_mtime_ns} {status.st_ino}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 from ..errors.console import console, counted, guard_output, say_what_is_lost
 from ..errors.disk import exists
@@ -105,14 +106,15 @@ class Output:
         # The file stays this process's standard output: its older half goes aside.
         if log and log.st_size > self._limit:
             path = self.directory / LAUNCH_LOG
-            shutil.copyfile(path, path.with_suffix(".before.log"))
+            with files.opened(path) as older, files.replacing(path.with_suffix(".before.log"), secret=True) as copy:
+                shutil.copyfileobj(older, copy)
             os.truncate(path, 0)
 
     def _append(self, name: str, text: str) -> None:
         path = self.path(name)
         try:  # not kept open: 1,000 hosts have 8,000 logs
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", errors="replace") as file:
-                print(text, file=file)
+            with files.append(path, secret=True) as file:
+                file.write(f"{text}\n".encode(errors="replace"))
                 grown = file.tell()
             if grown > self._limit:
                 first = path.with_suffix(".first.log")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..distributed.heartbeat import FOLDER
 
 RAPL = "/sys/class/powercap"  # energy counters of processors, for root alone on most systems
@@ -26,7 +27,7 @@ def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in (directory / FOLDER).glob("rank-*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # half a disk, another program's file
-            says = json.loads(path.read_text())
+            says = json.loads(files.read(path))
             age = max(0.0, time.time() - path.stat().st_mtime)
             found[str(int(says["rank"]))] = {**says, "pid": int(says["pid"]), "host": str(says["host"]), "age": age}
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from .. import files
 from ..data.sources import BUILT_IN
 from ..errors import UserError
 from ..errors.console import counted, one_line
@@ -53,7 +54,7 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
         return path
     content = text(kind, job, restarts=restarts, file=str(path))
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with files.create(path) as file:
             file.write(content)
     except FileExistsError:
         if not path.is_file() or path.read_bytes() != content.encode():

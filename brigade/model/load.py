@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import upstream
-from ..cache import cache_directory
+from ..cache import cache_directory, private_folder
 from ..distributed.consistency import WEIGHTS
 from ..errors import UserError
 from ..recipe.flags import Settings
 from ..shape.config_json import published_quantization
-from ..upstream import file_modes
 from . import attention
 from .finite import check_finite
 from .location import load_config, location
@@ -51,7 +50,7 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
     exist, for Transformers partitions whatever it builds while a ZeRO-3 configuration lives.
     """
     text = json.dumps([config.to_dict(), seed, torch.__version__], sort_keys=True, default=str)
-    folder = cache_directory() / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = cache_directory("models") / hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder / "model.safetensors"
     if file.exists():
         return str(folder)
@@ -62,7 +61,7 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
     from ..errors.disk import writing
 
     with writing(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         with FileLock(f"{folder}.lock"), torch.random.fork_rng(devices=[]):
             if not file.exists():
                 torch.manual_seed(seed)
@@ -73,7 +72,6 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
                 model.config.save_pretrained(folder)
                 # Not save_pretrained: in a process group it writes on rank 0 alone, and each host needs its own.
                 save_model(model, str(folder / "partial"), metadata={"format": "pt"})
-                file_modes.by_umask(folder / "partial")  # a cache that users share
                 (folder / "partial").rename(file)
     return str(folder)
 

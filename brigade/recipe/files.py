@@ -8,11 +8,13 @@ from typing import Any
 
 import yaml
 
+from .. import files
 from ..errors import UserError, nearest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
 
+MOST = 16 * 2**20  # bytes of a YAML file
 CALIBRATION = "BRIGADE_CALIBRATION"
 
 
@@ -88,7 +90,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise is_directory(path)
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachKeyOnce)
+        document = yaml.load(files.read_text(path, MOST), Loader=_EachKeyOnce)
     except OSError as error:
         raise UserError(str(path), f"it cannot be read: {error.strerror}", "check the file's permissions") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45

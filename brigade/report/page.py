@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from .. import files
 from ..errors import UserError
 from ..errors.console import one_line
-from ..run.directory import now, write_whole
+from ..run.directory import now
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
 from .figures import Figure
@@ -27,13 +29,18 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a cell begins with of w
 def write(records: list[Record], path: Path) -> None:
     """The page of these runs. Raises UserError where it cannot be written, or another file is there."""
     try:
-        if path.exists() and MARK not in path.open(errors="replace").read(400):
+        if path.exists() and not _is_page(path):
             problem = "this file is no page of a run"
             raise UserError(str(path), problem, "name another --html, or move that file away")
-        write_whole(path, html(records))
+        files.write(path, html(records))
     except OSError as error:
         problem = f"the page cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another file: --html FILE") from None
+
+
+def _is_page(path: Path) -> bool:
+    with files.opened(path) as file:
+        return MARK.encode() in file.read(400)
 
 
 def html(records: list[Record]) -> str:
@@ -90,15 +97,16 @@ def write_files(records: list[Record], folder: Path) -> list[Path]:
     """Each figure as a PNG and as a CSV with every value."""
     written = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         for figure in figures.all_of(records):
             if figure.empty:
                 continue
             picture, table = folder / f"{figure.name}.png", folder / f"{figure.name}.csv"
-            picture.write_bytes(library.picture(charts.chart(figure), figure.title))
+            files.write(picture, library.picture(charts.chart(figure), figure.title))
             head, rows = figures.rows(figure)
-            with table.open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows(map(_cells, [head, *rows]))
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows(map(_cells, [head, *rows]))
+            files.write(table, text.getvalue())
             written += [picture, table]
     except OSError as error:
         problem = f"the figures cannot be written: {error.strerror}"

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 from ..run import directory as runs
 from ..run import events, status
@@ -132,7 +133,7 @@ def _lines(record: Record, name: str) -> list[Entry]:
     if not path.exists():
         return []
     try:
-        text = path.read_text(errors="replace")
+        text = files.read_text(path, events.MOST, "replace")
     except OSError as error:
         record.notes.append(f"{name} cannot be read: {error.strerror}.")
         return []
@@ -157,7 +158,7 @@ def _trainer_state(record: Record) -> list[Entry]:
     paths = [directory / runs.STATE, *(path / runs.STATE for path in runs.checkpoints(directory))]
     for path in filter(Path.exists, paths):
         try:
-            log = json.loads(path.read_text())["log_history"]
+            log = json.loads(files.read(path))["log_history"]
             return [entry for entry in log if isinstance(entry, dict) and isinstance(entry.get("step"), int)]
         except OSError as error:
             record.notes.append(f"{path.relative_to(directory)} cannot be read: {error.strerror}.")

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from .. import files
 from ..cluster import World
 from ..distributed import consistency, heartbeat, ranks, stop, supervised
 from ..errors import UserError
@@ -233,7 +234,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> None:
         "commit": git_commit(),
     }
     _write_record(directory, {**recipe, "run": record | kept})
-    write_whole(directory / mark.FILE, run.mark)
+    files.write(directory / mark.FILE, run.mark)
 
 
 def check_exists(directory: Path, cure: str = "name the output directory of a run") -> None:
@@ -249,7 +250,7 @@ def _occupied(directory: Path) -> bool:  # by a run of this replica: what others
 
 
 def written(directory: Path) -> dict[str, Any]:  # run.yaml, as this process wrote it
-    return yaml.load((directory / RECORD).read_text(), Loader=_LOADER)  # type: ignore[no-any-return]
+    return yaml.load(files.read(directory / RECORD), Loader=_LOADER)  # type: ignore[no-any-return]
 
 
 def add_to_record(run: Run, key: str, value: Any) -> None:
@@ -261,14 +262,7 @@ def add_to_record(run: Run, key: str, value: Any) -> None:
 
 def _write_record(directory: Path, document: dict[str, Any]) -> None:
     text = "# This run, with every value filled in. `train.py --recipe THIS_FILE --output_dir OTHER` repeats it.\n"
-    write_whole(directory / RECORD, text + yaml.dump(document, Dumper=_DUMPER, sort_keys=False, width=120))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever looks finds the whole text, or what was there before."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text)
-    temporary.replace(path)
+    files.write(directory / RECORD, text + yaml.dump(document, Dumper=_DUMPER, sort_keys=False, width=120))
 
 
 def check_data(run: Run, fingerprint: str) -> None:

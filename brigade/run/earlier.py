@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 from ..recipe.files import another_output, read_yaml
 from . import owner
@@ -26,7 +27,7 @@ def kept(run: Any, record: Path, marker: Path) -> dict[str, Any]:
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
     kept = {key: old[key] for key in ("promise", "lengthened") if key in old}
     if run.lengthened and (run.resized or not record.exists()):
-        before = json.loads(marker.read_text()) if marker.exists() else {}
+        before = json.loads(files.read(marker)) if marker.exists() else {}
         kept["lengthened"] = [*kept.get("lengthened", []), {"how": run.lengthened, **before}]
     return kept
 

@@ -4,10 +4,11 @@ import json
 import sys
 from typing import Any
 
+from .. import files
 from ..distributed import ranks, stop, supervised, tell
 from ..recipe.batch import length
 from . import best_checkpoint, events, page
-from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, now, release, whole_checkpoints, write_whole
+from .directory import RECORD, STATE, STOPPED, SUCCESS, Run, now, release, whole_checkpoints
 
 
 def succeed(run: Run, state: Any, held_out_loss: float) -> None:
@@ -28,7 +29,7 @@ def succeed(run: Run, state: Any, held_out_loss: float) -> None:
     elastic = ranks.peers is not None and ranks.peers.elastic
     if elastic:
         figures["saved_by_replica"] = ranks.peers.members[0]
-    write_whole(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
+    files.write(run.directory / SUCCESS, json.dumps(figures, indent=2) + "\n")
     events.add(run.directory, "end", **figures)
     release(run)
     supervised.note(marker=True)
@@ -55,7 +56,7 @@ def leave(run: Run, step: int, by: str) -> None:
         checkpoint = whole_checkpoints(directory).get(step)
         marker = {"step": step, "checkpoint": checkpoint and checkpoint.name, "by": by, "time": now()}
         marker["identity"] = run.identity
-        write_whole(directory / STOPPED, json.dumps(marker, indent=2) + "\n")
+        files.write(directory / STOPPED, json.dumps(marker, indent=2) + "\n")
         events.add(directory, "stopped", **{key: marker[key] for key in ("step", "checkpoint", "by")})
     release(run)
     if run.world.is_main_rank and run.settings.recipe.training.report_page:

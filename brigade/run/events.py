@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors.disk import exists
 
 FILE = "events.jsonl"
 _RECORD = "run.yaml"  # directory.RECORD, which needs this module
+MOST = 2**30  # bytes of it that are read
 SLOW = 0.7  # the score below which a rank is slow (training/slow_ranks.py)
 
 
@@ -29,15 +31,15 @@ def append(file: Path, **fields: Any) -> None:
     if not (file.parent / _RECORD).is_file():  # it is no run's, or none any more: nothing is made there
         return
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
-    with suppress(OSError), file.open("a") as lines:
-        lines.write(json.dumps(line, default=str) + "\n")
+    with suppress(OSError), files.append(file) as lines:
+        lines.write((json.dumps(line, default=str) + "\n").encode())
 
 
 def read(directory: Path, only: str = "") -> list[dict[str, Any]]:
     """All whole lines, oldest first; [] where there are none. only: of these events alone, which is quick in a long file"""
     events = []
     with suppress(OSError):
-        for line in (directory / FILE).read_text(errors="replace").splitlines():
+        for line in files.read_text(directory / FILE, MOST, "replace").splitlines():
             with suppress(ValueError):  # one that is being written, or was cut by a crash
                 if f'"{only}' in line:
                     events.append(json.loads(line))

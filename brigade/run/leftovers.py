@@ -11,6 +11,9 @@ REPLACED = ".replaced"  # the suffix of a checkpoint that another of the same st
 
 def remove(directory: Path) -> None:
     """Remove what no checkpoint became, and old heartbeats. Call it when this process has the directory, before ranks train."""
+    for folder in SAVING, heartbeat.FOLDER:
+        if (directory / folder).is_symlink():  # others made it, and what lies behind it is not this run's
+            (directory / folder).unlink()
     for old in (directory / SAVING).glob(f"*{REPLACED}"):
         if not (name := directory / old.name.removesuffix(REPLACED)).exists():
             old.rename(name)  # the run died between two renames: the new one had no name yet

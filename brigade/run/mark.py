@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from .. import files
 from ..errors import UserError, Whose
 
 FILE = ".mark"  # in the output directory: a token that each start of a run draws anew, the same on all hosts
@@ -39,6 +40,6 @@ def cure(host: str) -> str:
 
 def _problem(directory: Path, token: str) -> str | None:
     try:
-        return None if (directory / FILE).read_text() == token else _OTHER
+        return None if files.read_text(directory / FILE, files.LINE, "replace") == token else _OTHER
     except OSError as error:
         return f"{FILE}: {error.strerror}"

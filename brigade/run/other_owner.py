@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 
 # Seconds without a touch of the file after which its owner is dead: while its lock is there, and when that is gone.
@@ -20,7 +21,7 @@ DEAD, DEAD_UNLOCKED = 60.0, 10.0
 def lives(path: Path, file: Any, owner: str, locked: bool | None, beat: float) -> bool:
     """Whether the owner whom the file names is there. Of another host: whether it touches the file while we look. Also where we
     have the lock, which a host may keep to itself (NFS mounted with nolock)."""
-    host, pid, *beats = owner.split()
+    host, pid, *beats = owner.split() if len(owner.split()) > 1 else (owner, "")
     if host == socket.gethostname():
         return locked is False or (locked is None and _runs_here(host, pid))
     if not beats:  # of an earlier version, which touches nothing
@@ -34,7 +35,7 @@ def lives(path: Path, file: Any, owner: str, locked: bool | None, beat: float) -
     while time.monotonic() < until:
         time.sleep(min(1.0, beat / 5))
         try:
-            with path.open() as again:  # opened anew, NFS asks its server
+            with files.opened(path) as again:  # opened anew, NFS asks its server
                 if os.fstat(again.fileno()).st_mtime_ns != seen:
                     return True
         except FileNotFoundError:  # it has ended
@@ -57,8 +58,8 @@ def set_aside(path: Path, file: Any) -> None:
 def holder(path: Path) -> dict[str, Any] | None:
     """{"host", "pid"} of the process that runs in a directory now; None: nobody, as far as locks, this host's processes and the
     last beat tell. Asks, and takes nothing. Not for the owner itself: closing the file would let go of its lock."""
-    with suppress(OSError), path.open("r+") as file:
-        host, _, rest = file.read().partition(" ")
+    with suppress(OSError), files.opened(path) as file:
+        host, _, rest = file.read(files.LINE).decode(errors="replace").partition(" ")
         pid = rest.partition(" ")[0]
         try:
             asked = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import files
+
 FILE = ".owner"  # "HOST PID beats" of who runs here, locked as long as it runs
 BEAT = 4.0  # seconds between two touches of the owner
 _NOW_YOURS = "another run has taken this directory over, for nothing was seen of this one for long: {}"
@@ -50,10 +52,10 @@ def take(directory: Path) -> Owned:
     """
     path, owner = directory / FILE, f"{socket.gethostname()} {os.getpid()} beats"
     while True:
-        file = path.open("a+")
+        file = files.append(path, also_read=True)
         locked = _lock(file)
         file.seek(0)
-        before = file.read()
+        before = file.read(files.LINE).decode(errors="replace")
         lives = locked is False and not before  # it has not written its name yet
         if before and before != owner:
             from . import other_owner
@@ -78,12 +80,11 @@ def take(directory: Path) -> Owned:
                 break
         file.close()
     file.truncate(0)
-    file.write(owner)
-    file.flush()
+    file.write(owner.encode())
     if locked is None:
         print(f"{directory} has no file locks: its owner is known by the file {FILE} alone", file=sys.stderr)
         time.sleep(BEAT / 2)  # two that came at once: the one that wrote last stays
-        if (now := path.read_text()) != owner:
+        if (now := files.read_text(path, files.LINE, "replace")) != owner:
             file.close()
             from . import other_owner
 

@@ -76,6 +76,7 @@ def of_failure(directory: Path, reason: str, limit: float = 20.0) -> None:
 def _start(directory: Path) -> Any:
     """None where not even a process can be started."""
     command = [sys.executable, "-m", "brigade", "report", str(directory.absolute()), "--page_only"]
+    command += ["--html", str(directory.absolute() / FILE)]  # asked for, also where another user began the run
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     try:
         # A session of its own: Ctrl-C is for the run, which then wants its page.

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from .. import files
 from ..distributed import consistency, coordinator, ranks, replicas
 from ..recipe.difference import flat
 from ..recipe.identity import computed
 from . import leftovers, mark
-from .directory import RECORD, Run, git_commit, versions, write_whole
+from .directory import RECORD, Run, git_commit, versions
 
 
 def divide(run: Run) -> Run:
@@ -23,8 +24,8 @@ def divide(run: Run) -> Run:
         if own.world.replica and writes:
             own.directory.mkdir(exist_ok=True)
             leftovers.remove(own.directory)
-            write_whole(own.directory / RECORD, (run.directory / RECORD).read_text())
-            write_whole(own.directory / mark.FILE, run.mark)
+            files.write(own.directory / RECORD, files.read(run.directory / RECORD))
+            files.write(own.directory / mark.FILE, run.mark)
     replicas.divide(run.replica, run.strategy.replicas)
     return own
 

@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from .. import files
 from ..errors import UserError
 from ..errors.disk import writing
 
@@ -22,14 +23,14 @@ def count(file: Path, job: str, step: int) -> None:
     """
     before, now = {}, {"job": job, "step": step}
     with suppress(OSError, ValueError):
-        before = json.loads(file.read_text())
+        before = json.loads(files.read(file))
     starts = before["starts"] + 1 if before == before | now else 1
     if starts > MOST:
         problem = f"this job was started {MOST} times from step {step}, and never came to its next checkpoint"
         cure = "give it more time or a smaller --save_steps, see in its log what ended it, and hand it in as a new job"
         raise UserError(str(file.parent), problem, cure)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(now | {"starts": starts}))
+    files.write(file, json.dumps(now | {"starts": starts}))
 
 
 def main(directory: Path, job: str) -> int:

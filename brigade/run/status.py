@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..recipe.files import read_yaml
 from . import directory as runs
 from . import events, other_owner, owner
@@ -28,7 +29,7 @@ def of(directory: Path) -> dict[str, Any]:
     known["owner"] = held
     if marker and not held:
         with suppress(OSError, ValueError):
-            known["marker"] = json.loads((directory / marker).read_text())
+            known["marker"] = json.loads(files.read(directory / marker))
     for line in told:  # the last one that says it
         loss = ("loss",) if line.get("event") == "step" else ()  # an evaluation's is another
         keys = ("step", "steps", "tokens_per_second", "held_out_loss", *loss)

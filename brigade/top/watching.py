@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 from ..launch.connection import Channel, transport
 from ..launch.usage import heartbeats
@@ -99,7 +100,7 @@ class Watching:
 def _newest(path: Path, size: int = 2**18) -> list[dict[str, Any]]:
     """The events at the end of a file that may be long: `size` bytes of it."""
     found = []
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), files.opened(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         for line in file.read().splitlines():
             with suppress(ValueError):  # the first one is cut; the last one may be half written

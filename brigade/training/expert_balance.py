@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from .. import files
 from ..distributed import ranks
 from ..run.directory import Run
 from ..upstream import are_experts
@@ -68,9 +69,7 @@ class ExpertBalance:
         if self.run.world.is_main_rank:
             rounded = [[round(share, 6) for share in layer.tolist()] for layer in shares]
             text = json.dumps({"step": step, "shares": dict(zip(self.experts, rounded, strict=True))})
-            temporary = self.run.directory / f".{FILE}"
-            temporary.write_text(text + "\n")
-            temporary.replace(self.run.directory / FILE)
+            files.write(self.run.directory / FILE, text + "\n")
         return {
             "expert_balance": sum(float(layer.max()) * len(layer) for layer in shares) / len(shares),
             "busiest_expert": 100 * max(float(layer.max()) for layer in shares),

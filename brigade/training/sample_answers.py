@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import files
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..errors.console import console
@@ -127,11 +128,11 @@ def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], s
 
 def store(found: list[dict[str, Any]], directory: Path) -> None:
     """Add records to the run's answers.jsonl; those that an interrupted run wrote for this step or later give way."""
-    path, temporary = directory / ANSWERS, directory / f".{ANSWERS}"
-    lines = path.read_text().splitlines() if path.exists() else []
+    path = directory / ANSWERS
+    lines = filter(None, files.read_text(path).split("\n")) if path.exists() else ()
     kept = [line for line in lines if json.loads(line)["step"] < found[0]["step"]]
-    temporary.write_text("\n".join([*kept, *(json.dumps(entry, ensure_ascii=False) for entry in found)]) + "\n")
-    temporary.replace(path)
+    text = "\n".join([*kept, *(json.dumps(entry, ensure_ascii=False) for entry in found)]) + "\n"
+    files.write(path, text, secret=True)
 
 
 def show(found: list[dict[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .. import files
 from ..distributed import hangs, heartbeat, ranks, supervised, tell
 from ..distributed.observer import LOOK, Observer, is_stopped, limit, may_be_stopped, stopped_by
 from ..errors.console import counted
@@ -53,7 +54,7 @@ class Watch(threading.Thread):
         self.run_directory = run.directory.parent if run.world.replica else run.directory  # of all replicas
         self.folder = self.run_directory / heartbeat.FOLDER
         with suppress(OSError):  # never later: a directory that is unmounted meanwhile is not made anew
-            self.folder.mkdir(exist_ok=True)
+            files.make_folder(self.folder)
         self.ended = threading.Event()
         self.observer = Observer(os.getpid())
         self.every = max(EVERY, run.world.size * run.strategy.replicas / 10)
@@ -111,8 +112,8 @@ class Watch(threading.Thread):
     def record(self, collectives: dict[str, Any]) -> None:
         """Keep what this rank's threads do, and its collectives; what a full disk takes."""
         with suppress(OSError):
-            (self.folder / f"rank-{self.number}.collectives").write_text(json.dumps(collectives))
-            with (self.folder / f"rank-{self.number}.stacks").open("w") as file:
+            files.write(self.folder / f"rank-{self.number}.collectives", json.dumps(collectives))
+            with files.replacing(self.folder / f"rank-{self.number}.stacks") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
 
     def write(self, **more: Any) -> None:
@@ -123,10 +124,8 @@ class Watch(threading.Thread):
         says |= {"time": time_, **self.observer.seen(), "waits": self.waits, **more}
         if tokens := heartbeat.page[heartbeat.TOKENS]:  # for `top`, which makes a rate of it
             says |= {"at": round(self.written, 3), "tokens": int(tokens)}
-        temporary = self.folder / f".rank-{self.number}"
         with suppress(OSError):
-            temporary.write_text(json.dumps(says))
-            temporary.replace(self.folder / f"rank-{self.number}.json")
+            files.write(self.folder / f"rank-{self.number}.json", json.dumps(says))
 
     # ---- without launch ------------------------------------------------------------------------------------------
     def judge(self, at_once: bool = False) -> None:
@@ -178,7 +177,7 @@ class Peer:
         self.unchanged += passed
         self.halted = self.halted + passed if self.state else 0.0
         with suppress(OSError, ValueError):
-            says = json.loads(file.read_text())
+            says = json.loads(files.read(file))
             if (says["pid"], says["writings"]) != (self.says.get("pid"), self.says.get("writings")):
                 self.says, self.unchanged = says, 0.0
 

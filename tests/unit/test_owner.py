@@ -65,7 +65,7 @@ def without_locks(*_):
 def locked_by_a_dead_host(file, how):
     """What NFS does of a client that was switched off, for the file that it had."""
     file.seek(0)
-    if file.read().startswith("node2 "):
+    if file.read().startswith(b"node2 "):
         raise OSError(errno.EAGAIN, "locked")
 
 

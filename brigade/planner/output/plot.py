@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from ... import files
 from ...errors import UserError
 from ...errors.console import billions, counted
 from ...recipe.method import METHODS
@@ -93,9 +94,10 @@ def write(path: Path, workload: Workload, cluster: Cluster, ranked: list[Candida
     with matplotlib.style.context(STYLE):
         picture = Picture(workload, cluster, ranked)
         if path.suffix == ".png":
-            picture.figure.savefig(path, dpi=130)
+            with files.replacing(path) as file:
+                picture.figure.savefig(file, format="png", dpi=130)
         else:
-            path.write_text(picture.page())
+            files.write(path, picture.page())
 
 
 class Picture:

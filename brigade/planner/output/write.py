@@ -10,6 +10,7 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import billions, figure
+from ...files import write as write_file
 from ...model.rope import positions_by
 from ...recipe.files import REPOSITORY
 from ...recipe.method import METHODS
@@ -164,7 +165,7 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, content in missing.items():
-            name.write_bytes(content)
+            write_file(name, content)
     except OSError as error:
         problem = f"it cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another folder with --write") from None
@@ -215,5 +216,5 @@ def refresh(check: bool, recipes: Iterable[Path] | None = None) -> list[str]:
         if path.read_text() != text:
             changed.append(here(path))
             if not check:
-                path.write_text(text, encoding="utf-8")
+                write_file(path, text)
     return changed
