@@ -134,7 +134,7 @@ def _work(job: Path) -> None:
     import train
     from brigade.cluster import world_from_environment
     from brigade.distributed import ranks
-    from brigade.training.measured_states import StateBytes
+    from brigade.training.measured_states import StateBytes, States
 
     todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
     for divided, model in todo["cases"]:
@@ -154,7 +154,7 @@ def _work(job: Path) -> None:
         run, config = trainer.run, trainer.model.config.to_dict()
         forget(trainer)
         del trainer
-        held = ranks.gather(counter.states)
+        held = [States(**values) for values in ranks.gather(vars(counter.states))]
         of = {
             "axis": todo["axis"],
             "ranks": world.size,

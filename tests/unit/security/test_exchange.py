@@ -5,6 +5,7 @@ import collections
 import math
 import pathlib
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +22,7 @@ from brigade.recipe.batch import Batch
 from brigade.training import hand_over
 from brigade.training.measured_states import States
 
+ROOT = pathlib.Path(__file__).parents[3]
 SENT = {
     "nothing": None,
     "truth": [True, False],
@@ -117,6 +119,13 @@ def test_forged_bytes_run_nothing_and_name_their_sender(name, tmp_path):
         exchange.decode(forged(name, tmp_path), "rank 3")
     assert "rank 3" in caught.value.place and "docs/security.md" in caught.value.cure
     assert not (tmp_path / "marker").exists()
+
+
+def test_nothing_of_ours_exchanges_or_reads_pickles():
+    calls = re.compile(r"(_object(_list)?|pickle\.loads?|Unpickler)\(|weights_only=False")
+    files = [*(ROOT / "brigade").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "train.py"]
+    found = {path.relative_to(ROOT).as_posix() for path in files if calls.search(path.read_text())}
+    assert found == {"brigade/upstream/unpickling.py"}, "it reads checkpoints, by a list of classes"
 
 
 # ---- over collectives ----------------------------------------------------------------------------------------------
