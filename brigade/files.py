@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -89,20 +89,23 @@ def read_text(path: Path, most: int = MOST, errors: str = "strict") -> str:
     return read(path, most).decode(errors=errors).replace("\r\n", "\n")
 
 
+def odd(paths: Iterable[Path]) -> Path | None:
+    """The first of these that is neither a file nor a directory, but a pipe, a socket or a device: whoever opens it may wait for
+    ever. A link counts as what it leads to."""
+    for path in paths:
+        with suppress(OSError):  # a link to nowhere, or to itself: to open it fails
+            mode = path.stat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                return path
+    return None
+
+
 def make_folder(folder: Path) -> Path:
     """The folder, made where it is missing; a link there gives way to it. Raises OSError."""
     if folder.is_symlink():
         folder.unlink()
     folder.mkdir(exist_ok=True)
     return folder
-
-
-def remove_links(folder: Path) -> None:
-    """Remove links in it that lead to a file, or nowhere: what other programs write there next would follow them. Raises
-    OSError."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_symlink() and not path.is_dir():
-            path.unlink()
 
 
 def _mode(secret: bool) -> int:

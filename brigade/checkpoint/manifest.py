@@ -5,14 +5,13 @@ What a stranger has put into a file is upstream/unpickling.py's to find.
 """
 
 import json
-import stat
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from ..files import LINE, odd, read_text
 from ..files import write as write_file
 from ..run import directory as runs
 from ..strategy.ds_keys import value_at
@@ -110,21 +109,15 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
 
 
 def odd_file(folder: Path) -> Path | None:
-    """The first thing in a checkpoint that is neither file nor directory. To open a pipe is to wait for whoever writes to it."""
-    deeper = (path for sign, *_ in _PARTS.values() for path in folder.glob(f"{sign}/*"))
-    for path in (*folder.iterdir(), *deeper):
-        with suppress(FileNotFoundError):  # a link to nowhere
-            mode = path.stat().st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                return path
-    return None
+    """The first thing in a checkpoint that is neither file nor directory (files.odd)."""
+    return odd((*folder.iterdir(), *(path for sign, *_ in _PARTS.values() for path in folder.glob(f"{sign}/*"))))
 
 
 def tag_of(folder: Path) -> Path:
     """The directory in which DeepSpeed has its part of a checkpoint; the checkpoint itself where it has none. Raises ValueError
     where `latest` names one that is elsewhere."""
     latest = folder / "latest"
-    tag = latest.read_text().strip() if latest.is_file() else "."
+    tag = read_text(latest, LINE).strip() if latest.is_file() else "."
     if tag != "." and not (is_inside(tag) and (folder / tag).is_dir()):
         raise ValueError(f"latest names {tag!r}, and that is no directory in the checkpoint")
     return folder / tag

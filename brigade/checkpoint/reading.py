@@ -17,8 +17,15 @@ def find(output: Path, step: int | None) -> Path:
     """Where to read from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
 
     Raises UserError when there is no such step (it lists those there are), when a finished run's model is gone (another step is
-    another model), and when there is nothing or nothing whole at all.
+    another model), when there is nothing or nothing whole at all, and when something there is no file.
     """
+    folder = _find(output, step)
+    if odd := odd_file(folder):
+        raise UserError(str(odd), "it is a pipe, a socket or a device, and no file", "remove it")
+    return folder
+
+
+def _find(output: Path, step: int | None) -> Path:
     check_run(output)
     found = whole_checkpoints(output)
     steps = f"checkpoints there are: {', '.join(map(str, sorted(found))) or 'none'}"
@@ -57,8 +64,6 @@ def load(folder: Path, dtype: Any = None) -> dict[str, Any]:
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
-    if odd := odd_file(folder):
-        raise UserError(str(odd), "it is a pipe, a socket or a device, and no file", "remove it")
     reader = _reader(folder)
     if reader is None:
         problem = "no weights in it: no *.safetensors, no DeepSpeed checkpoint (latest, global_step*), "

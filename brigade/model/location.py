@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import files
 from ..errors import UserError, first_line
 from ..hub import hub_is_away, refusal
 from ..recipe import remote_code
@@ -30,6 +31,9 @@ def location(settings: Settings) -> str:
         raise UserError(settings.place("revision"), problem, cure)
     if not folder:
         hub_is_away()
+    elif odd := files.odd(Path(folder).iterdir() if Path(folder).is_dir() else ()):
+        problem = f"{odd.name} in {name!r} is a pipe, a socket or a device, and no file"
+        raise UserError(settings.place("model_name_or_path"), problem, "remove it")
     return str(folder or name)
 
 

@@ -13,7 +13,8 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -72,7 +73,7 @@ def allow(names: Iterable[str]) -> None:
 
 def pickled(folder: Path) -> list[Path]:
     """The files in a checkpoint that some engine unpickles, in an order that is the same everywhere."""
-    return sorted({path for pattern in _PICKLED for path in folder.rglob(pattern)})
+    return sorted({path for pattern in _PICKLED for path in folder.rglob(pattern) if path.is_file()})
 
 
 def check(files: Iterable[Path]) -> None:
@@ -83,15 +84,12 @@ def check(files: Iterable[Path]) -> None:
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
     for file in files:
-        if file.name.endswith(".metadata"):
-            with file.open("rb") as stream:
-                _PickleOfMetadata.load(stream)
-            continue
-        try:
+        with _told(file):
+            if file.name.endswith(".metadata"):
+                with file.open("rb") as stream:
+                    _PickleOfMetadata.load(stream)
+                continue
             found = {*get_unsafe_globals_in_checkpoint(file)}
-        except Exception as error:
-            problem = f"it is damaged, or torch.save has not written it: {type(error).__name__}: {first_line(error)}"
-            raise UserError(str(file), problem, _CURE) from None
         if strange := sorted(found - DEEPSPEED - _NUMPY):
             raise _refusal(file, strange[0])
         allow(found)
@@ -116,6 +114,17 @@ def refusal(file: object, error: pickle.UnpicklingError) -> UserError:
 def _refusal(file: object, name: str) -> UserError:
     problem = f"it holds {name}, which no checkpoint needs: to load it could run code of whoever wrote the file"
     return UserError(str(file), problem, _CURE)
+
+
+@contextmanager
+def _told(file: object) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"it is damaged, or torch has not written it: {type(error).__name__}: {first_line(error)}"
+        raise UserError(str(file), problem, _CURE) from None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -143,14 +152,9 @@ class _PickleOfMetadata:
         from torch.distributed.checkpoint.metadata import Metadata
 
         file = str(getattr(stream, "name", ".metadata"))
-        try:
+        with _told(file):
             found = _Unpickler(stream).load()
             outside = [kept.relative_path for kept in found.storage_data.values() if not is_inside(kept.relative_path)]
-        except UserError:
-            raise
-        except Exception as error:
-            problem = f"it is damaged, or torch has not written it: {type(error).__name__}: {first_line(error)}"
-            raise UserError(file, problem, _CURE) from None
         if not isinstance(found, Metadata):
             raise _refusal(file, type(found).__name__)
         if outside:

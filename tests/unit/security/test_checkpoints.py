@@ -248,8 +248,9 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path):
     else:
         (folder / place).symlink_to("/dev/zero")
     assert "is a pipe, a socket or a device, and no file" in manifest.flaw(folder)
+    (tmp_path / "run.yaml").write_text("{}")
     with pytest.raises(UserError, match="is a pipe, a socket or a device"):
-        reading.load(folder)
+        reading.find(tmp_path, 2)
 
 
 @pytest.mark.parametrize(
