@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from ..cluster import World
-from . import stop, supervised
+from . import one_host, stop, supervised
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
@@ -45,7 +45,7 @@ def join(world: World) -> None:
     impatient.daemon = True
     impatient.start()
     try:
-        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **_of_this_launch())
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **_met())
     finally:
         impatient.cancel()
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
@@ -53,17 +53,28 @@ def join(world: World) -> None:
     stop.tell_others = lambda by: _tell_that_it_is_ended(world, by)
 
 
-def _of_this_launch() -> dict[str, Any]:
-    """Under `launch`: the store, rank and size with which to make the group, once rank 0 is known to belong to the same launch.
+def _met() -> dict[str, Any]:
+    """The store, rank and size with which to make the group. Of several hosts that no `launch` watches: what torch does."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if one_host.has_all_ranks(os.environ):
+        met = _of_this_launch(one_host.first_meeting(os.environ, RENDEZVOUS_TIMEOUT))
+        return met | {"store": one_host.meet(met["store"], met["rank"], met["world_size"], RENDEZVOUS_TIMEOUT)}
+    return _of_this_launch() if os.environ.get(supervised.RUN) else {}
+
+
+def _of_this_launch(store: Any = None) -> dict[str, Any]:
+    """The launcher's store, rank and size, once rank 0 is known to belong to the same launch. store: as rank 0 has it already
 
     Raises RuntimeError where another launch's rank 0 answers."""
-    if not (name := os.environ.get(supervised.RUN)):
-        return {}
-    store, rank, size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if store is None:
+        store, rank, size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
     store.set_timeout(RENDEZVOUS_TIMEOUT)
-    if rank == 0:
+    name = os.environ.get(supervised.RUN, "")
+    if name and rank == 0:
         store.set(_RUN, name)
-    elif (other := store.get(_RUN).decode()) != name:
+    elif name and (other := store.get(_RUN).decode()) != name:
         raise RuntimeError(f"the rank 0 that answers there belongs to another launch ({other}, and this is {name})")
     return {"store": store, "rank": rank, "world_size": size}
 
@@ -74,6 +85,8 @@ def wait_for_all() -> None:
     store, name = store_of_all(), f"brigade/wait-{next(_waits)}"
     here, pause = store.add(name, 1), 0.002
     while here < dist.get_world_size():
+        if one_host.rank_0_is_gone():
+            raise RuntimeError("rank 0 has ended")
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
         here = store.add(name, 0)

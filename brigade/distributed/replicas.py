@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cluster import World
 from ..upstream import world as engines
-from . import exchange, process_group, ranks
+from . import exchange, one_host, process_group, ranks
 
 _divisions = itertools.count()  # of this process, which may make several runs: as many on every rank
 _before: dict[str, str] = {}  # of the environment, what the launcher wrote
@@ -28,12 +28,13 @@ class Peers:
 
     def __init__(self, store: Any, replica: int, count: int) -> None:
         self.replica, self.count = replica, count
-        self.groups = [
-            dist.ProcessGroupGloo(
-                dist.PrefixStore(name, store), replica, count, timeout=process_group.COLLECTIVE_TIMEOUT
-            )
-            for name in ("main", "background")  # two threads of a rank must not share one
-        ]
+        with one_host.nobody_else():
+            self.groups = [
+                dist.ProcessGroupGloo(
+                    dist.PrefixStore(name, store), replica, count, timeout=process_group.COLLECTIVE_TIMEOUT
+                )
+                for name in ("main", "background")  # two threads of a rank must not share one
+            ]
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of each, on all of them. exchange.py says what may be sent, and what is raised."""

@@ -52,6 +52,8 @@ def tell_launcher(reason: str) -> None:
 
 def no_rendezvous(error: Exception) -> UserError:
     """The error of process_group.join(), as a user can cure it."""
+    if isinstance(error, UserError):
+        return error
     cure = "give the launcher an address that all hosts reach and a port that is free"
     if "gloo" in str(error).lower():  # the address was found, and other ports are closed
         cure = "open all TCP ports between the hosts: gloo chooses its own (net.ipv4.ip_local_port_range)"
@@ -64,6 +66,10 @@ def first_to_fail(store: Any, of_ended: str) -> tuple[bool, str]:
     store: of all ranks; of_ended: its key for that
     """
     try:
+        from . import one_host
+
+        if one_host.rank_0_is_gone():
+            return False, ""
         store.set_timeout(datetime.timedelta(seconds=5))
         ended = store.get(of_ended).decode() if store.check([of_ended]) else ""
         return not ended and store.add("brigade/failed", 1) == 1, ended

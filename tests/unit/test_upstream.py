@@ -99,6 +99,7 @@ DEFINED = {
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": ["dump_nccl_trace_json"],
     "deepspeed/utils/z3_leaf_module.py": ["_z3_leaf"],
     "torch/_C/_distributed_c10d.pyi": ["_set_default_timeout"],
+    "torch/distributed/distributed_c10d.py": ["_new_process_group_helper"],
     "torch/distributed/device_mesh.py": ["_flatten"],
     "torch/optim/lr_scheduler.py": ["_last_lr"],
     "torch/distributed/pipelining/schedules.py": ["_step_microbatches"],
