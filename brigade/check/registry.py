@@ -17,7 +17,7 @@ Function = Callable[[Hosts], AsyncIterator[Result]]
 
 # Groups and their modules with checks, in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "reach": ("names", "reach"),
+    "reach": ("names", "reach", "users"),
     "sameness": ("sameness",),
     "devices": ("devices", "resources"),
     "storage": ("storage",),
