@@ -55,9 +55,10 @@ def append(path: Path, secret: bool = False, also_read: bool = False) -> IO[Any]
             raise _linked(path) from None
         raise
     try:
-        _check_regular(number, path)
-        if os.fstat(number).st_nlink > 1:  # of a file elsewhere, perhaps
-            raise _linked(path)
+        if not stat.S_ISCHR(os.fstat(number).st_mode):  # /dev/null, say: only root makes these
+            _check_regular(number, path)
+            if os.fstat(number).st_nlink > 1:  # of a file elsewhere, perhaps
+                raise _linked(path)
     except BaseException:
         os.close(number)
         raise
