@@ -109,6 +109,14 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+def remove_links(folder: Path) -> None:
+    """Remove links in it that lead to a file, or nowhere: what other programs write there next would follow them. Raises
+    OSError."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink() and not path.is_dir():
+            path.unlink()
+
+
 def _mode(secret: bool) -> int:
     return 0o600 if secret else 0o666
 

@@ -5,12 +5,14 @@ import itertools
 import json
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..limits import TEMPLATE_SECONDS, time_limit
 from ..recipe.files import find, read_yaml
 from ..recipe.flags import Settings
 from .layout import NONE, TEMPLATES, ChatFormat
@@ -58,6 +60,19 @@ class ChatTemplates:
         return self.no_template or (self.no_with_tools if tools else None)
 
 
+@contextmanager
+def bounded_template() -> Iterator[None]:
+    """Raises UserError where templates take longer to render than any that is no trap."""
+    try:
+        with time_limit(TEMPLATE_SECONDS):
+            yield
+    except TimeoutError as error:
+        problem = f"{error} to render (TEMPLATE_SECONDS in brigade/limits.py)"
+        cure = "look for loops within loops in it, or name another one: chat_template"
+        raise UserError("the chat template", problem, cure) from None
+
+
+@bounded_template()
 def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
     """The chat templates to use, and the error of whoever meets a chat without a usable one.
 
@@ -106,6 +121,7 @@ def _marked(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[dict[st
     return ("", own) if _MARK.search(own) else stand_in(tokenizer, own, probes)
 
 
+@bounded_template()
 def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) -> ChatFormat:
     """What a model that is saved says of its chats."""
     ends = [stops(tokenizer, template) for template in (templates.template, templates.with_tools) if template]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .chat_template import TOOL, ChatTemplates
+from .chat_template import TOOL, ChatTemplates, bounded_template
 from .keys import Columns, names_of, says_nothing
 from .messages import READ, THOUGHTS
-from .rows import BadRow, Chunk, Where
+from .rows import BadRow, Chunk, Where, bounded
 from .samples import Text, convert
 
 
@@ -201,13 +201,14 @@ class LoadedEncoder:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         templates = self.encoder.templates
-        texts, spans = render_jinja_template(
-            [messages],
-            tools=tools,
-            chat_template=templates.for_tools() if tools else templates.template,
-            return_assistant_tokens_mask=True,
-            **self.encoder.variables | (variables or {}),
-        )
+        with bounded_template():
+            texts, spans = render_jinja_template(
+                [messages],
+                tools=tools,
+                chat_template=templates.for_tools() if tools else templates.template,
+                return_assistant_tokens_mask=True,
+                **self.encoder.variables | (variables or {}),
+            )
         return texts[0], spans[0]
 
     @functools.cached_property
@@ -226,9 +227,10 @@ class LoadedEncoder:
     def encode(self, chunk: Chunk, columns: Columns) -> Encoded:
         """All samples of a chunk, and which rows cannot be used."""
         texts, absent = list[tuple[int, Text | BadRow | None]](), names_of(columns)
-        for number, row in chunk.rows():
-            texts.append((number, self._text(row, columns)))
-            absent = absent.difference(row) if absent and isinstance(row, dict) else absent
+        with bounded(lambda: chunk.where.place(texts[-1][0] + 1 if texts else 0)):
+            for number, row in chunk.rows():
+                texts.append((number, self._text(row, columns)))
+                absent = absent.difference(row) if absent and isinstance(row, dict) else absent
         encodings = iter(self._ids([text for _, text in texts if isinstance(text, Text)]))
         longest = self.encoder.max_length
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]

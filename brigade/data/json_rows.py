@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import UserError
+from ..limits import DOCUMENT_BYTES, ROW_BYTES, gib
 from . import rows
 from .rows import NEWLINE, BadRow, Chunk, Files, Row, Where
 
@@ -31,7 +32,7 @@ class JsonLines(Files):
             with path.open("rb") as file:
                 while begin < total:
                     file.seek(min(begin + rows.CHUNK_BYTES, total))
-                    file.readline()
+                    _rest_of_line(file, path)
                     end = file.tell()
                     yield _Lines(path, begin, end, (number, end))
                     begin = end
@@ -70,6 +71,17 @@ class _Lines:
                 yield number, BadRow(problem, "fix or delete that line")
 
 
+def _rest_of_line(file: IO[bytes], path: Path) -> bytes:
+    """What is left of a line. Raises UserError with its number where that is longer than any row."""
+    begin = file.tell()
+    line = file.readline(ROW_BYTES)
+    if len(line) == ROW_BYTES and not line.endswith(NEWLINE):
+        number = Where(str(path), begin, of_lines=True).row(0)
+        problem = f"the line is longer than {ROW_BYTES // 2**20} MiB (ROW_BYTES in brigade/limits.py)"
+        raise UserError(f"{path}, line {number}", problem, "divide that row, or write one object a line")
+    return line
+
+
 def _json_problem(error: Exception) -> str:
     # A ValueError of another class: an integer of thousands of digits.
     return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
@@ -84,6 +96,9 @@ class JsonDocuments(Files):
 
 
 def _text_of(path: Path) -> str:
+    if (size := path.stat().st_size) > DOCUMENT_BYTES:
+        problem = f"{gib(size)} of JSON in one document, of which {gib(DOCUMENT_BYTES)} are read"
+        raise UserError(str(path), problem, "write one object a line (.jsonl), which is read in parts")
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -166,7 +181,8 @@ def is_document(path: Path) -> bool:
 
 def _first_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        yield from file
+        while line := file.readline(ROW_BYTES):  # of a document in one line the beginning tells
+            yield line
 
 
 def _decoded(line: bytes) -> Any:

@@ -6,7 +6,7 @@ begins: `after` is a cursor that `chunks` takes to continue there.
 
 import csv
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..cache import digest
 from ..errors import UserError, first_line
+from ..limits import DECODED_BYTES, ROW_BYTES, gib, memory_limit
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
 NEWLINE = b"\n"
@@ -101,7 +102,9 @@ class RowChunk:
             return
         import pyarrow
 
-        for number, row in enumerate(pyarrow.ipc.open_stream(self.content).read_all().to_pylist()):
+        with bounded(lambda: self.where.place(0)):
+            rows = pyarrow.ipc.open_stream(self.content).read_all().to_pylist()
+        for number, row in enumerate(rows):
             yield number, {name: _without_none(value) for name, value in row.items()}
 
 
@@ -154,7 +157,7 @@ class Csv(Files):
     """CSV with a header line; every value is a text."""
 
     def read(self, path: Path) -> Iterator[Row]:
-        csv.field_size_limit(1 << 30)  # a text may be longer than the 131,072 characters that are the default
+        csv.field_size_limit(ROW_BYTES)  # a text may be longer than the 131,072 characters that are the default
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             try:
@@ -190,19 +193,50 @@ class Parquet(Files):
     def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
         first, skipped = cursor or (0, 0)
         for number in range(first, len(self.paths)):
-            path, done = self.paths[number], 0
-            file = self._open(path)
-            groups = list(range(file.num_row_groups))
-            while groups and done + (rows := file.metadata.row_group(groups[0]).num_rows) <= skipped:
-                done += rows  # of row groups that were read to their end nothing is read again
-                groups.pop(0)
-            with _whole_parquet(path):
-                for batch in file.iter_batches(batch_size=CHUNK_ROWS, row_groups=groups):
-                    begin, done = max(skipped - done, 0), done + len(batch)
-                    if begin < len(batch):
-                        batch = batch.slice(begin)
-                        yield _arrow_chunk(batch, str(path), done - len(batch) + 1, (number, done))
+            path = self.paths[number]
+            for batch, done in self._batches(path, skipped):
+                yield _arrow_chunk(batch, str(path), done - len(batch) + 1, (number, done))
             skipped = 0
+
+    def _batches(self, path: Path, done: int, rows: int = CHUNK_ROWS) -> Iterator[tuple[Any, int]]:
+        """The record batches behind `done` rows, each with the number of rows up to its end. Where so many rows at a time expand
+        beyond all measure, the rest is read row by row."""
+        file, before = self._open(path), 0
+        groups = list(range(file.num_row_groups))
+        while groups and before + (size := file.metadata.row_group(groups[0]).num_rows) <= done:
+            before += size  # of row groups that were read to their end nothing is read again
+            groups.pop(0)
+        try:
+            with _whole_parquet(path):
+                batches = file.iter_batches(batch_size=rows, row_groups=groups)
+                while (batch := _decoded(batches, path, before if rows == 1 else None)) is not None:
+                    begin, before = max(done - before, 0), before + len(batch)
+                    if begin < len(batch):
+                        done = before
+                        yield batch.slice(begin), done
+        except MemoryError:
+            yield from self._batches(path, done, 1)
+
+
+def _decoded(batches: Iterator[Any], path: Path, row: int | None) -> Any:
+    """The next batch, or None at the end. Raises MemoryError where it expands to more than DECODED_BYTES, and instead UserError
+    where it is a single row, the one behind `row` others."""
+    more = DECODED_BYTES + path.stat().st_size  # columns are read as they lie in the file, and then decoded
+    with memory_limit(more) if row is None else bounded(lambda: f"{path}, row {row + 1}", more):
+        return next(batches, None)
+
+
+@contextmanager
+def bounded(place: Callable[[], str], more: int = DECODED_BYTES) -> Iterator[None]:
+    """Raises UserError at `place()` for rows that expand to more than any honest ones."""
+    try:
+        with memory_limit(more):
+            yield
+    except MemoryError:
+        problem = (
+            f"from here on it expands to more than {gib(DECODED_BYTES)} of memory (DECODED_BYTES in brigade/limits.py)"
+        )
+        raise UserError(place(), problem, "look at that row, and write the file again without it") from None
 
 
 @contextmanager
@@ -211,6 +245,8 @@ def _whole_parquet(path: Path) -> Iterator[None]:
 
     try:
         yield
+    except (pyarrow.ArrowMemoryError, pyarrow.ArrowCapacityError) as error:
+        raise MemoryError from error
     except (pyarrow.ArrowException, OSError) as error:
         problem = f"not a whole Parquet file: {first_line(error)}"
         raise UserError(str(path), problem, "write or download it again") from None

@@ -27,7 +27,7 @@ class UserError(Exception):
     hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Exception keeps what it was built from in args; pickling between ranks rebuilds the error from them.
+        # Exception keeps what it was built from in args: processes and ranks that hand it on rebuild it from them.
         super().__init__(self.place, self.problem, self.cure, self.whose, self.hosts)
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ import yaml
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
 from ..hostfile import parse_hostfile
+from ..limits import CONFIG_BYTES
 from ..recipe import flags, remote_code
 from ..recipe.files import TWICE, find, is_directory, read_yaml
 from ..recipe.schema import SECTIONS
@@ -22,7 +23,6 @@ from . import accelerate as launcher
 from . import ds_config, hosts
 
 Kind = Literal["hostfile", "ds_config", "accelerate", "recipe", "env", "model", "broken"]
-LARGEST = 1_000_000  # bytes; no such file is larger, and YAML would take a minute for it
 _SLOTS = re.compile(r"^\s*[^#\s]\S*\s.*\bslots?\s*=", re.MULTILINE)
 _VARIABLE = re.compile(r"^\w+=")
 
@@ -92,10 +92,10 @@ def _read(name: str, path: Path) -> File:
             return broken("file-unreadable", error.problem, error.cure)
         if not path.is_file():
             return broken("file-unreadable", "it is not a file", "name a file")
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > CONFIG_BYTES:
             return broken(
                 "file-kind",
-                f"it has more than {LARGEST:,} bytes, more than any file that lint reads",
+                f"it has more than {CONFIG_BYTES:,} bytes, more than any file that lint reads",
                 "name another file",
             )
         text = path.read_bytes().decode()

@@ -10,11 +10,11 @@ import yaml
 
 from .. import files
 from ..errors import UserError, nearest
+from ..limits import CONFIG_BYTES, YAML_NODES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPOSITORY / "recipes" / "tiny" / "full.yaml"
 
-MOST = 16 * 2**20  # bytes of a YAML file
 CALIBRATION = "BRIGADE_CALIBRATION"
 
 
@@ -73,7 +73,12 @@ TWICE = "stands twice in its table, and all but the last would be lost"
 
 
 class _EachKeyOnce(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys without a word; this one refuses them."""
+    """PyYAML takes the last of two equal keys without a word; this one refuses them, and aliases that stand for too much."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        check_nodes(node)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -85,14 +90,39 @@ class _EachKeyOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def check_nodes(node: yaml.Node | None) -> None:
+    """Raises ConstructorError where a tree has too many nodes, each alias counted as all that it stands for: some lines of
+    aliases to aliases are billions. An alias inside of what it stands for counts once."""
+    counts: dict[int, int] = {}
+
+    def count(node: yaml.Node) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            pairs = (part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,)))
+            counts[id(node)] = 1 + sum(map(count, pairs))
+        return counts[id(node)]
+
+    if node is not None and count(node) > YAML_NODES:
+        problem = f"with its aliases it has more than {YAML_NODES:,} keys and values, more than any such file"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says. Raises YAMLError, ValueError (a number of thousands of digits) or RecursionError."""
+    return yaml.load(text, Loader=_EachKeyOnce)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping. Raises UserError with the line for anything else, and for a key that stands twice."""
     if path.is_dir():
         raise is_directory(path)
     try:
-        document = yaml.load(files.read_text(path, MOST), Loader=_EachKeyOnce)
+        document = parse_yaml(files.read_text(path, CONFIG_BYTES))
     except OSError as error:
-        raise UserError(str(path), f"it cannot be read: {error.strerror}", "check the file's permissions") from None
+        raise UserError(
+            str(path), f"it cannot be read: {error.strerror}", "check the file and its permissions"
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text; 2024-13-45
         mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", error))
         place = f"{path}, line {mark.line + 1}" if mark else str(path)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ..errors import UserError, shortened
 from . import remote_code
-from .files import DEFAULT_RECIPE, find, read_yaml
+from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .schedules import check_schedule
 from .schema import BY_PROOF, OF_DATASETS, SECTION_OF, SECTIONS, Recipe, Source, TrainingSection
 
@@ -226,7 +226,7 @@ def underscores(word: str) -> str:
 def _value(key: str, text: str) -> Any:
     """A flag's value in YAML's notation, but names stay as they are: a commit of digits alone is no number."""
     try:
-        value = yaml.safe_load(text) if text.strip() else text
+        value = parse_yaml(text) if text.strip() else text
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
     wanted = SECTIONS[SECTION_OF[key]].model_fields[key].annotation

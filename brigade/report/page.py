@@ -32,7 +32,7 @@ def write(records: list[Record], path: Path) -> None:
         if path.exists() and not _is_page(path):
             problem = "this file is no page of a run"
             raise UserError(str(path), problem, "name another --html, or move that file away")
-        files.write(path, html(records))
+        files.write(path, html(records), secret=any(record.answers for record in records))
     except OSError as error:
         problem = f"the page cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another file: --html FILE") from None

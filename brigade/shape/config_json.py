@@ -28,7 +28,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
         raise UserError(str(path), problem, "name a model's folder or config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(str(path), f"not JSON: {error}", "take the config.json published with the model") from None
     if not isinstance(config, dict):
         raise UserError(str(path), f"{shown(config)} is not keys and values", "name a model's config.json")

@@ -17,7 +17,7 @@ import yaml
 from ..errors import UserError, shown
 from ..errors.findings import Finding, raise_first
 from ..errors.tables import table
-from ..recipe.files import find, read_yaml
+from ..recipe.files import find, parse_yaml, read_yaml
 from .axes import NONE, Axes
 from .axis_keys import MESH_KEYS, MESH_SCHEDULE, of_mesh
 
@@ -272,7 +272,7 @@ def _ds_config(options: Mapping[str, Any]) -> dict[str, Any]:
     for key, unasked in (("gradient_clipping", None), ("gradient_accumulation_steps", 1)):
         value = options.get(key, "none")
         with suppress(yaml.YAMLError, ValueError, RecursionError):  # from the environment it comes as text
-            value = yaml.safe_load(str(value))
+            value = parse_yaml(str(value))
         if value not in (None, "none", "auto", unasked):
             config[key] = value
     return config

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError, shown
 from ..errors.findings import Finding, raise_first
+from ..limits import CONFIG_BYTES
 from ..recipe.files import TWICE, find
 from ..recipe.flags import Settings
 from .axes import NONE, Axes, without
@@ -33,7 +35,7 @@ def read(source: str | dict[str, Any], place: str) -> tuple[str, dict[str, Any]]
         return dict(pairs)
 
     try:
-        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_key_once)
+        config = json.loads(files.read_text(path, CONFIG_BYTES), object_pairs_hook=each_key_once)
     except (ValueError, OSError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         problem = f"not JSON: {getattr(error, 'msg', error)}"

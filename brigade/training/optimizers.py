@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import yaml
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError, did_you_mean
+from ..recipe.files import parse_yaml
 from ..recipe.schema import OWN_OPTIMIZERS
 from .norms import global_norm
 
@@ -43,7 +43,7 @@ def parse_arguments(name: str, optim_args: str | None, place: str) -> dict[str, 
         if key not in known:
             cure = did_you_mean(key, known) if known else "leave optim_args out; it has keys of the recipe for its own"
             raise UserError(place, f"{name} has no argument {key!r}", cure)
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
         try:
             arguments[key] = value if isinstance(value, bool | int) else float(value)  # 1e-5 is a text to YAML
         except (TypeError, ValueError):

@@ -9,7 +9,7 @@ import torch
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from .. import upstream
+from .. import files, upstream
 from ..data.collate import ABOUT, WithFiller
 from ..data.sampling import GlobalBatches, Loader
 from ..distributed import heartbeat, ranks
@@ -354,6 +354,8 @@ class Trainer(EvaluatingTrainer):
             return  # another replica saves it
         if not _internal_call:
             self.run.check_directory()
+            if self.args.should_save:
+                files.remove_links(Path(output_dir or self.args.output_dir))
         whole = None if _internal_call else self.engine.whole_state(self)
         if whole is None:
             super().save_model(output_dir, _internal_call)

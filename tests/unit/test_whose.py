@@ -33,7 +33,7 @@ ERRORS = {
 def test_whose_an_error_is(name):
     error, expected = ERRORS[name]
     assert whose.of(error) == expected
-    assert whose.of(pickle.loads(pickle.dumps(error))) == expected, "ranks send each other theirs"
+    assert whose.of(pickle.loads(pickle.dumps(error))) == expected, "processes that read data hand theirs on"
 
 
 @pytest.mark.parametrize(

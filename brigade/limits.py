@@ -1,0 +1,75 @@
+"""How much Brigade takes from a file before it refuses it: bounds far above honest use, which end what is built to expand."""
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+# Of a recipe, run.yaml, ds_config or accelerate config; the largest that ships has 5 kB and 100 nodes.
+CONFIG_BYTES = 1_000_000
+YAML_NODES = 100_000  # keys, values and entries, each alias counted as all that it stands for
+# Of the data. The longest honest rows are books of some MB.
+ROW_BYTES = 64 * 2**20  # a line of JSON, a cell of CSV
+DOCUMENT_BYTES = 8 * 2**30  # a file of JSON that is read as a whole
+DECODED_BYTES = 4 * 2**30  # of memory for a chunk of rows, at most 1000, beside what the file itself takes
+TEMPLATE_SECONDS = 30.0  # to render one chat; usual ones take 1 ms
+
+
+class _OverTime(BaseException):
+    """No Exception, so that nobody on the way takes it for a template's own refusal."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError where the body takes longer. Only a process's main thread has such a limit, for it is a signal's, and
+    another one that ends sooner holds."""
+    is_main, left = threading.current_thread() is threading.main_thread(), signal.getitimer(signal.ITIMER_REAL)[0]
+    if not is_main or 0 < left < seconds:
+        yield
+        return
+
+    def ring(*_: object) -> NoReturn:
+        raise _OverTime
+
+    before, began = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _OverTime:
+        raise TimeoutError(f"it takes longer than {seconds:g} s") from None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (time.monotonic() - began)))
+
+
+@contextmanager
+def memory_limit(more: int = DECODED_BYTES) -> Iterator[None]:
+    """Let this process have so many bytes more than now: what asks for more gets MemoryError. Nothing where the kernel does not
+    count them (RLIMIT_DATA, Linux 4.7)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = 0
+    with suppress(OSError, ValueError, IndexError):
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    wanted = used + more
+    if not used or (soft != resource.RLIM_INFINITY and soft < wanted):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def gib(size: int) -> str:
+    """`4 GiB`"""
+    return f"{size / 2**30:g} GiB"

@@ -1,0 +1,227 @@
+"""Small files that expand beyond all measure end in one message, soon and in little memory."""
+
+import json
+import os
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from brigade import limits
+from brigade.data import chat_template, json_rows, rows
+from brigade.data.chat_template import ChatTemplates
+from brigade.data.encode import Encoder, LoadedEncoder
+from brigade.errors import UserError
+from brigade.recipe import flags
+from brigade.recipe.files import read_yaml
+from brigade.shape.config_json import read_config
+from brigade.strategy import deepspeed_config
+
+MIB = 2**20
+
+
+# ---- YAML and JSON -----------------------------------------------------------------------------------------------
+def laughs(levels: int = 12) -> str:
+    """Each line is an alias of the line above, nine times."""
+    lines = ["training:", "  a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+MERGES = "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))
+
+
+@pytest.mark.parametrize("text", [laughs(), MERGES], ids=["aliases", "merges"])
+def test_aliases_that_stand_for_billions_are_refused(text, tmp_path, mistake):
+    (tmp_path / "r.yaml").write_text(text)
+    began = time.monotonic()
+    assert "100,000 keys" in mistake(read_yaml, tmp_path / "r.yaml")
+    assert "100,000 keys" in mistake(flags.load, ["--recipe", str(tmp_path / "r.yaml")])
+    assert time.monotonic() - began < 2
+
+
+def test_a_ds_config_of_aliases_in_a_recipe_is_refused(write_recipe, mistake):
+    path = write_recipe(laughs().replace("training:", "cluster:\n ds_config:").replace("\n  a", "\n   a"))
+    assert "100,000 keys" in mistake(flags.load, ["--recipe", str(path)])
+
+
+def test_few_aliases_are_read(tmp_path):
+    (tmp_path / "r.yaml").write_text("a: &a {x: 1}\nb: *a\nc:\n  <<: *a\n  y: 2\n")
+    assert read_yaml(tmp_path / "r.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize("text", ["a: " + "9" * 200_000, "a: x\n" * 300_000, "a: '" + "x" * 2_000_000 + "'"])
+def test_numbers_depths_and_sizes_of_yaml_end_in_a_message(text, tmp_path, mistake):
+    (tmp_path / "r.yaml").write_text(text)
+    mistake(read_yaml, tmp_path / "r.yaml")
+
+
+def test_json_that_nests_too_deep_ends_in_a_message(tmp_path, mistake):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    mistake(read_config, path)
+    mistake(deepspeed_config.read, str(path), "flag --ds_config")
+    path.write_text('{"a": "' + "x" * limits.CONFIG_BYTES + '"}')
+    assert "1,000,000 bytes" in mistake(deepspeed_config.read, str(path), "flag --ds_config")
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+def parquet(path, texts: int, size: int):
+    """A file of some hundred bytes in which one text of `size` bytes stands so many times."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * texts, pa.int32()), pa.array(["a" * size]))
+    how = {"compression": "zstd", "store_schema": False, "dictionary_pagesize_limit": 2**30}
+    pa.parquet.write_table(pa.table({"text": column}), path, **how)
+    return path
+
+
+@pytest.fixture
+def exact_memory():
+    """Arrow's usual pool asks the kernel for a GiB at a time, and each of its threads takes 8 MiB."""
+    before, threads, readers = pa.default_memory_pool(), pa.cpu_count(), pa.io_thread_count()
+    pa.set_memory_pool(pa.system_memory_pool())
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    yield
+    pa.set_memory_pool(before)
+    pa.set_cpu_count(threads)
+    pa.set_io_thread_count(readers)
+
+
+def test_a_parquet_file_that_expands_is_read_row_by_row(tmp_path, monkeypatch, exact_memory):
+    monkeypatch.setattr(rows, "DECODED_BYTES", 50 * MIB)
+    path = parquet(tmp_path / "x.parquet", 1000, MIB // 5)
+    assert path.stat().st_size < 1000
+    before = pa.total_allocated_bytes()
+    chunks = rows.Parquet([path]).chunks()
+    first = [next(chunks) for _ in range(3)]
+    assert [len(list(chunk.rows())) for chunk in first] == [1, 1, 1]
+    assert [chunk.after for chunk in first] == [(0, 1), (0, 2), (0, 3)]
+    assert first[2].where.place(0) == f"{path}, row 3"
+    assert pa.total_allocated_bytes() - before < 50 * MIB
+
+
+def test_a_row_that_expands_beyond_all_measure_is_named(tmp_path, monkeypatch, mistake, exact_memory):
+    monkeypatch.setattr(rows, "DECODED_BYTES", 50 * MIB)
+    path = parquet(tmp_path / "x.parquet", 2, 60 * MIB)
+    assert f"{path}, row 1" in mistake(list, rows.Parquet([path]).chunks())
+
+
+def test_reading_row_by_row_gives_the_same_rows(tmp_path):
+    table = pa.table({"text": [str(n) for n in range(25)]})
+    pa.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=10)
+    one = rows.Parquet([tmp_path / "x.parquet"])
+    found = [(done, batch.to_pylist()[0]["text"]) for batch, done in one._batches(one.paths[0], 7, rows=1)]
+    assert found == [(n + 1, str(n)) for n in range(7, 25)]
+
+
+def test_a_line_without_end_is_named(tmp_path, monkeypatch, mistake):
+    monkeypatch.setattr(json_rows, "ROW_BYTES", 3 * MIB)
+    path = tmp_path / "x.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "a"}\n{"text": "b"}\n{"text": "')
+        file.truncate(10 * MIB)
+    said = mistake(list, json_rows.JsonLines([path]).chunks())
+    assert f"{path}, line 3" in said and "3 MiB" in said and "ROW_BYTES" in said
+
+
+def test_a_sparse_document_of_a_terabyte_is_refused(tmp_path, monkeypatch, mistake):
+    monkeypatch.setattr(json_rows, "ROW_BYTES", MIB)
+    path = tmp_path / "x.json"
+    path.write_text("[")
+    os.truncate(path, 2**40)
+    assert json_rows.is_document(path)
+    assert "1024 GiB" in mistake(list, json_rows.JsonDocuments([path]).chunks())
+
+
+def test_a_cell_without_end_is_named(tmp_path, monkeypatch, mistake):
+    monkeypatch.setattr(rows, "ROW_BYTES", 1000)
+    path = tmp_path / "x.csv"
+    path.write_text("text\nshort\n" + "x" * 2000 + "\n")
+    assert f"{path}, line 3" in mistake(list, rows.Csv([path]).chunks())
+
+
+def test_a_number_of_a_million_digits_is_a_bad_row(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": ' + "9" * 10**6 + "}\n")
+    [(_, row)] = next(json_rows.JsonLines([path]).chunks()).rows()
+    assert isinstance(row, rows.BadRow)
+
+
+# ---- templates ---------------------------------------------------------------------------------------------------
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+MARKS = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+
+
+def encoder(template: str) -> LoadedEncoder:
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
+    return LoadedEncoder(Encoder(words, ChatTemplates(template), {}, 0, 64, True, True))
+
+
+@pytest.mark.parametrize("trap", [NESTED, "{{ 9 ** (9 ** 9) }}"], ids=["ranges", "powers"])
+def test_a_template_that_takes_for_ever_is_stopped(trap, monkeypatch, mistake):
+    monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
+    began = time.monotonic()
+    chat = [{"role": "user", "content": "a"}]
+    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).render, chat, None, {})
+    assert time.monotonic() - began < 2
+
+
+def test_the_tokenizers_own_template_is_stopped_too(monkeypatch, load, mistake):
+    class Tokenizer:
+        chat_template = NESTED
+
+        def apply_chat_template(self, **how):
+            chat = [{"role": "user", "content": "a"}]
+            return render_jinja_template([chat], chat_template=how["chat_template"])
+
+    monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
+    settings = load("--chat_template", "null")
+    said = mistake(chat_template.load, settings, Tokenizer())
+    assert "TEMPLATE_SECONDS" in said
+
+
+def test_a_template_that_wants_all_memory_is_stopped(tmp_path, monkeypatch, mistake):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    chunk = next(json_rows.JsonLines([path]).chunks())
+    said = mistake(encoder("{{ 'a' * 10 ** 11 }}" + MARKS).encode, chunk, {})
+    assert f"{path}, line 1" in said and "4 GiB" in said
+
+
+# ---- the limits themselves ---------------------------------------------------------------------------------------
+def test_a_limit_of_time_leaves_nothing_behind():
+    with limits.time_limit(0.05):
+        pass
+    time.sleep(0.1)
+    with pytest.raises(TimeoutError, match="longer than"), limits.time_limit(0.05):
+        time.sleep(1)
+
+
+def test_a_thread_has_no_limit_of_time():
+    found = []
+
+    def work():
+        with limits.time_limit(0.01):
+            time.sleep(0.05)
+        found.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found
+
+
+def test_a_limit_of_memory_is_lifted_again():
+    with pytest.raises(MemoryError), limits.memory_limit(50 * MIB):
+        bytearray(500 * MIB)
+    assert len(bytearray(100 * MIB)) == 100 * MIB
+
+
+def test_an_error_of_the_body_passes():
+    with pytest.raises(UserError), limits.memory_limit(), limits.time_limit(9):
+        raise UserError("place", "problem", "cure")
