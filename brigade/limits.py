@@ -53,14 +53,15 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_limit(more: int = DECODED_BYTES) -> Iterator[None]:
-    """Let this process have so many bytes more than now: what asks for more gets MemoryError. Nothing where the kernel does not
-    count them (RLIMIT_DATA, Linux 4.7)."""
+    """Let this process have so many bytes more than now: what asks for more gets MemoryError. Only its main thread says so, for
+    threads would take each other's limits for the usual one. Nothing where the kernel does not count (RLIMIT_DATA, Linux 4.7)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     used = 0
     with suppress(OSError, ValueError, IndexError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     wanted = used + more
-    if not used or (soft != resource.RLIM_INFINITY and soft < wanted):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not used or not is_main or (soft != resource.RLIM_INFINITY and soft < wanted):
         yield
         return
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))

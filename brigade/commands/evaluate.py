@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     reading.find(options.output, None)  # no checkpoint stands in for a model that is gone
     with loading_from_run(marker):
         recorded = json.loads(marker.read_text())
-        before, after = recorded["held_out_loss_before"], recorded["held_out_loss"]
+        before, after = float(recorded["held_out_loss_before"] or 0), float(recorded["held_out_loss"])
 
     import torch
     from transformers import AutoTokenizer

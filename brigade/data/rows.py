@@ -278,7 +278,13 @@ class Table:
         rows = rows.with_format("arrow")  # a copy, with a position of its own
         if state:
             rows.load_state_dict(state)
-        for table in rows.iter(batch_size=CHUNK_ROWS):
+        tables = rows.iter(batch_size=CHUNK_ROWS)
+        while (table := self._next(tables, done)) is not None:
             begin, done = done, done + len(table)
             state = rows.state_dict() if self.size is None else None
             yield _arrow_chunk(table.combine_chunks().to_batches()[0], self.place, begin + 1, (done, state))
+
+    def _next(self, tables: Iterator[Any], done: int) -> Any:
+        """The next table, behind so many rows, or None at the end. Raises UserError for one that expands beyond all measure."""
+        with bounded(lambda: f"{self.place}, row {done + 1}"):
+            return next(tables, None)

@@ -109,7 +109,7 @@ def read(key: Row) -> tuple[Row | None, str]:
         proof = json.loads(files.read(file))
     except FileNotFoundError:
         return None, _other(key)
-    except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         return None, f"the proof in {file} cannot be read ({first_line(error)}) and is not used"
     if not _is_whole(proof):
         return None, f"{file} is not a whole proof and is not used"
@@ -145,7 +145,7 @@ def _other(key: Row) -> str:
     """Which proof of the same attention and shapes is there, made with another driver, device or version."""
     same = ("attention", "layers", "shapes")
     for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             proof = json.loads(files.read(file))
             if _is_whole(proof) and all(proof["key"].get(name) == key[name] for name in same):
                 return f"the proof in {file} is of other things ({_difference(proof['key'], key)}) and is not used"

@@ -58,7 +58,7 @@ def run(work: Callable[[], int], logs: Path, output: Path, detach: bool, hosts: 
             raise
         print(error, file=sys.stderr)
     finally:
-        with suppress(OSError, ValueError):  # a later launch may have its own record by now
+        with suppress(OSError, ValueError, RecursionError):  # a later launch may have its own record by now
             if json.loads(files.read(path)).get("pid") == os.getpid():
                 files.write(path, json.dumps(record | {"code": code}))
     return code
@@ -123,7 +123,7 @@ def follow(record: dict[str, Any], seconds: float = 0.5) -> int:
                 print(f"The launch (process {record['pid']}) was killed. The same command goes on.", file=sys.stderr)
             return int(record.get("code", 1))
         time.sleep(seconds)
-        with suppress(UserError, OSError, ValueError):
+        with suppress(UserError, OSError, ValueError, RecursionError):
             record = json.loads(files.read(_path(Path(record["output"]))))
 
 
@@ -142,7 +142,7 @@ def _records() -> list[dict[str, Any]]:
     """Of all launches whose logs are still there."""
     found = []
     for path in sorted(cache_directory("launches").glob("*.json")):
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, RecursionError, KeyError):
             record = json.loads(files.read(path))
             if Path(record["logs"]).exists() or alive(record):
                 found.append(record)

@@ -117,12 +117,12 @@ def progress(directory: Path) -> dict[str, Any]:
     with suppress(OSError), files.opened(directory / "events.jsonl") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
         for line in file.read().splitlines():
-            with suppress(ValueError, TypeError, KeyError):
+            with suppress(ValueError, RecursionError, TypeError, KeyError):
                 event = json.loads(line)
                 found["step"] = int(event["step"])
                 if event["event"] == "started":
                     found |= {"started": str(event["time"]), "first": found["step"]}
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         found["stopped"] = str(json.loads(files.read(directory / "stopped.json"))["by"])
     with suppress(OSError):
         status = (directory / "success.json").stat()

@@ -26,7 +26,7 @@ def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
     """Rank (as JSON names it) -> what its file says, and its `age`: seconds since it was written."""
     found = {}
     for path in (directory / FOLDER).glob("rank-*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # half a disk, another program's file
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):  # half a disk, another program's file
             says = json.loads(files.read(path))
             age = max(0.0, time.time() - path.stat().st_mtime)
             found[str(int(says["rank"]))] = {**says, "pid": int(says["pid"]), "host": str(says["host"]), "age": age}

@@ -40,7 +40,7 @@ def read(directory: Path, only: str = "") -> list[dict[str, Any]]:
     events = []
     with suppress(OSError):
         for line in files.read_text(directory / FILE, MOST, "replace").splitlines():
-            with suppress(ValueError):  # one that is being written, or was cut by a crash
+            with suppress(ValueError, RecursionError):  # one that is being written, or was cut by a crash
                 if f'"{only}' in line:
                     events.append(json.loads(line))
     return events

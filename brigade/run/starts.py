@@ -22,7 +22,7 @@ def count(file: Path, job: str, step: int) -> None:
     be written.
     """
     before, now = {}, {"job": job, "step": step}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         before = json.loads(files.read(file))
     starts = before["starts"] + 1 if before == before | now else 1
     if starts > MOST:

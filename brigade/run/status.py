@@ -28,7 +28,7 @@ def of(directory: Path) -> dict[str, Any]:
     known["state"] = "running" if held else states[marker]
     known["owner"] = held
     if marker and not held:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             known["marker"] = json.loads(files.read(directory / marker))
     for line in told:  # the last one that says it
         loss = ("loss",) if line.get("event") == "step" else ()  # an evaluation's is another

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import threading
 import time
 
@@ -15,8 +16,10 @@ from brigade.data import chat_template, json_rows, rows
 from brigade.data.chat_template import ChatTemplates
 from brigade.data.encode import Encoder, LoadedEncoder
 from brigade.errors import UserError
+from brigade.model import base_weights
 from brigade.recipe import flags
 from brigade.recipe.files import read_yaml
+from brigade.run import events
 from brigade.shape.config_json import read_config
 from brigade.strategy import deepspeed_config
 
@@ -66,6 +69,16 @@ def test_json_that_nests_too_deep_ends_in_a_message(tmp_path, mistake):
     mistake(deepspeed_config.read, str(path), "flag --ds_config")
     path.write_text('{"a": "' + "x" * limits.CONFIG_BYTES + '"}')
     assert "1,000,000 bytes" in mistake(deepspeed_config.read, str(path), "flag --ds_config")
+
+
+def test_a_line_of_events_that_nests_too_deep_is_left_out(tmp_path):
+    (tmp_path / events.FILE).write_text("[" * 100_000 + '\n{"event": "step"}\n')
+    assert events.read(tmp_path) == [{"event": "step"}]
+
+
+def test_weights_whose_header_claims_gigabytes_are_damaged(tmp_path, mistake):
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 10 * 2**30) + b"{}")
+    assert "header too large" in mistake(base_weights.check, str(tmp_path), False)
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------
