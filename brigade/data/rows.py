@@ -194,11 +194,11 @@ class Parquet(Files):
         first, skipped = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path = self.paths[number]
-            for batch, done in self._batches(path, skipped):
+            for batch, done in self._batches(path, skipped, CHUNK_ROWS):
                 yield _arrow_chunk(batch, str(path), done - len(batch) + 1, (number, done))
             skipped = 0
 
-    def _batches(self, path: Path, done: int, rows: int = CHUNK_ROWS) -> Iterator[tuple[Any, int]]:
+    def _batches(self, path: Path, done: int, rows: int) -> Iterator[tuple[Any, int]]:
         """The record batches behind `done` rows, each with the number of rows up to its end. Where so many rows at a time expand
         beyond all measure, the rest is read row by row."""
         file, before = self._open(path), 0
