@@ -66,16 +66,17 @@ def _hosts_of(directory: Path) -> list[str]:
     """Hosts of a run, by run.yaml and by its ranks' heartbeats."""
     from ..launch.usage import heartbeats
     from ..recipe.files import read_yaml
+    from ..run import typed
     from ..run.directory import RECORD, check_exists
 
     check_exists(directory, "name the output directory of a run, or --hostfile FILE")
     record = read_yaml(directory / RECORD).get("run") if (directory / RECORD).is_file() else None
-    hosts = list((record or {}).get("hosts") or [])
+    hosts = typed.kept(record, typed.RUN).get("hosts") or []
     hosts += [says["host"] for says in heartbeats(directory).values()]
     if not hosts:
         problem = f"it is not the output directory of a run: neither {RECORD} nor heartbeats/ names a host"
         raise UserError(str(directory), problem, "name the output directory of a run, or --hostfile FILE")
-    return list(dict.fromkeys(map(str, hosts)))
+    return list(dict.fromkeys(hosts))
 
 
 def _trusted(hosts: list[str], all_of_them: bool) -> list[str]:

@@ -1,6 +1,5 @@
 """What this host and a run's ranks on it use right now. Counters as they stand: who asks twice makes rates of them."""
 
-import json
 import os
 import socket
 import time
@@ -10,6 +9,7 @@ from typing import Any
 
 from .. import files
 from ..distributed.heartbeat import FOLDER
+from ..run import typed
 
 RAPL = "/sys/class/powercap"  # energy counters of processors, for root alone on most systems
 
@@ -26,10 +26,10 @@ def heartbeats(directory: Path) -> dict[str, dict[str, Any]]:
     """Rank (as JSON names it) -> what its file says, and its `age`: seconds since it was written."""
     found = {}
     for path in (directory / FOLDER).glob("rank-*.json"):
-        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):  # half a disk, another program's file
-            says = json.loads(files.read(path))
+        with suppress(OSError, ValueError, KeyError):  # half a disk, another program's file
+            says = typed.kept(typed.loaded(files.read(path)), typed.HEARTBEAT)
             age = max(0.0, time.time() - path.stat().st_mtime)
-            found[str(int(says["rank"]))] = {**says, "pid": int(says["pid"]), "host": str(says["host"]), "age": age}
+            found[str(says["rank"])] = {**says, "pid": says["pid"], "host": says["host"], "age": age}
     return found
 
 

@@ -3,7 +3,6 @@
 A directory of plain Transformers, which has trainer_state.json and no run.yaml, can be read too.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from .. import files
 from ..errors import UserError
 from ..run import directory as runs
-from ..run import events, status
+from ..run import events, status, typed
 
 # What plain Transformers calls a figure, where Brigade has another name for it.
 OTHER_NAMES = {"num_input_tokens_seen": "tokens", "train_tokens_per_second": "tokens_per_second"}
@@ -45,8 +44,7 @@ class Record:
     @property
     def run(self) -> dict[str, Any]:
         """run.yaml's record of what was resolved; {} where there is none."""
-        found = self.settings.get("run")
-        return found if isinstance(found, dict) else {}
+        return typed.kept(self.settings.get("run"), typed.RUN)
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -92,8 +90,8 @@ def _record(directory: Path, name: str) -> Record:
         runs.check_exists(directory)
         record.checkpoints = sorted(runs.step_of(path) for path in runs.checkpoints(directory))
         record.settings = _settings(record)
-        record.events = _lines(record, events.FILE)
-        record.answers = _lines(record, runs.ANSWERS)
+        record.events = _lines(record, events.FILE, typed.EVENT)
+        record.answers = _lines(record, runs.ANSWERS, typed.ANSWER)
         logged = _trainer_state(record)
     except OSError as error:
         raise UserError(
@@ -127,7 +125,7 @@ def _settings(record: Record) -> dict[str, Any]:
         return {}
 
 
-def _lines(record: Record, name: str) -> list[Entry]:
+def _lines(record: Record, name: str, fields: typed.Fields) -> list[Entry]:
     """The whole lines of a .jsonl file that are tables; how many others there were is a note."""
     path, found, broken = record.directory / name, [], 0
     if not path.exists():
@@ -139,10 +137,10 @@ def _lines(record: Record, name: str) -> list[Entry]:
         return []
     for line in filter(None, text.split("\n")):
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if isinstance(entry, dict):
+            entry = typed.kept(typed.loaded(line), fields)
+        except ValueError:
+            entry = {}
+        if entry:
             found.append(entry)
         else:
             broken += 1
@@ -158,11 +156,11 @@ def _trainer_state(record: Record) -> list[Entry]:
     paths = [directory / runs.STATE, *(path / runs.STATE for path in runs.checkpoints(directory))]
     for path in filter(Path.exists, paths):
         try:
-            log = json.loads(files.read(path))["log_history"]
-            return [entry for entry in log if isinstance(entry, dict) and isinstance(entry.get("step"), int)]
+            log = [typed.kept(entry, typed.EVENT) for entry in typed.loaded(files.read(path))["log_history"]]
+            return [entry for entry in log if "step" in entry]
         except OSError as error:
             record.notes.append(f"{path.relative_to(directory)} cannot be read: {error.strerror}.")
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             record.notes.append(f"{path.relative_to(directory)} is broken or half written, and left out.")
     return []
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import files
 from ..errors.disk import exists
+from . import typed
 
 FILE = "events.jsonl"
 _RECORD = "run.yaml"  # directory.RECORD, which needs this module
@@ -42,8 +43,8 @@ def read(directory: Path, only: str = "") -> list[dict[str, Any]]:
         for line in files.read_text(directory / FILE, MOST, "replace").splitlines():
             with suppress(ValueError, RecursionError):  # one that is being written, or was cut by a crash
                 if f'"{only}' in line:
-                    events.append(json.loads(line))
-    return events
+                    events.append(typed.kept(typed.loaded(line), typed.EVENT))
+    return list(filter(None, events))
 
 
 def slowest(directory: Path, event: str) -> float:

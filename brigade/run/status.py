@@ -1,6 +1,5 @@
 """How a run stands, from the files in its directory: for `status`, and whoever else looks from outside."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from .. import files
 from ..recipe.files import read_yaml
 from . import directory as runs
-from . import events, other_owner, owner
+from . import events, other_owner, owner, typed
 
 LAST = 5  # events that are shown
 
@@ -18,7 +17,8 @@ def of(directory: Path) -> dict[str, Any]:
 
     state: running, succeeded, stopped, or ended: neither marker is there, so it failed or was killed
     """
-    record, told = read_yaml(directory / runs.RECORD).get("run") or {}, events.read(directory)
+    record = typed.kept(read_yaml(directory / runs.RECORD).get("run"), typed.RUN)
+    told = events.read(directory)
     held = other_owner.holder(directory / owner.FILE)
     known: dict[str, Any] = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
     known |= {key: record[key] for key in ("hosts", "started") if key in record}
@@ -28,8 +28,8 @@ def of(directory: Path) -> dict[str, Any]:
     known["state"] = "running" if held else states[marker]
     known["owner"] = held
     if marker and not held:
-        with suppress(OSError, ValueError, RecursionError):
-            known["marker"] = json.loads(files.read(directory / marker))
+        with suppress(OSError, ValueError):
+            known["marker"] = typed.kept(typed.loaded(files.read(directory / marker)), typed.MARKER)
     for line in told:  # the last one that says it
         loss = ("loss",) if line.get("event") == "step" else ()  # an evaluation's is another
         keys = ("step", "steps", "tokens_per_second", "held_out_loss", *loss)
@@ -44,8 +44,8 @@ def of(directory: Path) -> dict[str, Any]:
 
 def ranks_of(record: dict[str, Any]) -> int:
     """Of a run, by run.yaml's `run`, whose `ranks` are those of each replica; 0 where it says none."""
-    ranks, replicas = record.get("ranks"), record.get("replicas") or 1
-    return ranks * replicas if type(ranks) is type(replicas) is int and 0 <= ranks * replicas < 10**9 else 0
+    known = typed.kept(record, typed.RUN)
+    return known.get("ranks", 0) * known.get("replicas", 1)
 
 
 def lines(known: dict[str, Any], in_full: bool) -> list[str]:
@@ -63,7 +63,7 @@ def lines(known: dict[str, Any], in_full: bool) -> list[str]:
     summary = f"{known['directory']}: {', '.join(parts)}"
     if not in_full:
         return [summary]
-    hosts = ", ".join(map(str, known.get("hosts", ()))) or "?"
+    hosts = ", ".join(map(str, known.get("hosts") or ())) or "?"
     more = [f"  {known.get('ranks', '?')} ranks on {hosts}, {known['strategy']}, since {known.get('started', '?')}"]
     if "grace" in known:
         more += [f"  to stop, a step and a checkpoint take up to {known['grace']:.0f} s"]

@@ -4,7 +4,6 @@ Nothing is asked of a rank. A host's agent reads counters of its system, a few m
 """
 
 import asyncio
-import json
 import os
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from .. import files
 from ..errors import UserError
 from ..launch.connection import Channel, transport
 from ..launch.usage import heartbeats
-from ..run import events
+from ..run import events, typed
 
 KEPT = 90.0  # seconds of samples, of which rates are made
 AGAIN = 10.0  # seconds before a host that is lost is tried again
@@ -33,7 +32,16 @@ class HostSeen:
     problem: str = "connecting"
 
     def add(self, facts: dict[str, Any]) -> None:
-        now = time.monotonic()
+        """Facts of launch/usage.py, of which only what has its type is kept: a host may say anything."""
+        now, ranks, gpus = time.monotonic(), facts.get("ranks"), facts.get("gpus")
+        facts = typed.kept(facts, typed.HOST)
+        if not {"at", "host"} <= set(facts):
+            self.problem = "what it says of itself is nothing that Brigade says"
+            return
+        facts["ranks"] = {
+            key: typed.kept(says, typed.HEARTBEAT) for key, says in typed.kept(ranks, {}).items() if key.isdigit()
+        }
+        facts["gpus"] = [typed.kept(gpu, typed.GPU) for gpu in gpus] if isinstance(gpus, list) else []
         self.problem = ""
         self.samples.append((now, facts))
         while self.samples[0][0] < now - KEPT:
@@ -104,6 +112,5 @@ def _newest(path: Path, size: int = 2**18) -> list[dict[str, Any]]:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         for line in file.read().splitlines():
             with suppress(ValueError):  # the first one is cut; the last one may be half written
-                event = json.loads(line)
-                found += [event] if isinstance(event, dict) else []
-    return found
+                found.append(typed.kept(typed.loaded(line), typed.EVENT))
+    return list(filter(None, found))

@@ -1,0 +1,106 @@
+"""What the files of a run may say: each field's type. A field of another type is left out, for the files may be a stranger's, and
+nobody who looks at a run shall fail by them. Fields that are in no table are kept, where they are not nested without end.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+MOST = 2**53  # what a count may be: floats hold it exactly
+LONGEST = 100_000  # characters of a text
+DEEPEST = 6  # tables within tables
+
+Fields = dict[str, Callable[[Any], bool]]
+
+
+def is_number(value: Any) -> bool:
+    """NaN and infinity are numbers, too: a loss may be one."""
+    return not isinstance(value, bool) and (isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST))
+
+
+def is_count(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int) and 0 <= value <= MOST
+
+
+def is_seconds(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value) and 0 <= value <= MOST
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST
+
+
+def is_number_or_text(value: Any) -> bool:
+    return is_text(value) or is_seconds(value)
+
+
+def are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value) and is_shallow(value)
+
+
+def is_shallow(value: Any, depth: int = DEEPEST) -> bool:
+    """Whether a value has an end, and one that is near: a YAML alias may lead to itself."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return depth > 0 and all(is_shallow(part, depth - 1) for part in inside)
+
+
+def or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_NUMBERS = ("loss", "held_out_loss", "tokens_per_second", "tokens_per_second_per_gpu", "tokens", "mfu", "step_time", "data_time",
+            "peak_memory_gib", "slowest_rank_score", "learning_rate", "grad_norm", "score", "bytes")  # fmt: skip
+EVENT: Fields = {
+    **dict.fromkeys(("time", "event", "text", "what", "why", "by", "host", "source"), is_text),
+    **dict.fromkeys(("step", "steps", "rank", "ranks"), is_count),
+    **dict.fromkeys(_NUMBERS, or_none(is_number)),
+    **dict.fromkeys(("seconds", "blocked"), or_none(is_seconds)),
+    "hosts": are_texts,
+}
+RUN: Fields = {  # run.yaml's `run`
+    **dict.fromkeys(("ranks", "replicas"), is_count),
+    **dict.fromkeys(("hosts", "overridden"), or_none(are_texts)),
+    "strategy": lambda value: is_table(value) and is_text(value.get("name", "")),
+    "versions": is_table,
+    "lengthened": lambda value: isinstance(value, list) and is_shallow(value),
+}
+MARKER: Fields = {
+    **dict.fromkeys(("by", "time"), is_text),
+    "steps": is_count,
+    **dict.fromkeys(("held_out_loss", "held_out_loss_before"), or_none(is_number)),
+}
+HEARTBEAT: Fields = {
+    **dict.fromkeys(("rank", "pid", "step", "writings", "memory"), is_count),
+    **dict.fromkeys(("host", "phase", "state"), is_text),
+    **dict.fromkeys(("seconds", "age", "cpu"), is_seconds),
+    **dict.fromkeys(("tokens", "at"), or_none(is_seconds)),
+    "waits": or_none(lambda value: is_table(value) and kept(value, WAITS) == value),
+}
+WAITS: Fields = {"collective": is_text, "group": is_text, "number": lambda value: isinstance(value, int)}
+HOST: Fields = {"at": is_seconds, "host": lambda value: is_table(value) and all(map(is_number_or_text, value.values()))}
+GPU: Fields = {
+    **dict.fromkeys(("index", "used", "memory", "memory_total", "temperature", "watts"), is_seconds),
+    "pids": lambda value: isinstance(value, list),
+}
+ANSWER: Fields = {"step": is_count, **dict.fromkeys(("source", "question", "reference", "answer"), is_text)}
+
+
+def kept(entry: Any, fields: Fields) -> dict[str, Any]:
+    """The fields of an entry that have their type; {} of what is no table."""
+    if not isinstance(entry, dict):
+        return {}
+    known = ((key, value) for key, value in entry.items() if isinstance(key, str))
+    return {key: value for key, value in known if fields.get(key, is_shallow)(value)}
+
+
+def loaded(text: str | bytes) -> Any:
+    """A JSON document. Raises ValueError, also where it is nested without end."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
