@@ -32,7 +32,8 @@ def write(records: list[Record], path: Path) -> None:
         if path.exists() and not _is_page(path):
             problem = "this file is no page of a run"
             raise UserError(str(path), problem, "name another --html, or move that file away")
-        files.write(path, html(records), secret=any(record.answers for record in records))
+        content = html(records).encode(errors="replace")  # a lone surrogate is no letter
+        files.write(path, content, secret=any(record.answers for record in records))
     except OSError as error:
         problem = f"the page cannot be written: {error.strerror}"
         raise UserError(str(path), problem, "name another file: --html FILE") from None

@@ -44,7 +44,8 @@ class Record:
     @property
     def run(self) -> dict[str, Any]:
         """run.yaml's record of what was resolved; {} where there is none."""
-        return typed.kept(self.settings.get("run"), typed.RUN)
+        found = self.settings.get("run")
+        return found if isinstance(found, dict) else {}
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -119,7 +120,8 @@ def _settings(record: Record) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return runs.read_yaml(path)
+        found = runs.read_yaml(path)
+        return found | {"run": typed.kept(found["run"], typed.RUN)} if "run" in found else found
     except UserError as error:
         record.notes.append(f"{error.place}: {error.problem}.")
         return {}

@@ -23,16 +23,13 @@ def is_count(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, int) and 0 <= value <= MOST
 
 
-def is_seconds(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """Seconds, bytes, degrees."""
     return is_number(value) and math.isfinite(value) and 0 <= value <= MOST
 
 
 def is_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= LONGEST
-
-
-def is_number_or_text(value: Any) -> bool:
-    return is_text(value) or is_seconds(value)
 
 
 def are_texts(value: Any) -> bool:
@@ -59,7 +56,7 @@ EVENT: Fields = {
     **dict.fromkeys(("time", "event", "text", "what", "why", "by", "host", "source"), is_text),
     **dict.fromkeys(("step", "steps", "rank", "ranks"), is_count),
     **dict.fromkeys(_NUMBERS, or_none(is_number)),
-    **dict.fromkeys(("seconds", "blocked"), or_none(is_seconds)),
+    **dict.fromkeys(("seconds", "blocked"), or_none(is_amount)),
     "hosts": are_texts,
 }
 RUN: Fields = {  # run.yaml's `run`
@@ -77,14 +74,16 @@ MARKER: Fields = {
 HEARTBEAT: Fields = {
     **dict.fromkeys(("rank", "pid", "step", "writings", "memory"), is_count),
     **dict.fromkeys(("host", "phase", "state"), is_text),
-    **dict.fromkeys(("seconds", "age", "cpu"), is_seconds),
-    **dict.fromkeys(("tokens", "at"), or_none(is_seconds)),
+    **dict.fromkeys(("seconds", "age", "cpu"), is_amount),
+    **dict.fromkeys(("tokens", "at"), or_none(is_amount)),
     "waits": or_none(lambda value: is_table(value) and kept(value, WAITS) == value),
 }
 WAITS: Fields = {"collective": is_text, "group": is_text, "number": lambda value: isinstance(value, int)}
-HOST: Fields = {"at": is_seconds, "host": lambda value: is_table(value) and all(map(is_number_or_text, value.values()))}
+HOST: Fields = dict.fromkeys(
+    ("cores", "busy", "total", "memory", "memory_total", "received", "sent", "temperature", "joules"), is_amount
+)
 GPU: Fields = {
-    **dict.fromkeys(("index", "used", "memory", "memory_total", "temperature", "watts"), is_seconds),
+    **dict.fromkeys(("index", "used", "memory", "memory_total", "temperature", "watts"), is_amount),
     "pids": lambda value: isinstance(value, list),
 }
 ANSWER: Fields = {"step": is_count, **dict.fromkeys(("source", "question", "reference", "answer"), is_text)}

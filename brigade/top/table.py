@@ -130,7 +130,7 @@ def host_figures(host: HostSeen) -> dict[str, float]:
     first, last = host.samples[max(0, len(host.samples) - 6)][1], host.samples[-1][1]
     before, now, seconds = first["host"], last["host"], last["at"] - first["at"]
     found = {key: now[key] for key in ("memory", "memory_total", "temperature") if key in now}
-    if seconds > 0 and "busy" in now and "busy" in before:
+    if seconds > 0 and {"busy", "total", "received", "sent"} <= set(now) & set(before):
         found["cpu"] = 100 * (now["busy"] - before["busy"]) / max(now["total"] - before["total"], 1e-9)
         found |= {key: (now[key] - before[key]) / seconds for key in ("received", "sent")}
         if "joules" in now and "joules" in before and now["joules"] >= before["joules"]:

@@ -34,8 +34,8 @@ class HostSeen:
     def add(self, facts: dict[str, Any]) -> None:
         """Facts of launch/usage.py, of which only what has its type is kept: a host may say anything."""
         now, ranks, gpus = time.monotonic(), facts.get("ranks"), facts.get("gpus")
-        facts = typed.kept(facts, typed.HOST)
-        if not {"at", "host"} <= set(facts):
+        facts = {"at": facts.get("at"), "host": typed.kept(facts.get("host"), typed.HOST)}
+        if not typed.is_amount(facts["at"]):
             self.problem = "what it says of itself is nothing that Brigade says"
             return
         facts["ranks"] = {

@@ -7,11 +7,12 @@ import os
 import shutil
 import signal
 import socket
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from brigade.__main__ import main
@@ -23,7 +24,7 @@ from brigade.top.watching import HostSeen, Watching
 
 pytestmark = pytest.mark.slow
 HOST, TIME = socket.gethostname(), "2026-11-23T04:05:06.000+00:00"
-PATIENCE = 10  # seconds that one command may take
+PATIENCE = 20  # seconds that one command may take
 
 RUN = read_yaml(DEFAULT_RECIPE) | {
     "run": {
@@ -97,7 +98,7 @@ def forged(draw, document):
         for key in path:
             holder = holder[key]
         if draw(st.integers(0, 4)):
-            holder[last] = draw(ODD)
+            holder[last] = copy.deepcopy(draw(ODD))  # what is drawn is shared
         else:
             del holder[last]
     return document
@@ -154,10 +155,11 @@ def in_time():
     def late(*_):
         raise Late(f"it took more than {PATIENCE} s")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before, begun = signal.signal(signal.SIGALRM, late), time.monotonic()
     signal.alarm(PATIENCE)
     try:
         yield
+        assert time.monotonic() - begun < PATIENCE
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -172,6 +174,13 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr(connection, "is_here", lambda host: False)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "outside").write_text("years of work")
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "run").symlink_to(tmp_path / "run")
+    good = {path: json.dumps(document).encode() for path, document in DOCUMENTS.items() if not path.endswith("jsonl")}
+    write(tmp_path / "run", good)
+    for command in ("export", "report"):  # loads torch and makes the charts' library, once, however long that takes
+        look(command, tmp_path / "run")
     return tmp_path
 
 
@@ -192,14 +201,11 @@ def look(command, run):
         assert main(words) in (0, 1, 2)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=directories(), commands=st.sets(st.sampled_from(COMMANDS), min_size=2, max_size=3))
 def test_whoever_looks_at_a_strangers_run_is_safe(content, commands, alone, capsys):
-    for path in list(alone.iterdir()):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    (alone / "outside").write_text("years of work")
-    (alone / "outputs").mkdir()
-    (alone / "outputs" / "run").symlink_to(alone / "run")
+    for path in (alone / "run", alone / "cache" / "export"):
+        shutil.rmtree(path, ignore_errors=True)
     (alone / "run").mkdir()
     write(alone / "run", content)
     before = surroundings(alone)
