@@ -104,7 +104,7 @@ def test_only_rank_0_says_that_the_run_reached_its_end(launch_there):
 def test_no_terminal_obeys_what_a_rank_prints(launch_there, tmp_path):
     said = "\033]0;title\a\033[2Jlast \033[31mwords\033[0m\x9b5m\b\b\r\n\tat line 1"
     done = launch_there(2, STAND_IN_NODE2_SAYS=json.dumps({"is": "rank", "rank": 1, "out": said, "exit": 3}))
-    assert "  | last words5m\n  | \tat line 1" in done.stderr, done.stderr
+    assert "  | last words\n  | \tat line 1" in done.stderr, done.stderr
     text = done.stdout + done.stderr + (tmp_path / "logs" / "rank-1-node2.log").read_text()
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
