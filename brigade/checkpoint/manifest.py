@@ -27,6 +27,7 @@ _PARTS = {
     "FSDP2": ("pytorch_model_fsdp*", "optimizer*"),
     ONE: ("*model*.safetensors", "optimizer.pt"),
 }
+_DIRECTORIES = ("global_step*", "pytorch_model_fsdp*", "optimizer*")
 _PARTS_OF_ALL = (runs.STATE, "scheduler.pt")
 # What others take for granted of a record, where it is there.
 _KINDS: dict[str, type] = {
@@ -110,7 +111,7 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
 
 def odd_file(folder: Path) -> Path | None:
     """The first thing in a checkpoint that is neither file nor directory (files.odd)."""
-    return odd((*folder.iterdir(), *(path for sign, *_ in _PARTS.values() for path in folder.glob(f"{sign}/*"))))
+    return odd((*folder.iterdir(), *(path for part in _DIRECTORIES for path in folder.glob(f"{part}/*"))))
 
 
 def tag_of(folder: Path) -> Path:

@@ -239,10 +239,10 @@ def test_a_manifest_names_files_of_its_own_checkpoint(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("place", ["pipe", "global_step2/pipe", "a link to a device"])
+@pytest.mark.parametrize("place", ["pipe", "global_step2/pipe", "optimizer_0/pipe", "a link to a device"])
 def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path):
     folder = recorded(tmp_path / "checkpoint-2", **{place: 0})
-    (folder / "global_step2").mkdir()
+    (folder / place).parent.mkdir(exist_ok=True)
     if place.endswith("pipe"):
         os.mkfifo(folder / place)
     else:
