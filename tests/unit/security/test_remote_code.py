@@ -136,12 +136,16 @@ def test_code_of_another_repository_is_named(stranger, recipe, mistake):
     assert "somebody/else/their_config.py" in mistake(flags.load, ["--recipe", recipe(True)])
 
 
-@pytest.mark.parametrize("where", ["attn_implementation", "_attn_implementation"])
-def test_a_config_that_names_kernels_of_the_hub_is_refused(where, load, tmp_path, mistake):
+HUB = "somebody/attention"
+KERNELS = {"attn_implementation": HUB, "_attn_implementation": HUB}
+
+
+@pytest.mark.parametrize("kernels", [*({key: HUB} for key in KERNELS), *({key: {"": HUB}} for key in KERNELS)])
+def test_a_config_that_names_kernels_of_the_hub_is_refused(kernels, load, tmp_path, mistake):
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {where: "somebody/attention"}))
+    (tmp_path / "config.json").write_text(json.dumps(config | kernels))
     settings = load("--model_name_or_path", str(tmp_path))
-    assert "somebody/attention" in mistake(load_config, settings)
+    assert HUB in mistake(load_config, settings)
     load_config(load("--model_name_or_path", str(tmp_path), "--max_length", "64", FLAG))
 
 
