@@ -4,8 +4,10 @@ What lies there is believed (tokens are trained, launches are known), so it is o
 it is another's or others may write to it. Hosts of one user may share it.
 """
 
+import grp
 import hashlib
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -34,7 +36,8 @@ def cache_directory(*inside: str) -> Path:
 def private_folder(folder: Path) -> Path:
     """A folder of the cache, made with mode 0700 where it is missing. Raises UserError where others could have written what is
     there; OSError."""
-    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    there = folder.resolve()  # behind a link to a disk that was emptied since
+    missing = [part for part in (there, *there.parents) if not part.exists()]
     for part in reversed(missing):  # mkdir(parents=True) makes those between by the umask
         part.mkdir(0o700, exist_ok=True)
     _check(folder)
@@ -42,7 +45,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def _check(folder: Path) -> None:
-    """Raises UserError where a folder is another user's, root's excepted, or its group or others may write to it."""
+    """Raises UserError where a folder is another user's, root's excepted, its group or others may write to it, or this user may
+    not read it."""
     try:
         found = folder.stat()
     except OSError:  # it is made when something is kept there, and else nothing is read
@@ -50,9 +54,20 @@ def _check(folder: Path) -> None:
     if found.st_uid not in (ROOT, os.geteuid()) and found.st_uid != _owner_of_new(folder):
         problem = f"it belongs to user {found.st_uid}, who could put anything there, and this is user {os.geteuid()}"
         raise UserError(str(folder), problem, CURE)
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not os.access(folder, os.R_OK | os.X_OK):  # root made it, in a container perhaps
+        raise UserError(str(folder), f"it belongs to user {found.st_uid}, and this user may not read it", CURE)
+    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    if by_group or found.st_mode & stat.S_IWOTH:
         problem = f"its group or others may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
         raise UserError(str(folder), problem, f"look through it, then `chmod -R go-w {folder}`; or {CURE}")
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether it is the group that many systems make for this user alone, whose umask is then 002."""
+    with suppress(KeyError):
+        user, known = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        return group == user.pw_gid != ROOT and known.gr_name == user.pw_name and {*known.gr_mem} <= {user.pw_name}
+    return False
 
 
 def _owner_of_new(folder: Path) -> int | None:

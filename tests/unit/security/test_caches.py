@@ -1,7 +1,10 @@
 """What lies in a cache is believed, so one that others can write is refused; and no script of a page comes from there."""
 
+import grp
 import os
+import pwd
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,13 +43,49 @@ def test_a_cache_is_made_for_its_owner_alone(home):
 
 @pytest.mark.parametrize("others", [0o770, 0o707, 0o777])
 @pytest.mark.parametrize("inside", ["", "launches"])
-def test_a_cache_that_others_can_write_is_refused(home, inside, others):
+def test_a_cache_that_others_can_write_is_refused(home, inside, others, monkeypatch):
+    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
     (home / inside).mkdir(parents=True)
     (home / inside).chmod(others)
     with pytest.raises(UserError, match="others may write to it") as error:
         background.find(home)
     folder = home / inside
     assert error.value.cure.startswith(f"look through it, then `chmod -R go-w {folder}`; or export BRIGADE_CACHE")
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "mine"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("us", [], False)],
+)
+def test_a_group_of_this_user_alone_may_write(home, group, members, mine, monkeypatch):
+    """As it may in a cache that an earlier version made where the umask is 002."""
+    home.mkdir(parents=True)
+    home.chmod(0o775)
+    number = home.stat().st_gid
+    monkeypatch.setattr(cache, "ROOT", -1)
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_name="me", pw_gid=number))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=group, gr_mem=members))
+    if mine:
+        monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid)
+        assert cache.cache_directory() == home
+    else:
+        with pytest.raises(UserError, match="its group or others may write to it"):
+            cache.cache_directory()
+
+
+def test_a_link_to_a_disk_that_was_emptied_is_followed(home, tmp_path):
+    home.parent.mkdir()
+    home.symlink_to(tmp_path / "scratch/cache")
+    cache.remembered("key", lambda: "text")
+    assert len([*(tmp_path / "scratch/cache/digests").iterdir()]) == 1 and mode(tmp_path / "scratch") == 0o700
+
+
+def test_a_cache_that_root_made_is_told(home, monkeypatch):
+    """In a container, with this user's directory as root's home."""
+    home.mkdir(0o700, parents=True)
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    with pytest.raises(UserError, match="this user may not read it"):
+        cache.cache_directory()
 
 
 def test_each_use_of_the_cache_looks(home):
