@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from ..files import LINE, odd, read_text
+from ..files import read as read_file
 from ..files import write as write_file
 from ..run import directory as runs
 from ..strategy.ds_keys import value_at
@@ -175,7 +176,7 @@ def _whole_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     if not path.is_file():
         return {}
-    text = path.read_bytes().decode()  # read_text would take one kind of line's end for another
+    text = read_file(path).decode()  # read_text would take one kind of line's end for another
     record = json.loads(text)
     kinds = {key: value_at(record, key) for key in _KINDS}
     wrong = [key for key, value in kinds.items() if value is not None and not isinstance(value, _KINDS[key])]

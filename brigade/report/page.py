@@ -15,6 +15,7 @@ from .. import files
 from ..errors import UserError
 from ..errors.console import one_line
 from ..run.directory import now
+from ..run.page import FILE
 from . import charts, facts, figures, library
 from .comparing import Comparison, compare
 from .figures import Figure
@@ -40,8 +41,11 @@ def write(records: list[Record], path: Path) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    with files.opened(path) as file:
-        return MARK.encode() in file.read(400)
+    try:
+        with files.opened(path) as file:
+            return MARK.encode() in file.read(400)
+    except PermissionError:  # the page of another user who began the run, for his eyes alone
+        return path.name == FILE
 
 
 def html(records: list[Record]) -> str:

@@ -1,5 +1,6 @@
 """What the model answers to held-out questions: greedily generated on all ranks together, shown, and kept in a file."""
 
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from .. import files
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..errors.console import console
+from ..errors.disk import exists
 from ..run.directory import ANSWERS
 
 LONGEST = 64  # new tokens
@@ -129,10 +131,24 @@ def entries(tokenizer: Any, questions: list[Question], given: list[list[int]], s
 def store(found: list[dict[str, Any]], directory: Path) -> None:
     """Add records to the run's answers.jsonl; those that an interrupted run wrote for this step or later give way."""
     path = directory / ANSWERS
-    lines = filter(None, files.read_text(path).split("\n")) if path.exists() else ()
+    lines = _earlier(path)
     kept = [line for line in lines if json.loads(line)["step"] < found[0]["step"]]
     text = "\n".join([*kept, *(json.dumps(entry, ensure_ascii=False) for entry in found)]) + "\n"
     files.write(path, text, secret=True)
+
+
+def _earlier(path: Path) -> list[str]:
+    """The lines that are there. Those of another user who began the run, for his eyes alone, stay in a file beside it."""
+    try:
+        return [line for line in files.read_text(path).split("\n") if line]
+    except FileNotFoundError:
+        return []
+    except PermissionError:
+        names = (path.with_suffix(f".{number}{path.suffix}") for number in itertools.count(1))
+        aside = next(name for name in names if not exists(name))
+        path.rename(aside)
+        print(f"{path}: the answers until here are another user's, and stay in {aside.name}", file=sys.stderr)
+        return []
 
 
 def show(found: list[dict[str, Any]]) -> None:

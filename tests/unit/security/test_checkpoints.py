@@ -276,3 +276,10 @@ def test_a_forged_manifest_is_none(change, tmp_path):
 def test_a_record_that_is_no_table_is_none(text, tmp_path):
     (tmp_path / manifest.RECORD).write_text(text)
     assert "it cannot be read" in manifest.flaw(tmp_path)
+
+
+def test_a_record_of_two_terabytes_is_a_flaw(tmp_path):
+    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / manifest.RECORD).touch()
+    os.truncate(tmp_path / manifest.RECORD, 2**41)
+    assert "is larger than" in manifest.flaw(tmp_path)

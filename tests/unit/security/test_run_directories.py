@@ -256,3 +256,22 @@ def test_a_second_user_gains_no_write_by_links(run, victim, monkeypatch):
     with pytest.raises(Exception, match="is no page of a run"):
         page.write(reading.read([run]), run / "report.html")
     assert victim.read_text() == "mine\n"
+
+
+def test_who_continues_another_user_s_run_leaves_his_answers_and_replaces_his_page(run, monkeypatch, capsys):
+    """Both are for their owner's eyes alone."""
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    sample_answers.store([ANSWER], run)
+    before = (run / "answers.jsonl").read_text()
+    (run / run_page.FILE).write_text(page.MARK)
+    with monkeypatch.context() as of_another:
+        of_another.setattr(files, "opened", refuse)
+        sample_answers.store([ANSWER | {"step": 8}], run)
+        of_another.setattr(page, "html", lambda records: "new")
+        page.write([], run / run_page.FILE)
+    assert (run / "answers.1.jsonl").read_text() == before and "stay in answers.1.jsonl" in capsys.readouterr().err
+    assert [json.loads(line)["step"] for line in (run / "answers.jsonl").read_text().splitlines()] == [8]
+    assert (run / run_page.FILE).read_text() == "new"
