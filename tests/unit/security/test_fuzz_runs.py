@@ -204,7 +204,7 @@ def look(command, run):
         assert main(words) in (0, 1, 2)
 
 
-@settings(max_examples=120, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=directories(), commands=st.sets(st.sampled_from(COMMANDS), min_size=2, max_size=3))
 def test_whoever_looks_at_a_strangers_run_is_safe(content, commands, alone, capsys):
     for path in (alone / "run", alone / "cache" / "export"):
