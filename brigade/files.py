@@ -21,7 +21,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 def write(path: Path, content: str | bytes, secret: bool = False) -> None:
     """Write a file so that whoever looks finds it whole, or what was there before. A link there is replaced. Raises OSError."""
     with replacing(path, secret) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        # Half a letter, as JSON may hold one, is shown by its number.
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -42,7 +43,8 @@ def replacing(path: Path, secret: bool = False) -> Iterator[IO[bytes]]:
 
 def create(path: Path, secret: bool = False) -> IO[str]:
     """Open a file that is not there yet, to write text. Raises OSError, FileExistsError for a link as well."""
-    return os.fdopen(os.open(path, _NEW | os.O_EXCL, _mode(secret)), "w", encoding="utf-8")
+    number = os.open(path, _NEW | os.O_EXCL, _mode(secret))
+    return os.fdopen(number, "w", encoding="utf-8", errors="surrogateescape")  # names of files that are not UTF-8
 
 
 def append(path: Path, secret: bool = False, also_read: bool = False) -> IO[Any]:

@@ -112,7 +112,7 @@ def progress(directory: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     numbers = [path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json")]
-    if steps := [int(number) for number in numbers if number.isdigit()]:
+    if steps := [int(number) for number in numbers if number.isdecimal()]:
         found["checkpoint"] = max(steps)
     with suppress(OSError), files.opened(directory / "events.jsonl") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**16))
@@ -175,7 +175,7 @@ def processes(run: str) -> list[int]:
 
 
 def _processes() -> Iterator[Path]:
-    return (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return (entry for entry in Path("/proc").iterdir() if entry.name.isdecimal())
 
 
 def send(pids: list[int], number: int) -> None:

@@ -4,6 +4,7 @@ Tests check the manifests against kubeflow-trainer-api's models and let SkyPilot
 """
 
 import math
+import os
 import re
 import shlex
 from contextlib import suppress
@@ -57,7 +58,7 @@ def write(job: Job, kind: str, to: str | Path | None = None, restarts: tuple[str
         with files.create(path) as file:
             file.write(content)
     except FileExistsError:
-        if not path.is_file() or path.read_bytes() != content.encode():
+        if not path.is_file() or path.read_bytes() != os.fsencode(content):
             stem = path.name.removesuffix(suffix)
             free = next(f for n in range(2, 10_000) if not (f := path.with_name(f"{stem}-{n}{suffix}")).exists())
             problem = "it is there already with other content, and is not overwritten"

@@ -108,7 +108,8 @@ def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     """The safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
-    named = {index.name: _named(index) for index in sorted(folder.glob("*.index.json"))}
+    kinds = ("*.safetensors.index.json", "*.bin.index.json")  # others are not of weights
+    named = {index.name: _named(index) for kind in kinds for index in sorted(folder.glob(kind))}
     of_safetensors = "model.safetensors.index.json"
     files = named.get(of_safetensors)
     if files is None:

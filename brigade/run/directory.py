@@ -173,7 +173,7 @@ def _note_failure(directory: Path, reason: str) -> None:
 
 def checkpoints(directory: Path) -> list[Path]:
     """Every checkpoint-N in it, newest first, whole or not."""
-    found = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit())
+    found = (path for path in directory.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal())
     return sorted(found, key=step_of, reverse=True)
 
 

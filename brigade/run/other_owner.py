@@ -68,12 +68,14 @@ def holder(path: Path) -> dict[str, Any] | None:
             recent = abs(time.time() - os.fstat(file.fileno()).st_mtime) < DEAD
             held = _runs_here(host, pid) if host == socket.gethostname() else recent
         if held:
-            return {"host": host, "pid": int(pid) if pid.isdigit() else None}
+            return {"host": host, "pid": int(pid) if pid.isdecimal() else None}
     return None
 
 
 def _runs_here(host: str, pid: str) -> bool:
-    return host == socket.gethostname() and pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()
+    return (
+        host == socket.gethostname() and pid.isdecimal() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()
+    )
 
 
 def taken(directory: Path, owner: str) -> UserError:

@@ -39,7 +39,7 @@ def main(directory: Path, job: str) -> int:
     steps = (path.parent.name.rpartition("-")[2] for path in directory.glob("checkpoint-*/trainer_state.json"))
     try:
         with writing(directory):
-            count(directory / FILE, job, max((int(step) for step in steps if step.isdigit()), default=0))
+            count(directory / FILE, job, max((int(step) for step in steps if step.isdecimal()), default=0))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

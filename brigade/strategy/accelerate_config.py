@@ -282,5 +282,5 @@ def _parsed(value: Any) -> Any:
     """An option that the environment has as text."""
     words = {"true": True, "false": False}
     if isinstance(value, str):
-        return words.get(value.lower(), int(value) if value.isdigit() else value)
+        return words.get(value.lower(), int(value) if value.isdecimal() and len(value) < 20 else value)
     return value

@@ -39,7 +39,10 @@ def of_mesh(mesh: Mapping[str, Any]) -> Axes:
 def _schedule_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """A name in small letters, and stages per rank as a number."""
     each = said["virtual"]
-    return {"schedule": str(said["schedule"] or "").lower(), "virtual": max(1, int(each)) if str(each).isdigit() else 1}
+    return {
+        "schedule": str(said["schedule"] or "").lower(),
+        "virtual": max(1, int(each)) if str(each).isdecimal() else 1,
+    }
 
 
 def with_axes(ds_config: Mapping[str, Any], axes: Axes) -> dict[str, Any]:

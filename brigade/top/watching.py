@@ -39,7 +39,7 @@ class HostSeen:
             self.problem = "what it says of itself is nothing that Brigade says"
             return
         facts["ranks"] = {
-            key: typed.kept(says, typed.HEARTBEAT) for key, says in typed.kept(ranks, {}).items() if key.isdigit()
+            key: typed.kept(says, typed.HEARTBEAT) for key, says in typed.kept(ranks, {}).items() if key.isdecimal()
         }
         facts["gpus"] = [typed.kept(gpu, typed.GPU) for gpu in gpus] if isinstance(gpus, list) else []
         self.problem = ""

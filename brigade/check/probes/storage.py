@@ -93,7 +93,7 @@ def room(directory: str) -> dict[str, Any]:
 
 def _checkpoints(directory: Path) -> int:
     with suppress(OSError):
-        return sum(path.name.rpartition("-")[2].isdigit() for path in directory.glob("checkpoint-*"))
+        return sum(path.name.rpartition("-")[2].isdecimal() for path in directory.glob("checkpoint-*"))
     return 0
 
 

@@ -1,18 +1,23 @@
 """What we write for people to run or open holds a stranger's words as words: pages, job files, recipes, tables."""
 
 import csv
+import os
 import shlex
 import subprocess
 
 import pytest
 import yaml
 
+from brigade import files
+from brigade.__main__ import main
 from brigade.errors.console import one_line
 from brigade.launch import ssh
 from brigade.launch.job import make
-from brigade.launch.write import SUFFIXES, text
+from brigade.launch.write import SUFFIXES, text, write
+from brigade.recipe.files import REPOSITORY
 from brigade.report import facts, figures, page
 from brigade.report.reading import Record
+from brigade.run import directory as runs
 from brigade.run.status import ranks_of
 
 BREAKS = ["\n", "\r", "\x85", "\u2028", "\x0b"]
@@ -82,3 +87,27 @@ def test_no_host_gets_the_users_agent_or_display():
     words = shlex.join(ssh.options())
     assert {"-a", "-x"} <= set(ssh.options())
     assert "ForwardAgent=no" in words and "ForwardX11=no" in words and "ClearAllForwardings=yes" in words
+
+
+def test_half_a_letter_is_shown_by_its_number(tmp_path):
+    files.write(tmp_path / "table.csv", "loss of \ud800\n")
+    assert (tmp_path / "table.csv").read_text() == "loss of \\ud800\n"
+
+
+def test_a_name_that_is_not_utf_8_is_written_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--output_dir", os.fsdecode(b"outputs/\xff")]
+    job = make(str(REPOSITORY / "recipes/tiny/full.yaml"), flags, str(REPOSITORY / "hostfiles/2x8"), None)
+    for _ in range(2):  # the second time it is there, unchanged
+        written = write(job, "sbatch", "job.sh")
+    assert b"outputs/\xff" in written.read_bytes()
+
+
+@pytest.mark.parametrize("digits", ["\u00b2", "9" * 5000])
+def test_digits_that_are_no_number(digits, tmp_path, capsys):
+    (tmp_path / "checkpoint-\u00b2").mkdir()
+    assert runs.checkpoints(tmp_path) == []
+    config = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": digits}}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
+    main(["lint", str(tmp_path / "accelerate.yaml")])
+    assert "accelerate-fsdp2-value" in capsys.readouterr().out
