@@ -48,8 +48,9 @@ def path(name: str) -> Path:
 def _remove_those_of_the_dead() -> None:
     """Only a process that was killed while it wrote leaves more than empty directories: gigabytes of memory."""
     for lock in MEMORY.glob(f"{_PREFIX}*/.lock"):
-        if lock.parent in _locks:
-            continue  # closing a file gives up this process's own lock on it
+        # Closing a file gives up this process's own lock on it, and a link of others may lead to such a file.
+        if lock.parent in _locks or lock.is_symlink():
+            continue
         with suppress(OSError), lock.open("r+") as file:  # another user's; or one whose owner lives
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)

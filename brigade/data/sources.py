@@ -95,6 +95,8 @@ def _files(name: str, place: str) -> "Rows":
         if path.is_dir():
             cure = f"name its files ({path}/*.jsonl), or give it as dataset_name if it is a saved data set"
             raise UserError(place, f"{str(path)!r} is a directory, not a file", cure)
+        if not path.is_file():  # it would be read several times, and never end
+            raise UserError(place, f"{str(path)!r} is a pipe, a socket or a device, and no file", "name a file")
     kinds = sorted({path.suffix for path in paths})
     if len(kinds) > 1 or kinds[0] not in FORMATS:
         problem = f"{name!r} is {' and '.join(kinds) or 'without an ending'}"

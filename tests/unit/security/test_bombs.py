@@ -12,7 +12,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from brigade import limits
-from brigade.data import chat_template, json_rows, rows
+from brigade.data import chat_template, json_rows, rows, sources
 from brigade.data.chat_template import ChatTemplates
 from brigade.data.encode import Encoder, LoadedEncoder
 from brigade.errors import UserError
@@ -238,3 +238,11 @@ def test_a_limit_of_memory_is_lifted_again():
 def test_an_error_of_the_body_passes():
     with pytest.raises(UserError), limits.memory_limit(), limits.time_limit(9):
         raise UserError("place", "problem", "cure")
+
+
+@pytest.mark.parametrize("name", ["pipe", "zeros"])
+def test_data_that_never_ends_is_refused(name, tmp_path):
+    path = tmp_path / f"{name}.jsonl"
+    os.mkfifo(path) if name == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="a pipe, a socket or a device"):
+        sources._files(str(path), "flag --train_file")

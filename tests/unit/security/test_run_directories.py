@@ -13,6 +13,7 @@ import pytest
 
 from brigade import files
 from brigade.__main__ import main
+from brigade.checkpoint import memory_stage
 from brigade.cluster import World
 from brigade.commands import report as command
 from brigade.launch import host_facts, usage
@@ -275,3 +276,15 @@ def test_who_continues_another_user_s_run_leaves_his_answers_and_replaces_his_pa
     assert (run / "answers.1.jsonl").read_text() == before and "stay in answers.1.jsonl" in capsys.readouterr().err
     assert [json.loads(line)["step"] for line in (run / "answers.jsonl").read_text().splitlines()] == [8]
     assert (run / run_page.FILE).read_text() == "new"
+
+
+def test_a_link_in_shared_memory_lets_go_of_no_lock(tmp_path, monkeypatch):
+    """To close a file gives up all locks that its process has on it, the lock on its own run among them."""
+    held = owner.take(tmp_path)
+    (tmp_path / "shm/brigade-a").mkdir(parents=True)
+    (tmp_path / "shm/brigade-a/.lock").symlink_to(tmp_path / owner.FILE)
+    monkeypatch.setattr(memory_stage, "MEMORY", tmp_path / "shm")
+    memory_stage._remove_those_of_the_dead()
+    ask = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    asked = subprocess.run([sys.executable, "-c", ask, str(tmp_path / owner.FILE)], capture_output=True, text=True)
+    assert "BlockingIOError" in asked.stderr and held
