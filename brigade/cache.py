@@ -54,7 +54,7 @@ def _check(folder: Path) -> None:
     if found.st_uid not in (ROOT, os.geteuid()) and found.st_uid != _owner_of_new(folder):
         problem = f"it belongs to user {found.st_uid}, who could put anything there, and this is user {os.geteuid()}"
         raise UserError(str(folder), problem, CURE)
-    if not os.access(folder, os.R_OK | os.X_OK):  # root made it, in a container perhaps
+    if stat.S_ISDIR(found.st_mode) and not os.access(folder, os.R_OK | os.X_OK):  # root made it, in a container perhaps
         raise UserError(str(folder), f"it belongs to user {found.st_uid}, and this user may not read it", CURE)
     by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
     if by_group or found.st_mode & stat.S_IWOTH:
