@@ -31,7 +31,7 @@ LIMIT = 600  # seconds on a busy machine: against hangs
 
 
 # The others: `make test-matrix`.
-OFTEN = {"pipeline", "pipeline x tensor", "tensor, AutoTP", "sequence", "expert"}
+OFTEN = {"pipeline", "tensor, AutoTP", "sequence", "expert"}
 
 
 @pytest.mark.parametrize("axis", [pytest.param(a, marks=marks.size(False, a in OFTEN)) for a in CASES])

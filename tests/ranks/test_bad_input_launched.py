@@ -40,7 +40,6 @@ OFTEN = {
     ("device", "deepspeed"),
     ("data", "torchrun"),
     ("data", "deepspeed"),
-    ("data", "accelerate"),
 }
 
 
@@ -60,8 +59,13 @@ def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
     assert not fault or ended.seconds > 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(name, marks=marks.size(False, name != "accelerate"))
+        for name in ("torchrun", "deepspeed", "accelerate")
+    ],
+)
 def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
     ended = train(launcher, folder, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
     assert_one_message(ended, launcher, 1, "--train_file", "no data file 'good.jsonl'", "spelling")

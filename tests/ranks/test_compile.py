@@ -2,10 +2,10 @@
 
 import pytest
 
-from testing import parity, runs
+from testing import marks, parity, runs
 
-pytestmark = pytest.mark.slow
 STRATEGIES = ("ddp", "zero2", "zero3", "zero3_hpz", "fsdp2")
+SELDOM = {"ddp", "zero3_hpz", "hsdp"}  # in `make test-matrix`: engines of a kind that others are
 AGAIN = "fsdp2 computes again"
 COMPILED = ["--torch_compile", "--max_steps", "4"]
 
@@ -20,20 +20,26 @@ def case(strategy, micro, flags):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, asked_for):
     """Losses and norms of one process that compiles nothing, and of compiled runs on one, two and four ranks."""
-    alone, two, four = (tmp_path_factory.mktemp(name) for name in ("alone", "two", "four"))
-    for folder in (alone, two, four):
-        runs.write_inputs(folder)
-    plain = case("single", 16, ["--max_steps", "4"])
-    compiled = case("single", 16, COMPILED) | {"name": "compiled"}
-    found = runs.run_cases(1, [plain, compiled], alone)
-    found |= runs.run_cases(4, [case("hsdp", 4, COMPILED)], four)
-    again = case("fsdp2", 8, [*COMPILED, "--activation_checkpointing"]) | {"name": AGAIN}
-    return found | runs.run_cases(2, [*(case(strategy, 8, COMPILED) for strategy in STRATEGIES), again], two)
+    names = asked_for("name")
+    compiled = {1: [case("single", 16, ["--max_steps", "4"]), case("single", 16, COMPILED) | {"name": "compiled"}]}
+    compiled[2] = [case(strategy, 8, COMPILED) for strategy in STRATEGIES]
+    compiled[2] += [case("fsdp2", 8, [*COMPILED, "--activation_checkpointing"]) | {"name": AGAIN}]
+    compiled[4] = [case("hsdp", 4, COMPILED)]
+    found = {}
+    for ranks, cases in compiled.items():
+        if wanted := [each for each in cases if each["name"] in {*names, "single"}]:
+            folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+            runs.write_inputs(folder)
+            found |= runs.run_cases(ranks, wanted, folder)
+    return found
 
 
-@pytest.mark.parametrize("name", ["compiled", *STRATEGIES, AGAIN, "hsdp"])
+NAMES = ["compiled", *STRATEGIES, AGAIN, "hsdp"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=marks.size(False, n not in SELDOM)) for n in NAMES])
 def test_compiled_layers_equal_plain_ones(name, results):
     differences = parity.worst(results[name], results["single"])
     assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences

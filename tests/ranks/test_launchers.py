@@ -60,7 +60,7 @@ COMMANDS = {
 
 ONCE = ("python", "torchrun", "deepspeed", "accelerate-ddp")  # in `make test`
 # Other axes of a file that each launcher hands on as it does these; the axes themselves: test_parity_*.py
-SELDOM = ("deepspeed-sp2", "accelerate-fsdp2-sp2", "deepspeed-tp2", "accelerate-fsdp2-tp2")
+SELDOM = ("deepspeed-sp2", "accelerate-fsdp2-sp2", "deepspeed-tp2", "accelerate-fsdp2-tp2", "accelerate-hsdp")
 
 
 @pytest.mark.parametrize(

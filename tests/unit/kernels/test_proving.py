@@ -13,7 +13,7 @@ from brigade.kernels import __main__ as command
 from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
 from brigade.model import attention, packed_samples
 from brigade.recipe.files import REPOSITORY
-from testing import faulty_kernels
+from testing import faulty_kernels, marks
 from testing.shipped import shipped
 from tests.unit.kernels.made_up import (
     A100,
@@ -36,9 +36,24 @@ def tried(rows, family="llama", dtype="fp32", **values):
 
 
 # ---- what agrees, and what does not --------------------------------------------------------------------------------
-@pytest.mark.parametrize("family, dtype", [("llama", "fp32"), ("llama", "bf16"), ("gpt2", "bf16"),
-    *(pytest.param(family, dtype, marks=pytest.mark.slow) for family in ("mistral", "qwen3_moe", "gemma3_text", "deepseek_v3")
-      for dtype in ("fp32", "bf16"))])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, dtype",
+    [
+        ("llama", "fp32"),
+        ("llama", "bf16"),
+        ("gpt2", "bf16"),
+        *(
+            pytest.param(family, dtype, marks=marks.size(False, dtype == often))
+            for family, often in (
+                ("mistral", "bf16"),
+                ("qwen3_moe", "fp32"),
+                ("gemma3_text", "bf16"),
+                ("deepseek_v3", "fp32"),
+            )
+            for dtype in ("fp32", "bf16")
+        ),
+    ],
+)  # each model once in `make test-all`
 def test_what_cpus_have_agrees_with_eager(family, dtype):
     found = tried(own("varlen", "sdpa", "eager"), family, dtype)
     assert {name: event["why"] for name, event in found.items()} == {"varlen": "", "sdpa": "", "eager": ""}
