@@ -58,7 +58,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
-ONCE = ("python", "torchrun", "deepspeed", "accelerate-ddp")  # in `make test`
+ONCE = ("torchrun", "deepspeed", "accelerate-ddp")  # in `make test`, where one_process/ has a run without a launcher
 # Other axes of a file that each launcher hands on as it does these; the axes themselves: test_parity_*.py
 SELDOM = ("deepspeed-sp2", "accelerate-fsdp2-sp2", "deepspeed-tp2", "accelerate-fsdp2-tp2", "accelerate-hsdp")
 

@@ -5,11 +5,9 @@ import pytest
 from testing import axes_experts, marks, parity, runs
 
 ALL = {axes_experts.name_of(*case): case for case in axes_experts.PARITY}
-# In `make test`: the first, adapters on experts, and the first of HSDP, of tensor groups, of stages.
+# In `make test`: the first, adapters on experts, and the first of stages.
 ONCE = set(list(ALL)[:1]) | {
     "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
-    "mixtral, full, 4 ranks, hsdp x expert 4, accumulation 1",
-    "mixtral, full, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 1",
     "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
 }
 # Every model and method once, on four ranks where it has such a case; and every strategy.
