@@ -17,7 +17,7 @@ KILLED_ONCE = "/run/killed-once"  # a file of each host, by which a rank knows t
 
 
 def tiny_disk(cluster: Cluster) -> None:
-    cluster["node2"].run(f"mkdir -p {TINY} && mount -t tmpfs -o size=64k tmpfs {TINY}")
+    cluster["node2"].run(f"mkdir -p {TINY} && mount -t tmpfs -o size=64k,mode=0700 tmpfs {TINY}")
 
 
 def no_tiny_disk(cluster: Cluster) -> None:
