@@ -11,7 +11,7 @@ import pytest
 from brigade.__main__ import main
 from brigade.launch import usage
 from brigade.run import events, status
-from brigade.run.typed import DEEPEST, EVENT, HEARTBEAT, RUN, kept, loaded
+from brigade.run.typed import ANSWER, DEEPEST, EVENT, HEARTBEAT, RUN, kept, loaded
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
 
@@ -103,3 +103,5 @@ def test_what_runs_write_is_kept_whole():
     assert kept(BEAT, HEARTBEAT) == BEAT
     waits = {"collective": "all_reduce", "number": 7, "group": "0", "more": [1]}
     assert kept(BEAT | {"waits": waits}, HEARTBEAT)["waits"] == waits
+    answer = {"step": 3, "source": "", "question": "a book " * 50_000, "reference": "its end", "answer": "x" * 200_000}
+    assert kept(answer, ANSWER) == answer
